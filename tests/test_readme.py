@@ -9,7 +9,8 @@ from pathlib import Path
 from unisono.schedules.ring import ring
 from unisono.schedules.text_diagram import draw
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_ten_lines(mpiexec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
@@ -33,24 +34,28 @@ def test_the_backend(mpiexec: Callable[..., subprocess.CompletedProcess[str]]) -
     assert done.returncode == 0, done.stderr
 
 
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+
+
 def test_the_picture() -> None:
-    assert draw(ring, 4, "ring") in README
+    assert draw(ring, 4, "ring") in (ROOT / "docs" / "collectives.md").read_text()
 
 
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README):
         path, _, section = target.partition("#")
-        page = Path(__file__).parents[1] / (path or "README.md")
+        page = ROOT / (path or "README.md")
         assert page.exists(), target
         titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE) if section else []
         assert not section or section in [title.lower().replace(" ", "-") for title in titles], target
 
 
-def test_the_table_is_that_of_the_results() -> None:
-    path = Path(__file__).parents[1] / "benchmarks" / "front_page" / "draw.py"
+def test_the_list_of_figures_is_that_of_the_results() -> None:
+    path = ROOT / "benchmarks" / "front_page" / "draw.py"
     spec = importlib.util.spec_from_file_location("front_page", path)
     assert spec is not None
     assert spec.loader is not None
     front_page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(front_page)
-    assert "\n".join(front_page.table()) in README
+    assert "\n".join(front_page.listed()) in (ROOT / "docs" / "figures.md").read_text()

@@ -91,7 +91,7 @@ REPLACED = {
     "Look": "ImageAugmentation",
     "Listen": "AudioTransform",
     "listening": "transform",
-    "Hearing": "AudioOptions",
+    "Hearing": "TransformOptions",
     "hearing": "windows",
     "Heard": "AudioWindows",
     "PICTURE": "IMAGE",

@@ -21,24 +21,22 @@ from ranks import TRACED, rule_named, slept_machine, slept_run, small_layers
 from settings import JobDraw, draw_jobs
 
 import unisono
-from unisono.plan.choose import is_searched
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.run_plan import plan_run
-from unisono.plan.run_settings import RunSettings
-from unisono.plan.wall_time import Job, job_seconds, slurm_time
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import predict_run
+from unisono.plan.wall_time import job_seconds, slurm_time
 
 
 def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:
-    """Write the steps of a job and its predicted wall time, by part, with what `unisono plan --time` uses."""
+    """Write the steps of a job and its predicted wall time, by part, as `unisono plan` predicts it."""
     run, cluster = job.run, job.cluster
     layers = small_layers(run, cluster)
     machine = slept_machine(machine, layers, cluster, 0.0)
     rule, samples = rule_named(run.rule, run.wire), run.batch * cluster.ranks
-    settings = RunSettings(samples, (cluster.ranks,), {run.rule: rule}, TRACED)
-    (row,) = plan_run(layers, machine, settings)
+    planned = PlannedRun(machine, layers, TRACED, rule, samples, cluster.ranks)
+    row = predict_run(planned).row
     steps = round(60 * job.minutes / row.step)
-    settings = replace(settings, epoch_samples=steps * samples)
-    seconds = job_seconds(row, machine, settings, layers, is_searched(rule), Job())
+    seconds = job_seconds(replace(planned, epoch_samples=steps * samples), row)
     asked = slurm_time(seconds.total)
     hours, minutes, _ = (int(word) for word in asked.partition("-")[2].split(":"))
     limit = 3600 * hours + 60 * minutes

@@ -1,4 +1,4 @@
-"""Runs jobs in the lab and compares their wall time with what `unisono plan --time` asks a scheduler for.
+"""Runs jobs in the lab and compares their wall time with what `unisono plan` says to ask a scheduler for.
 
 Three jobs run at a time, each in a lab of its own. A job's time is that of its command, from start to end.
 

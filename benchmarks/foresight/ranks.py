@@ -24,21 +24,21 @@ from settings import CHOICES, CHOICES_ON, DRAWS, Cluster, Run
 from slept import SleptNetwork
 
 import unisono
-from unisono.bench.contender import shape_of
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
 from unisono.foresight.measurement import Measurement, from_data, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
+from unisono.models import input_shape
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine
-from unisono.plan.run_settings import RunSettings
-from unisono.plan.trace import TracedLayer, trace
-from unisono.rules import BSP, BaseRule, Exchange
-from unisono.training.planned_run import PlannedRun, example_of, network_of, rule_of
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.trace import TracedLayer
+from unisono.rules import BSP, BaseRule, Exchange, find_rule
+from unisono.training.planned_run import TRACED_SAMPLES as TRACED
+from unisono.training.planned_run import traced_network
 from unisono.training.recorder import KINDS
 from unisono.world import World
 
-TRACED = 2
 EVEN_BATCH = 24
 """Samples a rank whose computing takes as long as the ideal exchange of all gradients."""
 
@@ -72,15 +72,16 @@ def contenders(cluster: Cluster, all_choices: bool) -> list[Contender]:
 def rule_named(words: str, wire: str) -> BaseRule:
     """Return the rule that a contender names."""
     exchange = Exchange(wire=wire or None)
-    return BSP(exchange, overlap="none") if words == "bsp without overlap" else rule_of(words, exchange)
+    if words == "bsp without overlap":
+        return BSP(exchange, overlap="none")
+    name, _, every = words.partition(":")
+    return find_rule(name)(exchange, **({"every": int(every)} if every else {}))
 
 
 def small_layers(run: Run, cluster: Cluster) -> list[TracedLayer]:
     """Return the layers of the network with parameters, these made smaller in proportion."""
-    shape = shape_of(run.network, 1)[1:]
-    network = network_of(PlannedRun(run.network, run.batch, {}), shape, 1000)
-    layers = trace(network, example_of(network, shape, TRACED))
-    layers = [layer for layer in layers if layer.parameters]
+    _, traced = traced_network(run.network, "", input_shape(run.network), 1000)
+    layers = [layer for layer in traced.layers if layer.parameters]
     wanted = cluster.link_seconds * cluster.megabits * 1e6 / 8
     scale = wanted / sum(layer.parameter_bytes for layer in layers)
     sizes = [max(1, round(layer.parameter_bytes * scale / 4)) for layer in layers]
@@ -103,9 +104,9 @@ def predict(probed: MachineFacts, cluster: Cluster, one: Contender) -> SealedPre
     machine = slept_machine(probed, layers, cluster, one.run.late)
     rule = rule_named(one.rule, one.wire)
     samples = one.run.batch * cluster.ranks
-    settings = RunSettings(samples, (cluster.ranks,), {one.rule: rule}, TRACED)
+    run = PlannedRun(machine, layers, TRACED, rule, samples, cluster.ranks)
     facts = RunFacts("", one.run.network, one.rule, cluster.ranks, cluster.ranks, samples, machine=machine.name)
-    return planned_prediction(layers, machine, settings, facts)
+    return planned_prediction(run, facts)
 
 
 def no_loss(scores: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -135,18 +136,18 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     trainer, _ = slept_run(group, probed, cluster, replace(one.run, rule=one.rule, wire=one.wire))
     rule = trainer.reducer.rule
     inputs, labels = torch.ones(1, 1), torch.zeros(1)
-    searched = rule.period == 1 and rule.overlap == "auto"
-    while searched and trainer.reducer.choice.state() is None:
+    searched = rule.traits.period == 1 and rule.overlap == "auto"
+    while searched and trainer.reducer.programs.tuning.state() is None:
         trainer.step(inputs, labels)
     trainer.wait()
     trainer.recorder.take_steps()
     steps = int(min(MAX_STEPS, max(MIN_STEPS, MEASURED_SECONDS / step)))
-    for _ in range(WARM_UP + steps + -steps % rule.period):
+    for _ in range(WARM_UP + steps + -steps % rule.traits.period):
         trainer.step(inputs, labels)
     trainer.wait()
     everyone = np.stack(world.all_gather_object(trainer.recorder.take_steps()))
     group.free()
-    found = measure(everyone, KINDS, WARM_UP, rule.period)
+    found = measure(everyone, KINDS, WARM_UP, rule.traits.period)
     assert found is not None, "there are steps behind the first"
     return found
 

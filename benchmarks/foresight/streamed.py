@@ -26,14 +26,13 @@ from settings import BATCHES, MORE_LINK_SECONDS, NETWORKS, Cluster, Run
 import unisono
 from unisono.data import Loader
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 from unisono.launch import find_mpiexec
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.run_plan import plan_run
-from unisono.plan.run_settings import RunSettings
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import predict_run
 
 RUNS, RANKS, SAMPLES, SIDE, BUFFER_MEGABYTES = 8, 2, 1_500, 300, 16
 MEGABYTES = (4, 6, 10, 20)
@@ -92,11 +91,10 @@ def predict(one: StreamedRun, probed: MachineFacts) -> dict[str, float]:
     flops = machine.node.flops
     assert flops is not None
     machine = replace(machine, node=replace(machine.node, flops=RANKS * flops))
-    minibatch, rules = RANKS * one.run.batch, {"bsp": rule_named("bsp", "")}
-    settings = RunSettings(minibatch, (1,), rules, TRACED, ranks_per_node=RANKS)
-    (alone,) = plan_run(layers, machine, settings)
-    facts = SampleFacts(nbytes=SIDE * SIDE, from_disk=True)
-    (row,) = plan_run(layers, machine, replace(settings, samples=facts))
+    rule, minibatch = rule_named("bsp", ""), RANKS * one.run.batch
+    run = PlannedRun(machine, layers, TRACED, rule, minibatch, ranks_per_node=RANKS)
+    alone = predict_run(run).row
+    row = predict_run(replace(run, samples=SampleFacts(nbytes=SIDE * SIDE, from_disk=True))).row
     return {"step": row.step, "low": row.low, "high": row.high, "alone": alone.step, "reading": row.reading}
 
 

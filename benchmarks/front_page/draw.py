@@ -1,7 +1,9 @@
-"""Draws README's chart and table from what the other benchmarks have measured: python benchmarks/front_page/draw.py
+"""Draws README's chart and the list of figures from what the other benchmarks have measured.
+
+    python benchmarks/front_page/draw.py
 
 Reads benchmarks/collectives, overlaps, tensor_parallel, rules, loading and foresight; writes docs/pictures/front.svg
-and the table between README's marks. Needs matplotlib.
+and the list between the marks of docs/figures.md. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from unisono.foresight import ledger
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 CHART = ROOT / "docs" / "pictures" / "front.svg"
+PAGE = ROOT / "docs" / "figures.md"
 MARKS = "<!-- benchmarks/front_page/draw.py writes from here -->", "<!-- to here -->"
 
 COLORS = {
@@ -88,88 +92,99 @@ def steps(hosts: int) -> dict[tuple[str, float], dict[str, float]]:
     return found
 
 
-def table() -> list[str]:
-    """Return the table in Markdown."""
-    lines = ["| what | Unisono | peers | bound |", "| --- | ---: | --- | ---: |"]
+class Figure(NamedTuple):
+    """Result beside that of peers and a bound, in words."""
+
+    what: str
+    ours: str
+    peers: str
+    bound: str
+
+
+def listed() -> list[str]:
+    """Return all figures as a list in Markdown, which a narrow screen shows whole."""
+    return [f"- **{one.what}**: {one.ours}. Peers: {one.peers}. Bound: {one.bound}." for one in figures()]
+
+
+def figures() -> Iterator[Figure]:
+    """Yield all figures."""
     node = one_node()
     for nbytes, said in ((4096, "4 KiB"), (256 << 10, "256 KiB"), (1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
         one = node[nbytes]
         peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("Intel MPI", "Open MPI", "MPICH", "gloo"))
-        ours, copy = f"{_ms(one['Unisono'])}; in shared memory {_ms(one['shared'])}", _ms(one["copy"])
-        lines.append(f"| allreduce of {said}, one node, 2 ranks | {ours} | {peers} | copy {copy} |")
+        ours = f"{_ms(one['Unisono'])}; in shared memory {_ms(one['shared'])}"
+        yield Figure(f"allreduce of {said}, one node, 2 ranks", ours, peers, f"copy {_ms(one['copy'])}")
     far = allreduce("supernodes")
     for nbytes, said in ((1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
         one = far[nbytes]
         peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "Open MPI", "gloo"))
         ours = f"{_ms(one['Unisono'])}; {_ms(one['bfloat16'])} in bfloat16"
-        lines.append(
-            f"| allreduce of {said}, 8 hosts, 2 switches | {ours} | {peers} | link, float32: {_ms(one['bound'])} |"
-        )
+        yield Figure(f"allreduce of {said}, 8 hosts, 2 switches", ours, peers, f"link, float32: {_ms(one['bound'])}")
     for network in NETWORKS:
         one = steps(4)[network, 1.0]
-        lines.append(
-            f"| emulated step, layers of {network}, 4 hosts | {one['Unisono']:.2f} s | "
-            f"DDP on gloo {one['DDP on gloo']:.2f} s | overlapped fully {one['bound']:.2f} s |"
-        )
-    lines += [split_layers("VGG-A"), split_layers("AlexNet"), slow_link(), slow_worker(), loading()]
-    return [*lines, foresight()]
+        what, peers = f"emulated step, layers of {network}, 4 hosts", f"DDP on gloo {one['DDP on gloo']:.2f} s"
+        yield Figure(what, f"{one['Unisono']:.2f} s", peers, f"overlapped fully {one['bound']:.2f} s")
+    yield from (split_layers("VGG-A"), split_layers("AlexNet"), slow_link(), slow_worker(), loading(), foresight())
 
 
-def split_layers(network: str) -> str:
-    """Return the row of a step whose layers are split."""
+def split_layers(network: str) -> Figure:
+    """Return the figure of a step whose layers are split."""
     rows = [row for row in read("tensor_parallel/hybrid.json") if row["network"] == network]
     found = max(rows, key=lambda row: row["hosts"])
     step, hosts = found["step_s"], found["hosts"]
     ours, whole = step[f"hybrid, groups of {hosts}"], step["data parallel"]
     peers = ", ".join(f"{name} {step[f'{name}, gloo']:.2f} s" for name in ("DTensor", "FSDP2"))
-    return (
-        f"| step of a narrow {network}, {hosts} hosts, {found['rate_bits'] / 1e6:.0f} Mbit/s | hybrid {ours:.2f} s; "
-        f"data parallel {whole:.2f} s | on gloo: {peers} | computing {found['computing_s']:.2f} s |"
+    return Figure(
+        f"step of a narrow {network}, {hosts} hosts, {found['rate_bits'] / 1e6:.0f} Mbit/s",
+        f"hybrid {ours:.2f} s; data parallel {whole:.2f} s",
+        f"on gloo: {peers}",
+        f"computing {found['computing_s']:.2f} s",
     )
 
 
-def slow_link() -> str:
-    """Return the row of the time to an accuracy over a slow link."""
+def slow_link() -> Figure:
+    """Return the figure of the time to an accuracy over a slow link."""
     found = read("rules/to_accuracy.json")
     ours, bsp, steps = (
         statistics.median(row[name][key] for row in found["seeds"].values())
         for name, key in (("diloco", "seconds"), ("bsp", "seconds"), ("bsp", "steps"))
     )
     rate, bound = found["rate_bits"] / 1e6, steps * found["computing_s"]
-    return (
-        f"| Fashion-MNIST to 85%, {found['hosts']} hosts, {rate:.0f} Mbit/s | DiLoCo, 4 bits: {ours:.1f} s | "
-        f"BSP, float32: {bsp:.1f} s | BSP's computing: {bound:.1f} s |"
+    what = f"Fashion-MNIST to 85%, {found['hosts']} hosts, {rate:.0f} Mbit/s"
+    return Figure(
+        what, f"DiLoCo, 4 bits: {ours:.1f} s", f"BSP, float32: {bsp:.1f} s", f"BSP's computing: {bound:.1f} s"
     )
 
 
-def slow_worker() -> str:
-    """Return the row of the steps of workers beside a slow one."""
+def slow_worker() -> Figure:
+    """Return the figure of the steps of workers beside a slow one."""
     found = read("rules/slow_worker.json")["steps_a_second"]
     ours, bsp = (statistics.median(found[name]["slow"]) for name in ("EASGD", "BSP"))
     alone = statistics.median(found["EASGD"]["equal"])
-    return (
-        f"| steps a second beside a worker half as fast | EASGD {ours:.1f} | BSP {bsp:.1f} | none slow: {alone:.1f} |"
-    )
+    what = "steps a second beside a worker half as fast"
+    return Figure(what, f"EASGD {ours:.1f}", f"BSP {bsp:.1f}", f"none slow: {alone:.1f}")
 
 
-def loading() -> str:
-    """Return the row of decoded images."""
+def loading() -> Figure:
+    """Return the figure of decoded images."""
     rates = read("loading/decoding.json")["images_per_second"]
     peers = f"DataLoader: Pillow {rates['DataLoader, Pillow']:,.0f}, OpenCV {rates['DataLoader, OpenCV']:,.0f}"
     bound = f"libjpeg-turbo {rates['libjpeg-turbo alone']:,.0f}"
-    return f"| JPEGs decoded and cropped a second, one core | {rates['ours']:,.0f} | {peers} | {bound} |"
+    return Figure("JPEGs decoded and cropped a second, one core", f"{rates['ours']:,.0f}", peers, bound)
 
 
-def foresight() -> str:
-    """Return the row of sealed predictions."""
+def foresight() -> Figure:
+    """Return the figure of sealed predictions."""
     entries = ledger.read(BENCHMARKS / "foresight/sealed/ledger.jsonl")[0]
     drawn = {place_of(one): one for one in entries if one.labels["kind"] == "drawn"}
     median, high = np.percentile([one.error for one in drawn.values()], [50, 95])
     again = [one for one in entries if one.labels["kind"] == "repeated"]
     apart = [abs(one.measurement.step.median / drawn[place_of(one)].measurement.step.median - 1) for one in again]
-    return (
-        f"| error of a predicted step, {len(drawn)} sealed runs, 2 to 8 hosts | median {median:.1%}; of 95% at most "
-        f"{high:.1%} | none known that publishes its own | the same run twice {statistics.median(apart):.1%} |"
+    return Figure(
+        f"error of a predicted step, {len(drawn)} sealed runs, 2 to 8 hosts",
+        f"median {median:.1%}; of 95% at most {high:.1%}",
+        "none known that publishes its own",
+        f"the same run twice {statistics.median(apart):.1%}",
     )
 
 
@@ -186,9 +201,9 @@ def _ms(milliseconds: float) -> str:
 
 def chart() -> None:
     """Draw three panels: one node, the network, the training step."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - the table needs none
+    from matplotlib import figure as drawing  # noqa: PLC0415 - the list needs none
 
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure = drawing.Figure(figsize=(11, 3.4), layout="constrained")
     figure.patch.set_alpha(0)
     node, network, step = figure.subplots(1, 3)
     found = one_node()
@@ -225,11 +240,11 @@ def chart() -> None:
 def main() -> None:
     """Write both."""
     chart()
-    readme = ROOT / "README.md"
     begin, end = MARKS
-    text = "\n".join([begin, "", *table(), "", end])
-    found = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: text, readme.read_text(), flags=re.DOTALL)
-    readme.write_text(found)
+    text = "\n".join([begin, "", *listed(), "", end])
+    PAGE.write_text(
+        re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: text, PAGE.read_text(), flags=re.DOTALL)
+    )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import torch._dynamo
 from torch import Tensor, nn, relu_
 
 from unisono.bench.peak import measure_peak
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose_dtype
+from unisono.compute import AUTO
+from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
 from unisono.processor_model import processor
 

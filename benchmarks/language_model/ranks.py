@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 from unisono.data import Loader
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.training.accuracy import classification_loss
 from unisono.world import World
 
@@ -114,7 +114,7 @@ def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object
     rounds: dict[str, list[Round]] = {name: [] for name in contenders}
     with Loader(pack, world, BATCH) as loader:
         source, names, warmup = batches_of(loader), list(contenders), 0
-        while warmup < 2 or trainer.reducer.choice.state() is None:
+        while warmup < 2 or trainer.reducer.programs.tuning.state() is None:
             for one in contenders.values():
                 time_round(one, source, world)
             warmup += 1
@@ -123,7 +123,7 @@ def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object
             for name in names[first:] + names[:first]:
                 rounds[name].append(time_round(contenders[name], source, world))
         window = loader.channels
-    setting = trainer.reducer.choice.setting
+    setting = trainer.reducer.programs.tuning.setting
     return {
         "tokens of a step": BATCH * window,
         "steps before": warmup * STEPS_OF_ROUND,

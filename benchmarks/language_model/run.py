@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.kinds.text import TextOptions
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.text.options import TextOptions
 from unisono.launch import find_mpiexec
 
 HERE = Path(__file__).parent

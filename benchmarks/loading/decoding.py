@@ -23,14 +23,13 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
-from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation
-from unisono.data.images.crops import part_of
-from unisono.data.images.decode import ImageDecoder
+from unisono.data.images.augmentation import ImageAugmentation, ImageOptions, choose_augmentation, part_of
+from unisono.data.images.codec import ImageDecoder
 from unisono.data.images.transform import ImageTransform
 from unisono.data.images.turbojpeg import JpegDecoder
-from unisono.data.loading import Mode, Prefetcher
+from unisono.data.loading import Prefetcher
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe_file import read_stretch
 
 BATCH, ROUNDS = 32, 7
 
@@ -120,7 +119,7 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
 
     def ours(turn: int) -> float:
         begun = time.perf_counter()
-        for _ in loader.batches(batches, Mode.TRAIN, 0, turn):
+        for _ in loader.batches(batches, 0, turn):
             pass
         return time.perf_counter() - begun
 

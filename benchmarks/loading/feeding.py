@@ -18,8 +18,8 @@ from unisono.data.images.augmentation import image_options
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed
-from unisono.models.registry import MODELS
+from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.models import MODELS
 
 BATCH, STEPS, ROUNDS = 128, 40, 3
 
@@ -35,9 +35,9 @@ def main(output: str, pack: str, folder: str) -> None:
     transform = TransformOptions(size=32, augment="shift")
     options = FeedOptions(Path(pack), transform=transform)
     index = read_index(options.folder / "train")
-    feed = PackedFeed(options, world, 0)
+    feed = packed_feed(options, world, 0)
     files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, transform))
-    model = MODELS["resnet20"](feed.classes, feed.channels)
+    model = MODELS.load("resnet20")(feed.classes, feed.channels)
     trainer = unisono.Trainer(model, world, unisono.BSP(unisono.Exchange()), torch.optim.SGD(model.parameters(), 0.1))
     steps = steps_of(len(index), BATCH)
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
 from unisono.launch import find_mpiexec

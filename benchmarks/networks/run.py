@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from unisono.bench.contender import CLASSES, CONTENDERS, shape_of
+from unisono.bench.contender import CLASSES, CONTENDERS
 from unisono.bench.layer_report import as_data, plot
 from unisono.bench.layers import layers_of, measure_layers
 from unisono.bench.networks import as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
+from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import choose_dtype
+from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
-from unisono.models.registry import make_network
+from unisono.models import input_shape, make_network
 from unisono.processor_model import processor
 
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ def steps(name: str) -> None:
 
 def layers(name: str) -> None:
     dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
-    shape = shape_of(name, BATCH)
+    shape = (BATCH, *input_shape(name))
     found = layers_of(make_network(name, "", CLASSES, 3), shape)
     peak = measure_peak(dtype)
     rows = measure_layers(found, ConvolutionPlan(), dtype, tell)

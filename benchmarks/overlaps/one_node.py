@@ -55,7 +55,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
             unisono.BSP(unisono.Exchange(bucket_bytes=None if overlap == "auto" else 8 << 20), overlap),
             optimizer,
         )
-        trainer.reducer.choice.log_with(lambda line: print(line, flush=True))
+        trainer.reducer.programs.log_with(lambda line: print(line, flush=True))
         steps[overlap] = lambda trainer=trainer: trainer.step(images, labels)
 
     def plain(model: nn.Module) -> Step:
@@ -73,7 +73,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
     )
     steps["without exchange"] = plain(alexnet(dtype))
     for name, step in steps.items():
-        while name in trainers and trainers[name].reducer.choice.state() is None:
+        while name in trainers and trainers[name].reducer.programs.tuning.state() is None:
             step()
         for _ in range(2):
             step()
@@ -91,7 +91,7 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
             took[name].append(max(world.all_gather_object(time.perf_counter() - start)) / count)
     if world.rank == 0:
         medians = {name: statistics.median(each) for name, each in took.items()}
-        settings = {name: list(trainer.reducer.choice.setting[:2]) for name, trainer in trainers.items()}
+        settings = {name: list(trainer.reducer.programs.tuning.setting[:2]) for name, trainer in trainers.items()}
         found = {"ranks": world.size, "dtype": dtype_name, "settings": settings, "step_s": medians, "seconds": took}
         Path(output).write_text(json.dumps(found, indent=1) + "\n")
         print("  ".join(f"{name} {seconds:.3f} s" for name, seconds in medians.items()))

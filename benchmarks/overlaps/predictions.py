@@ -29,10 +29,10 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
     group = world.split(0)
     trainer = ours(Network(NETWORKS[name], seconds), group, "auto", None, None)
     said: list[str] = []
-    trainer.reducer.choice.log_with(said.append)
+    trainer.reducer.programs.log_with(said.append)
     search(trainer)
-    predicted = trainer.reducer.choice.predicted
-    assert predicted is not None, "the search has ended"
+    chosen = trainer.reducer.programs.tuning.chosen
+    assert chosen is not None, "the search has ended"
     step, took = trainer_step(trainer), list[float]()
     step()
     for _ in range(TIMED):
@@ -40,8 +40,13 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
         step()
         took.append(max(world.all_gather_object(time.perf_counter() - start)))
     trainer.wait()
-    found = {"network": name, "ratio": ratio, "ranks": world.size, "setting": list(trainer.reducer.choice.setting[:2])}
-    found |= {"predicted_s": predicted.step, "seconds": took, "step_s": statistics.median(took), "said": said}
+    found = {
+        "network": name,
+        "ratio": ratio,
+        "ranks": world.size,
+        "setting": list(trainer.reducer.programs.tuning.setting[:2]),
+    }
+    found |= {"predicted_s": chosen.prediction.step, "seconds": took, "step_s": statistics.median(took), "said": said}
     group.free()
     return found
 

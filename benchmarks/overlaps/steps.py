@@ -160,7 +160,7 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
 
     def warm(contender: str, trainer: unisono.Trainer, steps: int) -> None:
         said[contender] = []
-        trainer.reducer.choice.log_with(said[contender].append)
+        trainer.reducer.programs.log_with(said[contender].append)
         trainers[contender] = trainer
         run(trainer, steps)
 
@@ -168,15 +168,17 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
         trainer = ours(Network(layers, seconds), group, "auto", wire, None)
         steps = search(trainer)
         warm(contender, trainer, 1)
-        predicted = trainer.reducer.choice.predicted
-        assert predicted is not None, "the search has ended"
-        found[contender] = {"warm_up_steps": steps, "setting": list(trainer.reducer.choice.setting[:2])}
-        found[contender]["predicted_s"] = predicted.step
-    bucket = trainers["auto"].reducer.choice.setting.bucket_bytes
+        chosen = trainer.reducer.programs.tuning.chosen
+        assert chosen is not None, "the search has ended"
+        found[contender] = {"warm_up_steps": steps, "setting": list(trainer.reducer.programs.tuning.setting[:2])}
+        found[contender]["predicted_s"] = chosen.prediction.step
+    bucket = trainers["auto"].reducer.programs.tuning.setting.bucket_bytes
     for contender in ("none", "funnel", "concurrent", "chain"):
         trainer = ours(Network(layers, seconds), group, contender, None, bucket)
-        if trainers["auto"].reducer.choice.setting.overlap == contender:  # what was found need not be found again
-            trainer.reducer.restore(trainers["auto"].reducer.choice.state())
+        if (
+            trainers["auto"].reducer.programs.tuning.setting.overlap == contender
+        ):  # what was found need not be found again
+            trainer.reducer.restore(trainers["auto"].reducer.programs.tuning.state())
         warm(contender, trainer, 2)
     steps_of = {contender: trainer_step(trainer) for contender, trainer in trainers.items()}
     smaller = TOTAL / 4 / sum(layer.parameters for layer in layers)
@@ -212,7 +214,7 @@ def run(trainer: unisono.Trainer, steps: int) -> None:
 def search(trainer: unisono.Trainer) -> int:
     """Make steps, one after another as a program does, until the search for a setting is over; return their number."""
     step, steps = trainer_step(trainer), 0
-    while trainer.reducer.choice.state() is None:
+    while trainer.reducer.programs.tuning.state() is None:
         step()
         steps += 1
     trainer.wait()

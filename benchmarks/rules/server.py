@@ -28,8 +28,8 @@ from slept import ElasticRun, Network, batch, spread
 import unisono
 from unisono.asynchronous.link import MpiLink
 from unisono.rules import EASGD
+from unisono.rules.asynchronous import serving_programs
 from unisono.step import operations as op
-from unisono.step.arrivals import serving_programs
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs, fit
 from unisono.step.layout import Layout

@@ -132,7 +132,7 @@ class ElasticRun:
             self._exchange.prepare(WorkerHeader(Kind.EXCHANGE, self._steps))
         self.trainer.step(*batch())
         if exchanges:
-            self.trainer.reducer.pending.wait_for_replies()
+            self.trainer.reducer.runner.wait_for_replies()
         self._steps += 1
 
     def _end(self) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from unisono.models.registry import MODELS
+from unisono.models import MODELS
 from unisono.plan.trace import TracedLayer, trace
 
 INPUTS = {"overfeat_fast": (3, 231, 231), "cd_dnn": (440,)}
@@ -24,7 +24,7 @@ def layers_of(name: str) -> tuple[TracedLayer, ...]:
     """Return the layers of a network for TRACED_SAMPLES samples."""
     shape = shape_of(name)
     with torch.device("meta"):
-        model = MODELS[name](classes_of(name), shape[0])
+        model = MODELS.load(name)(classes_of(name), shape[0])
     return tuple(trace(model, torch.empty(TRACED_SAMPLES, *shape)))
 
 

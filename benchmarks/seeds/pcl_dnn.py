@@ -5,21 +5,21 @@ from __future__ import annotations
 from functools import cache, partial
 from math import ceil
 
+from benchmarks.seeds.cache_blocks import CacheLimits, search
+from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
+from benchmarks.seeds.data_parallelism import exchanged_bytes
 from benchmarks.seeds.figure import SeedFigure
 from benchmarks.seeds.groups import LayerShape, hybrid_bytes, whole_groups
-from benchmarks.seeds.networks import TRACED_SAMPLES, classes_of, convolutions_of, flops_of, layers_of, shape_of
+from benchmarks.seeds.networks import classes_of, convolutions_of, flops_of, layers_of
+from benchmarks.seeds.overlap import Layer, Machine, least_samples, max_nodes
+from benchmarks.seeds.register_blocks import forward_efficiency, grad_weight_efficiency
 
-from unisono.plan.cache_blocks import CacheLimits, search
-from unisono.plan.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
-from unisono.plan.data_parallelism import exchanged_bytes
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, find_machine
-from unisono.plan.overlap import Layer, Machine, least_samples, max_nodes
-from unisono.plan.register_blocks import forward_efficiency, grad_weight_efficiency
+from unisono.plan.run_plan import plan_run
 from unisono.plan.run_row import RunPlan
 from unisono.plan.scaling import epoch_seconds
-from unisono.training.planned_run import example_of, network_of, planned_run
-from unisono.training.prediction import predict_rows, traced_network
+from unisono.training.planned_run import plan_recipe, planned_run
 
 figure = partial(SeedFigure, "PCL-DNN")
 
@@ -180,10 +180,8 @@ def _throughput() -> list[SeedFigure]:
 @cache
 def planned(name: str, machine: str, minibatch: int, nodes: int) -> RunPlan:
     """Return the faster row of `unisono plan` for a network on nodes of this machine: with split layers, or without."""
-    run, shape = planned_run(None, name, minibatch), shape_of(name)
-    network = network_of(run, shape, classes_of(name))
-    traced = traced_network(network, example_of(network, shape, TRACED_SAMPLES))
-    return min(predict_rows(run, find_machine(machine), traced, (nodes,), 1).rows, key=lambda row: row.step)
+    recipe = plan_recipe(None, name, [f"training.batch={minibatch}", f"samples.classes={classes_of(name)}"])
+    return min(plan_run(planned_run(recipe, find_machine(machine), nodes), (nodes,)), key=lambda row: row.step)
 
 
 def _cori() -> list[SeedFigure]:

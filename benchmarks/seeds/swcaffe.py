@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.seeds.figure import SeedFigure
+from benchmarks.seeds.supernodes import round_robin_seconds
 
 from unisono.plan.exchange_cost import network_of
 from unisono.plan.machines import find_machine
 from unisono.plan.scaling import weak_speedup
-from unisono.plan.supernodes import round_robin_seconds
 
 figure = partial(SeedFigure, "swCaffe")
 

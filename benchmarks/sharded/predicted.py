@@ -13,8 +13,8 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import BUCKET_SIZES, OUTSTANDING, PredictionInputs, candidates, predicted
-from unisono.plan.run_plan import buckets_of
 from unisono.rules import BSP, BaseRule, Sharded
 from unisono.step.costs import Computing, Cost
 

@@ -58,7 +58,7 @@ def measure(world: World, name: str, ratio: float, rate: float) -> dict[str, Any
             step()
             took[key].append(max(world.all_gather_object(time.perf_counter() - began)))
             trainer.wait()
-    chosen = {key: trainer.reducer.choice.setting for key, trainer in trainers.items()}
+    chosen = {key: trainer.reducer.programs.tuning.setting for key, trainer in trainers.items()}
     settings = {key: [one.overlap, one.bucket_bytes, one.end_ratio] for key, one in chosen.items()}
     medians = {key: statistics.median(each) for key, each in took.items()}
     group.free()

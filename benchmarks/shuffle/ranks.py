@@ -16,9 +16,8 @@ import numpy as np
 from traffic import shuffle_traffic
 
 import unisono
-from unisono.data.order import epoch_order
+from unisono.data.order import epoch_order, parse_shuffle
 from unisono.data.pack.index import Index, read_index
-from unisono.data.shuffle_options import parse_shuffle
 from unisono.data.storage.ownership import initial_owners, owners_in_epoch
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.sample_store import nbytes_of

@@ -6,7 +6,7 @@
 
 A permutation of n bytes over p ranks on m nodes of s supernodes, all of one size: n (1 - 1/p) bytes leave ranks,
 n (1 - 1/m) leave nodes, and n (1 - 1/s) go through uplinks, twice: up from one supernode, down to another. Here each is
-counted once. Between nodes each sample takes whole blocks (`data/storage/blocks.py`) and 4 bytes for its number. The
+counted once. Between nodes each sample takes whole blocks (`storage/sample_store.py`) and 4 bytes for its number. The
 counts that ranks exchange before are not included: 16 bytes for each pair of ranks and segment, twice.
 """
 
@@ -17,11 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_order
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage.blocks import block_of, blocks_of
-from unisono.data.storage.groups import Groups, form_groups
-from unisono.data.storage.ownership import Owners, initial_owners, owners_in_epoch
+from unisono.data.order import ShuffleOptions, epoch_order
+from unisono.data.storage.ownership import Groups, Owners, form_groups, initial_owners, owners_in_epoch
+from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement
 
 NUMBER_BYTES = 4

@@ -15,9 +15,10 @@ from itertools import count
 from pathlib import Path
 
 import unisono
+from unisono.data.feed import Feed
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.data.storage import StorageOptions
 from unisono.world import World
 
 ROUNDS, BATCH, COMPUTING_SECONDS = 5, 128, 0.03
@@ -32,7 +33,7 @@ def forget(pack: Path) -> None:
         os.close(file)
 
 
-def epoch(feed: PackedFeed, world: World, number: int, computing: float) -> tuple[float, float]:
+def epoch(feed: Feed, world: World, number: int, computing: float) -> tuple[float, float]:
     """Return the seconds of an epoch, and those of them that its steps waited for batches; the slowest rank's."""
     world.barrier()
     begin, waited = time.perf_counter(), 0.0
@@ -60,7 +61,7 @@ def main(output: str, pack: str) -> None:
         "streamed from disk": whole,
         "streamed from disk, an eighth cached": replace(whole, buffer=buffer // 2, cache=index.nbytes // 8),
     }
-    feeds = {name: PackedFeed(FeedOptions(folder, place), world, 0) for name, place in places.items()}
+    feeds = {name: packed_feed(FeedOptions(folder, place), world, 0) for name, place in places.items()}
     found: dict[str, list[tuple[float, float]]] = {}
     numbers = {name: count() for name in places}  # epochs of each follow one another, as in training
     for _ in range(ROUNDS + 1):

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 from unisono.launch import find_mpiexec
 

@@ -36,6 +36,7 @@ from unisono.plan.split import predict_splits
 from unisono.plan.trace import trace_values
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
+from unisono.step.rule import RankState
 from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links, of_slowest_rank
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
@@ -102,10 +103,10 @@ def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | 
     """Return ours, data parallel in all layers that a plan does not name; "auto" is what is predicted to be fastest."""
     model, data = network(problem), share(problem, world)
     optimizer, example = sgd(model), data[0] if plan == "auto" else None
-    unisono.parallel(model, world, rule, optimizer if rule.sharded else None, plan, example)
+    unisono.parallel(model, world, rule, optimizer if rule.traits.state is RankState.SHARDED else None, plan, example)
     reducer, found = reducer_of(model), split_of(model)
     assert reducer is not None
-    return Contender(model, optimizer, data, wait=reducer.pending.wait, plan=str(found.plan) if found else "")
+    return Contender(model, optimizer, data, wait=reducer.runner.wait, plan=str(found.plan) if found else "")
 
 
 def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contender:

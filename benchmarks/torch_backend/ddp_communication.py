@@ -135,7 +135,7 @@ def by_parallel(network: nn.Module, step: Callable[[nn.Module], None], world: Wo
     """Return `unisono.parallel`, once it has chosen its buckets."""
     model = unisono.parallel(network, world)
     reducer: Any = reducer_of(model)
-    while reducer.choice.state() is None:
+    while reducer.programs.tuning.state() is None:
         step(model)
     memory, exchanging = reducer.memory, world.resource(CommunicatorPool).worlds(1)[0]
 

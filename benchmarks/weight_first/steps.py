@@ -17,7 +17,7 @@ from torch import nn
 
 import unisono
 from unisono.engine import OperationSpan
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.reducer.weight_first import KINDS
 from unisono.step.program import Task
 
@@ -86,7 +86,7 @@ def main(output: str, name: str, samples: str, rounds: str) -> None:
     trainer = unisono.Trainer(model, world, rule, optimizer, loss=times.loss)
     trainer.reducer.observe = times
     images, labels = torch.randn(int(samples), 3, SIDE, SIDE), torch.randint(0, CLASSES, (int(samples),))
-    while trainer.reducer.choice.state() is None:
+    while trainer.reducer.programs.tuning.state() is None:
         trainer.step(images, labels)
     layers, measured = first_buckets(trainer), {order: Measured() for order in ORDERS}
     for turn in range(int(rounds)):

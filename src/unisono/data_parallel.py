@@ -16,9 +16,9 @@ import torch
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
-from unisono.reducer.model_comparison import compare_models
-from unisono.reducer.structure import trainable
+from unisono.reducer.structure import compare_models, trainable
 from unisono.rules import BSP, BaseRule
+from unisono.step.rule import Members, RankState
 from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
 from unisono.tensor_parallel.model import (
     agree_on_state,
@@ -71,8 +71,9 @@ def parallel(
     copied.
     """
     chosen = rule or BSP()
-    if (chosen.differs or chosen.sharded) and optimizer is None:
-        does = "updates shards of the weights in" if chosen.sharded else "averages weights after"
+    state, sharded = chosen.traits.state, chosen.traits.state is RankState.SHARDED
+    if (state.differs or sharded) and optimizer is None:
+        does = "updates shards of the weights in" if sharded else "averages weights after"
         raise UsageError(
             f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
         )
@@ -81,14 +82,14 @@ def parallel(
             f"the optimizer is a {type(optimizer).__name__}, which is no torch.optim.Optimizer, so its steps cannot be "
             "followed: pass the optimizer that it calls"
         )
-    if chosen.differs and optimizer is not None:
+    if state.differs and optimizer is not None:
         check_parameters(model, optimizer, chosen)
     former = reducer_of(model)
     if former is not None and former.structure.differs(model):
-        former.optimizer.give_back()  # while its world can gather the state
-    if chosen.sharded and optimizer is not None:
+        former.give_back()  # while its world can gather the state
+    if sharded and optimizer is not None:
         check_optimizer(optimizer)
-    if chosen.asynchronous:
+    if chosen.traits.members is Members.SERVERS:
         raise UsageError(
             f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
         )
@@ -98,9 +99,9 @@ def parallel(
         plan = _plan_by_prediction(model, world, chosen, optimizer, example)
     reducer = attach(model, world, chosen, plan)
     if optimizer is not None:
-        check_split_optimizer(model, optimizer, chosen.sharded)
-    if chosen.sharded and optimizer is not None:
-        reducer.optimizer.shard(optimizer, own_loop=True)
+        check_split_optimizer(model, optimizer, sharded)
+    if sharded and optimizer is not None:
+        reducer.shard(optimizer, own_loop=True)
     elif optimizer is not None:
         reducer.follow(optimizer)
     return model
@@ -157,7 +158,7 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer."""
     prepare(model)
-    if (plan is not None or split_of(model) is not None) and not rule.takes_split_layers:
+    if (plan is not None or split_of(model) is not None) and not rule.traits.groups:
         raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan")
     compare_models(model, world)
     agree_on_state(model, world)

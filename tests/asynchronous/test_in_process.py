@@ -13,7 +13,7 @@ from torch import nn
 from unisono.asynchronous.exchange import Coding, PlainCoding, ReferenceCoding, WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
 from unisono.rules import EASGD
-from unisono.step.arrivals import random_arrivals
+from unisono.rules.asynchronous import random_arrivals
 from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
 

@@ -3,16 +3,9 @@
 import pytest
 import torch
 
-from unisono.bench.contender import CONTENDERS, Contender, make, peak_bytes, reset_peak, shape_of
+from unisono.bench.contender import CONTENDERS, Contender, make, peak_bytes, reset_peak
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
-
-
-def test_shapes() -> None:
-    assert shape_of("vgg16", 4) == (4, 3, 224, 224)
-    assert shape_of("overfeat_fast", 4) == (4, 3, 231, 231)
-    assert shape_of("resnet50", 4, 64) == (4, 3, 64, 64)
-    assert shape_of("cd_dnn", 4, 64) == (4, 440)
 
 
 def test_all_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:

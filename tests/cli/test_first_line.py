@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli.start_sign import ERASE, StartSign
+from unisono.cli.train import ERASE, StartSign
 from unisono.launch import launch_environment
 
 LAUNCHED = """

@@ -40,6 +40,6 @@ def test_a_plan_pauses_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("unisono.plan.machines.find_machine", find_machine)
     with pytest.raises(UsageError, match="enough"):
-        plan(machine="taihulight", model="vgg_a", minibatch=64)
+        plan(machine="taihulight", model="vgg_a")
     assert states == [False]
     assert gc.isenabled()

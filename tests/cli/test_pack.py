@@ -20,8 +20,7 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.cli.pack import nbytes_of
 from unisono.data.pack.index import read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import UsageError
 from unisono.launch import launch_environment

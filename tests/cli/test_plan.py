@@ -9,27 +9,43 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.foresight.test_ended_runs import change, ended
+from tests.foresight.test_ledger import change, ended
 from tests.usage_errors import assert_one_line_error
+
+from unisono.cli.plan import node_counts
+from unisono.errors import UsageError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
-SMALL = ("--model=small_convnet", "--machine=taihulight", "--minibatch=64")
+SMALL = ("--model=small_convnet", "--machine=taihulight")
 
 
-def test_a_table_of_rules_and_nodes(in_process: Run) -> None:
-    done = in_process("plan", *SMALL, "--nodes=1,2,4,...,16", "--rule=bsp,sharded,local_sgd:16")
+@pytest.mark.parametrize("rule", ["bsp", "sharded", "local_sgd"])
+def test_a_table_of_nodes(in_process: Run, rule: str) -> None:
+    done = in_process("plan", *SMALL, "--nodes=1,2,4,...,16", f"--set=rule.name={rule}")
     assert done.returncode == 0, done.stderr
-    for rule in ("bsp", "sharded", "local_sgd:16"):
-        assert re.findall(rf"^ *{rule} +(\d+) ", done.stdout, re.MULTILINE) == ["1", "2", "4", "8", "16"]
-        assert f"{rule}: more nodes pay up to" in done.stdout
+    assert re.findall(rf"^ *{rule} +(\d+) ", done.stdout, re.MULTILINE) == ["1", "2", "4", "8", "16"]
+    assert f"{rule}: more nodes pay up to" in done.stdout
     assert "assumed, link.latency: 1 us" in done.stdout
 
 
+def test_numbers_of_nodes() -> None:
+    assert node_counts("4") == (4,)
+    assert node_counts("1,3,4") == (1, 3, 4)
+    assert node_counts("1,2,4,...,20") == (1, 2, 4, 8, 16)
+    assert node_counts("1,10,...,1000") == (1, 10, 100, 1000)
+
+
+@pytest.mark.parametrize("words", ["0", "2,2", "x", "1,...,8", "2,3,...,8", "1,2,...,"])
+def test_no_numbers_of_nodes(words: str) -> None:
+    with pytest.raises(UsageError, match=f"--nodes {words}: "):
+        node_counts(words)
+
+
 def test_changes_are_shown_beside_the_plan_without_them(in_process: Run) -> None:
-    changes = ("bandwidth=0.01x,latency=2x", "wire=bfloat16", "rule=local_sgd:16")
+    changes = ("bandwidth=0.01x,latency=2x", "exchange.wire=bfloat16", "rule.name=local_sgd")
     options = (*SMALL, "--nodes=4", *(f"--what-if={words}" for words in changes))
     done = in_process("plan", *options, "--json")
     assert done.returncode == 0, done.stderr
@@ -39,42 +55,35 @@ def test_changes_are_shown_beside_the_plan_without_them(in_process: Run) -> None
     assert [one["change"] for one in data["what_if"]] == list(changes)
     assert data["what_if"][0]["plan"]["machine"].endswith("bandwidth=0.01x, latency=2x")
     assert slower["step"] == before["step"] < slower["step_then"]
-    assert (wire["rule_then"], rule["rule_then"]) == ("bsp", "local_sgd:16")
+    assert (wire["rule_then"], rule["rule_then"]) == ("bsp", "local_sgd")
     assert data["what_if"][1]["plan"]["rows"][0]["wire"] == "bfloat16"
     lines = in_process("plan", *options).stdout.splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("what if  "))
     assert lines[head + 1].split()[:3] == [changes[0], "bsp", "4"]
 
 
-def test_slow_links_and_nodes_are_named_with_what_they_cost(in_process: Run, tmp_path: Path) -> None:
+def test_a_slow_link_is_named_with_what_it_costs(in_process: Run, tmp_path: Path) -> None:
     (tmp_path / "slow.toml").write_text(
         'name = "ours"\n[node]\nflops = 1e12\n[link]\nbandwidth = 1e7\n[slow_links]\n"2" = 3.0\n"90" = 2.0\n'
     )
-    options = ("--model=small_convnet", "--minibatch=64", "--nodes=1,4", "--machine=./slow.toml", "--json")
-    rows = {}
-    for more in ((), ("--slow-link=1:9",), ("--slow-node=3:50",), ("--simulate",)):
-        done = in_process("plan", *options, *more)
-        assert done.returncode == 0, done.stderr
-        rows[more] = json.loads(done.stdout)["rows"]
-    assert rows[()][1]["bottleneck"].startswith("node 2's link, 3 times slower: ")
-    assert "times as fast; communication" in rows[()][1]["bottleneck"]
-    assert "node" not in rows[()][0]["bottleneck"]
-    assert rows["--slow-link=1:9",][1]["bottleneck"].startswith("node 1's link (the slowest of 2), 9 times slower: ")
-    assert rows["--slow-node=3:50",][1]["computing"] == 50 * rows[()][1]["computing"]
-    assert rows["--slow-node=3:50",][0] == rows[()][0]
-    assert rows["--simulate",][1]["bottleneck"].startswith("node 2's link, 3 times slower: ")
-    assert rows["--simulate",][1]["step"] != rows[()][1]["step"]
+    done = in_process("plan", "--model=small_convnet", "--nodes=1,4", "--machine=./slow.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    one, four, *_ = json.loads(done.stdout)["rows"]
+    assert four["bottleneck"].startswith("node 2's link, 3 times slower: ")
+    assert "times as fast; communication" in four["bottleneck"]
+    assert "node" not in one["bottleneck"]
 
 
 def test_a_starved_run_is_foretold(in_process: Run, tmp_path: Path) -> None:
     rates = "[decoding]\npixels = 1e6\n[disk]\nbandwidth = 1e6\n"
     (tmp_path / "mine.toml").write_text(f'name = "ours"\n[node]\nflops = 1e12\ncores = 4\naccelerators = 1\n{rates}')
-    options = ("--model=small_convnet", "--machine=./mine.toml", "--minibatch=64", "--sample-pixels=10000")
+    options = ("--model=small_convnet", "--machine=./mine.toml", "--set=samples.pixels=10000")
     done = in_process("plan", *options)
     assert "starved: decoding takes 160 ms" in done.stdout
-    done = in_process("plan", *options, "--sample-bytes=5000", "--from-disk")
+    streamed = ("--set=samples.bytes=5000", "--set=data.storage=streamed")
+    done = in_process("plan", *options, *streamed)
     assert "starved: reading takes 320 ms" in done.stdout
-    done = in_process("plan", *options, "--what-if=disk=4x,decoding=2x", "--sample-bytes=5000", "--from-disk")
+    done = in_process("plan", *options, "--what-if=disk=4x,decoding=2x", *streamed)
     assert re.search(r"disk=4x,decoding=2x +bsp +1 +320.0 ms +80.0 ms +-75% +loading -240.0 ms", done.stdout)
 
 
@@ -90,21 +99,18 @@ def test_a_table_of_layers(in_process: Run) -> None:
 def test_split_layers_of_a_recipe_are_planned(in_process: Run, tmp_path: Path) -> None:
     text = '[model]\nname = "cd_dnn"\n[training]\nbatch = 256\n[parallel]\nlayers = "auto"\n'
     (tmp_path / "wide.toml").write_text(text)
-    done = in_process("plan", "--recipe=wide.toml", "--machine=aws_c4_8xlarge", "--nodes=4")
+    done = in_process("plan", "wide.toml", "--machine=aws_c4_8xlarge", "--nodes=4")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^bsp \+ split layers, 4 nodes: .*: column 4", done.stdout, re.MULTILINE)
 
 
-def test_a_recipe_with_a_time_and_a_chart(in_process: Run, recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_with_a_wall_time_and_a_chart(in_process: Run, recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    options = ("--machine=taihulight", "--nodes=2", "--epoch-samples=1437", "--classes=10", "--chart=speedup.svg")
-    done = in_process("plan", f"--recipe={recipe}", *options, "--epochs=5", "--time")
+    options = ("--machine=taihulight", "--nodes=2", "--set=training.epochs=5")
+    done = in_process("plan", recipe, *options, "--chart=speedup.svg")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "0-00:01:00\n"
+    assert "wall time for sbatch --time, 5 epochs: 0-00:01:00 (bsp, 2 nodes)" in done.stdout
     assert "<svg" in (tmp_path / "speedup.svg").read_text()
-    parts = json.loads(in_process("plan", recipe, *options[:2], "--time", "--json", "--start-seconds=90").stdout)
-    assert (parts["start"], parts["time"]) == (90, "0-00:02:00")
-    assert parts["total"] == sum(parts[part] for part in ("start", "pack", "tuning", "steps", "tests", "checkpoints"))
 
 
 def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_path: Path) -> None:
@@ -115,7 +121,7 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         "def reads(classes, channels):\n    return nn.Sequential(nn.Flatten(), Reads())\n"
     )
     (tmp_path / "mine.toml").write_text('name = "ours"\n[node]\nflops = 1e12\n[link]\nbandwidth = 1e9\n')
-    options = ("--machine=./mine.toml", "--minibatch=8", "--input=3x4x4", "--nodes=1,2")
+    options = ("--machine=./mine.toml", "--set=training.batch=8", "--set=samples.shape=3x4x4", "--nodes=1,2")
     done = in_process("plan", "--model=planned_nets:wide", *options)
     assert done.returncode == 0, done.stderr
     assert "planned_nets:wide, 8 samples a step, on ours" in done.stdout
@@ -129,40 +135,27 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
     [
         (("--machine=taihulight",), "give a recipe or --model NAME"),
         ((*SMALL, "digits"), "give a recipe or --model NAME"),
-        (("digits", "--recipe=digits"), "digits and --recipe digits: give one recipe"),
         (("digits",), "--machine is missing: there are aws_c4_8xlarge, "),
         ((*SMALL, "--machine=nowhere"), "no machine nowhere: there are aws_c4_8xlarge"),
         ((*SMALL, "--model=resnet9000"), "resnet9000"),
         ((*SMALL, "--nodes=1,128"), "a minibatch of 64 is less than a sample for each of 128 ranks"),
-        ((*SMALL, "--rule=bps"), "there is no rule 'bps'"),
-        ((*SMALL, "--rule=easgd"), "rule easgd has no step that all ranks make together"),
-        ((*SMALL, "--wire=float9", "--nodes=2"), "float9"),
+        ((*SMALL, "--set=rule.name=bps"), "there is no rule 'bps'"),
+        ((*SMALL, "--set=rule.name=easgd"), "rule easgd has no step that all ranks make together"),
+        ((*SMALL, "--set=exchange.wire=float9", "--nodes=2"), "float9"),
         ((*SMALL, "--nodes=4,2"), "--nodes 4,2: give rising numbers"),
         ((*SMALL, "--nodes=1,...,8"), "--nodes 1,...,8: two numbers"),
-        ((*SMALL, "--input=3x"), "--input 3x: give the shape"),
+        ((*SMALL, "--set=samples.shape=3x"), "samples.shape = '3x'; give the shape"),
         ((*SMALL, "--what-if=speed=2x"), "--what-if speed=2x: give a factor"),
-        ((*SMALL, "--what-if=wire=float9"), "there is no wire 'float9'"),
-        ((*SMALL, "--slow-link=3"), "--slow-link 3: give NODE:FACTOR, a factor of 1 or more, as in 3:4"),
-        ((*SMALL, "--slow-link=0:0.5"), "--slow-link 0:0.5: give NODE:FACTOR"),
-        ((*SMALL, "--slow-node=a:2"), "--slow-node a:2: give NODE:FACTOR"),
-        ((*SMALL, "--nodes=1,4", "--slow-node=4:2"), "--slow-node 4:2: there is no node 4; nodes are 0 to 3"),
-        ((*SMALL, "--sample-pixels=0"), "--sample-pixels 0"),
-        ((*SMALL, "--start-seconds=-1"), "--start-seconds -1"),
+        ((*SMALL, "--what-if=exchange.wrie=int8"), "did you mean exchange.wire?"),
+        ((*SMALL, "--set=samples.pixels=-1"), "samples.pixels = -1, but it has to be at least 0"),
         ((*SMALL, "--ranks-per-node=0"), "--ranks-per-node 0"),
-        (
-            (*SMALL[:2], f"--minibatch={10**18}"),
-            "--minibatch 1,000,000,000,000,000,000: the limit is 1,000,000,000,000",
-        ),
-        ((*SMALL[:2], "--minibatch=0"), "--minibatch 0: it is 1 at least"),
-        ((*SMALL, f"--epochs={10**18}"), "the limit is 1,000,000,000,000"),
-        ((*SMALL, "--start-seconds=nan"), "--start-seconds nan: it is 0 at least"),
+        ((*SMALL, "--set=training.batch=0"), "training.batch = 0, but it has to be at least 1"),
+        ((*SMALL, f"--set=training.epochs={10**19}"), "is out of range"),
         ((*SMALL, f"--nodes={10**17}"), "ranks are too many to price; the limit is 40,960"),
         ((*SMALL, f"--nodes={'9' * 5000}"), "give rising numbers"),
         ((*SMALL, f"--ranks-per-node={10**10}"), "10,000,000,000 ranks are too many to price; the limit is 40,960"),
-        ((*SMALL, f"--input=3x{10**9}x9"), f"--input 3x{10**9}x9 has 27,000,000,000: the limit is 1,000,000,000"),
-        ((*SMALL, "--optimizer=adagrad"), "there is no optimizer 'adagrad'"),
-        ((*SMALL, "--time"), "--time is that of one rule"),
-        (("--model=small_convnet", "--minibatch=64"), "--machine is missing: there are aws_c4_8xlarge, "),
+        ((*SMALL, "--set=optimizer.name=adagrad"), "it is one of sgd, "),
+        (("--model=small_convnet",), "--machine is missing: there are aws_c4_8xlarge, "),
         (("--check=none",), "there is no run in none"),
         (("--check=.",), ". has no sealed prediction"),
         ((*SMALL, "--check=."), "--check . takes the plan of that run: omit taihulight"),
@@ -190,14 +183,14 @@ PAPERS = [
 def test_a_node_has_the_rate_that_its_paper_measured(
     in_process: Run, machine: str, model: str, minibatch: int, rate: float
 ) -> None:
-    done = in_process("plan", f"--machine={machine}", f"--model={model}", f"--minibatch={minibatch}", "--json")
+    done = in_process("plan", f"--machine={machine}", f"--model={model}", f"--set=training.batch={minibatch}", "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert minibatch / row["step"] == pytest.approx(rate, rel=0.005)
 
 
 def test_a_rate_is_that_of_the_networks_own_input(in_process: Run) -> None:
-    options = ("--model=alexnet", "--minibatch=128", "--input=3x227x227")
+    options = ("--model=alexnet", "--set=training.batch=128", "--set=samples.shape=3x227x227")
     assert_one_line_error(
         in_process("plan", "--machine=mosaic_k20m", *options),
         "no rate of this network on this input: plan alexnet, googlenet",

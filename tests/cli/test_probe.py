@@ -24,7 +24,7 @@ def test_a_file_is_written_and_planned_with(unisono: Run, in_process: Run, tmp_p
     assert machine.products
     assert machine.probe.ranks == 2
     assert list(tmp_path.iterdir()) == [tmp_path / "ours.toml"]
-    done = in_process("plan", "--machine=ours.toml", "--model=small_convnet", "--minibatch=64", "--ranks-per-node=2")
+    done = in_process("plan", "--machine=ours.toml", "--model=small_convnet", "--ranks-per-node=2")
     assert done.returncode == 0, done.stderr
 
 

@@ -5,8 +5,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
 
 Given = dict[Pass, tuple[Tensor, Tensor]]
 

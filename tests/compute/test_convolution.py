@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from unisono.compute import convolution_plan
-from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
+from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.convolution import PlannedConvolution, plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Pass

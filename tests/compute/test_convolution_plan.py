@@ -11,10 +11,9 @@ from tests.progress import Watched
 from torch import Tensor
 
 from unisono.compute import convolution_plan
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
+from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan, best_of, key_of, machine, merge, read_plan, write_plan
-from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
 from unisono.errors import TableError
 
 LAYER = Geometry(1, 4, 4, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)

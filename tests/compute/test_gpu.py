@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.precision import autocast_to, choose_dtype
-from unisono.compute.prepare import prepare
+from unisono.compute.prepare import autocast_to, choose_dtype, prepare
 from unisono.processor_model import Processor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")

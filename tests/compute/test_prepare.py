@@ -1,12 +1,21 @@
 """Preparation of a model."""
 
+import os
+import platform
+import sys
+
+import pytest
 import torch
+from tests.progress import run
 from torch import nn
 
 from unisono.compute.convolution import PlannedConvolution
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.prepare import prepare
+from unisono.compute.prepare import autocast_to, check_precision, choose_dtype, prepare
 from unisono.compute.response_norm import ResponseNorm
+from unisono.errors import UsageError
+from unisono.launch import MALLOC_ENVIRONMENT
+from unisono.processor_model import Processor
 
 
 def test_layers_change_and_parameters_stay() -> None:
@@ -19,3 +28,70 @@ def test_layers_change_and_parameters_stay() -> None:
     assert isinstance(model[2][0], PlannedConvolution)
     assert {name: (one, one.stride()) for name, one in model.named_parameters()} == before
     torch.testing.assert_close(model(inputs), right)
+
+
+PLAIN, AMX = Processor("plain"), Processor("new", tiles=True)
+FLOAT, BFLOAT16, DOUBLE = torch.float32, torch.bfloat16, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("requested", "weights", "device", "processor", "chosen"),
+    [
+        ("auto", FLOAT, "cpu", PLAIN, FLOAT),
+        ("auto", FLOAT, "cpu", AMX, BFLOAT16),
+        ("auto", FLOAT, "cuda", PLAIN, BFLOAT16),
+        ("float32", FLOAT, "cuda", AMX, FLOAT),
+        ("bfloat16", FLOAT, "cpu", PLAIN, BFLOAT16),
+        ("bfloat16", DOUBLE, "cpu", AMX, DOUBLE),
+    ],
+)
+def test_the_dtype_of_products(
+    requested: str, weights: torch.dtype, device: str, processor: Processor, chosen: torch.dtype
+) -> None:
+    assert choose_dtype(requested, weights, device, processor) == chosen
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BFLOAT16])
+def test_products_are_computed_in_it(dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(3, 2)
+    with autocast_to(dtype, FLOAT, "cpu"):
+        outputs = layer(torch.ones(1, 3))
+    assert outputs.dtype == dtype
+    outputs.float().sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == FLOAT
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    check_precision("auto")
+    with pytest.raises(UsageError, match="precision 'float8'; there are auto, float32, bfloat16"):
+        check_precision("float8")
+
+
+PROGRAM = """
+import torch
+from unisono.bench.contender import reset_peak, peak_bytes
+from unisono.compute.prepare import release_free_memory
+
+def held():
+    reset_peak()
+    return peak_bytes()
+
+before = held()
+tensors = [torch.ones(1 << 20) for _ in range(64)]
+last = torch.ones(1 << 20)
+del tensors
+kept = held() - before
+assert release_free_memory()
+print(kept >> 20, (held() - before) >> 20, int(last.sum()) == 1 << 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")
+def test_free_memory_is_released() -> None:
+    done = run([sys.executable, "-c", PROGRAM], env={**os.environ, **MALLOC_ENVIRONMENT})
+    assert done.returncode == 0, done.stderr
+    kept, after, whole = done.stdout.split()
+    assert int(kept) >= 250
+    assert int(after) < 50
+    assert whole == "True"

@@ -16,8 +16,7 @@ import torch
 
 from unisono.data.kinds import AUDIO, RAW
 from unisono.data.pack.index import Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
 from unisono.placement import Placement, one_rank_per_node

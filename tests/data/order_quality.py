@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_order, ranks_of
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.order import ShuffleOptions, epoch_order, ranks_of
 
 Order = NDArray[np.int64]
 

@@ -12,12 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from unisono.data import Loader
-from unisono.data.batch_dataset import BatchDataset
+from unisono.data.kinds.text import TextOptions
+from unisono.data.loader import BatchDataset
 from unisono.data.loading import Batch
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.text.options import TextOptions
 from unisono.errors import UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -128,7 +127,7 @@ def test_a_data_loader_takes_it(on_ranks: OnRanks, numbered: Path) -> None:
 
 
 def test_a_worker_process_is_refused(on_ranks: OnRanks, numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.data.batch_dataset.get_worker_info", lambda: "worker 0")
+    monkeypatch.setattr("unisono.data.loader.get_worker_info", lambda: "worker 0")
 
     def work(world: Any) -> None:
         with loader_of(numbered, world) as loader, pytest.raises(UsageError, match="set num_workers=0, and decode"):

@@ -15,12 +15,10 @@ from unisono.data.kinds import RAW
 from unisono.data.loading import Batch
 from unisono.data.order import permutation, share
 from unisono.data.pack.index import read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
-from unisono.data.storage import choose
+from unisono.data.storage import StorageOptions, choose
 from unisono.data.storage.choose import StorageChoice
-from unisono.data.storage.storage import StorageOptions
 from unisono.errors import PackError, UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]

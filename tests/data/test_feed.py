@@ -15,17 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.dataset import Dataset, Samples
-from unisono.data.feed import InMemoryFeed
+from unisono.data.builtin import Dataset, Samples
+from unisono.data.feed import in_memory_feed
 from unisono.data.images.augmentation import image_options
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
-from unisono.data.order import permutation, steps_of
+from unisono.data.order import ShuffleOptions, permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed, check_splits
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.packed_feed import FeedOptions, check_splits, packed_feed
+from unisono.data.storage import StorageOptions
 from unisono.engine import OperationSpan
 from unisono.errors import PackError
 
@@ -59,7 +58,7 @@ def epoch_on(
     """The whole batches of an epoch's steps from `first` to `last` - 1, with everything made anew."""
 
     def work(world: Any) -> list[Batch]:
-        feed = PackedFeed(options, world, SEED)
+        feed = packed_feed(options, world, SEED)
         steps = (steps_of(feed.samples, BATCH) if last is None else last) - first
         batches = feed.epoch(epoch, BATCH, first)
         found = kept(next(batches) for _ in range(steps))
@@ -80,7 +79,7 @@ def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
         return Samples(torch.arange(count).float().reshape(-1, 1, 1, 1), torch.arange(count))
 
     data = Dataset(samples(train), samples(test), 7)
-    feeds = [InMemoryFeed(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
+    feeds = [in_memory_feed(data, SimpleNamespace(rank=rank, size=ranks), 3) for rank in range(ranks)]
     steps = whole([list(feed.epoch(1, batch, done)) for feed in feeds])
     seen = [number for _, labels in steps for number in labels.tolist()]
     assert seen == permutation(train, 3, 1)[done * batch :].tolist()
@@ -129,7 +128,7 @@ def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -
     options = FeedOptions(numbered, transform=TransformOptions(augment="shift"), threads=2)
 
     def work(world: Any) -> list[list[Batch]]:
-        feed = PackedFeed(options, world, SEED)
+        feed = packed_feed(options, world, SEED)
         assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (151, 37, 5, 1)
         looks = [kept(feed.test_batches(7)) for _ in range(2)]
         assert all(len(labels) <= 2 for _, labels in looks[0])
@@ -148,7 +147,7 @@ def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -
 
 def test_an_epoch_that_is_over_gives_nothing_of_the_next_one(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
-        feed = PackedFeed(FeedOptions(numbered), world, SEED)
+        feed = packed_feed(FeedOptions(numbered), world, SEED)
         old = feed.epoch(0, BATCH, 0)
         next(old)
         new = feed.epoch(1, BATCH, 0)
@@ -166,7 +165,7 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            PackedFeed(FeedOptions(tmp_path if world.rank == 2 else numbered), world, SEED)
+            packed_feed(FeedOptions(tmp_path if world.rank == 2 else numbered), world, SEED)
         return str(caught.value)
 
     words = on_ranks(3, work)
@@ -203,18 +202,18 @@ def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path,
     with pytest.raises(
         PackError, match=r"data\.augment = 'mirror', but .* holds audio; the augmentations of these are none, sh"
     ):
-        on_ranks(1, lambda world: PackedFeed(augmented(chirps, "mirror"), world, 0))
+        on_ranks(1, lambda world: packed_feed(augmented(chirps, "mirror"), world, 0))
     with pytest.raises(
         PackError, match=r"data\.augment = 'mask', but .* holds images; the augmentations of these are none, mir"
     ):
-        on_ranks(1, lambda world: PackedFeed(augmented(numbered, "mask"), world, 0))
+        on_ranks(1, lambda world: packed_feed(augmented(numbered, "mask"), world, 0))
     with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
-        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered / "train"), world, 0))
+        on_ranks(2, lambda world: packed_feed(FeedOptions(numbered / "train"), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
-        on_ranks(2, lambda world: PackedFeed(FeedOptions(numbered, StorageOptions(groups=3)), world, 0))
+        on_ranks(2, lambda world: packed_feed(FeedOptions(numbered, StorageOptions(groups=3)), world, 0))
     streamed = FeedOptions(numbered, StorageOptions("streamed"), shuffle=ShuffleOptions(4))
     with pytest.raises(PackError, match=r'data\.shuffle = "every:4", but .* is streamed, and nothing moves between'):
-        on_ranks(2, lambda world: PackedFeed(streamed, world, 0))
+        on_ranks(2, lambda world: packed_feed(streamed, world, 0))
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "mask"])
@@ -238,7 +237,7 @@ def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, c
 
     def work(world: Any) -> float:
         transform = TransformOptions(augment="shift", windows=4, context=4)
-        feed = PackedFeed(FeedOptions(chirps, transform=transform), world, SEED)
+        feed = packed_feed(FeedOptions(chirps, transform=transform), world, SEED)
         assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (120, 40, 2, 360)
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * feed.channels, feed.classes))
@@ -277,7 +276,7 @@ def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered
 
     def work(world: Any) -> Counter[tuple[str, str]]:
         spans = list[OperationSpan]()
-        feed = PackedFeed(FeedOptions(numbered, threads=2), world, SEED, observe=spans.append)
+        feed = packed_feed(FeedOptions(numbered, threads=2), world, SEED, observe=spans.append)
         assert [span.name for span in spans] == ["read training set", "read test set"]
         list(feed.epoch(0, BATCH, 0))
         list(feed.test_batches(BATCH))
@@ -300,7 +299,7 @@ def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered
 def test_a_data_set_in_memory_is_observed() -> None:
     samples = Samples(torch.zeros(10, 1, 2, 2), torch.zeros(10, dtype=torch.int64))
     spans = list[OperationSpan]()
-    feed = InMemoryFeed(Dataset(samples, samples, 2), SimpleNamespace(rank=0, size=1), 3, spans.append)
+    feed = in_memory_feed(Dataset(samples, samples, 2), SimpleNamespace(rank=0, size=1), 3, spans.append)
     list(feed.epoch(0, 4, 1))
     list(feed.test_batches(4))
     next(feed.own_batches(4, 0))

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from unisono.data import Loader
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
-from unisono.data.order import epoch_order, permutation
+from unisono.data.order import epoch_order, parse_shuffle, permutation
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, PackedFeed
-from unisono.data.shuffle_options import parse_shuffle
+from unisono.data.packed_feed import FeedOptions, packed_feed
 from unisono.errors import PackError, UsageError
 from unisono.placement import place
 
@@ -54,7 +53,7 @@ def numbers_in(everyone: list[list[Batch]], folder: Path) -> list[int]:
 def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
         options = FeedOptions(numbered, transform=TransformOptions(augment="shift"))
-        feed = PackedFeed(options, world, SEED)
+        feed = packed_feed(options, world, SEED)
         expected = [kept(feed.epoch(epoch, BATCH, 0)) for epoch in range(2)]
         tested = kept(feed.test_batches(BATCH))
         feed.close()

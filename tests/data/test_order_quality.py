@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from tests.data.order_quality import compare_with_permutations, mixing, order_from_last, quality, shuffle_shares
 
-from unisono.data.order import epoch_order, epoch_rng, permutation
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
+from unisono.data.order import ShuffleOptions, epoch_order, epoch_rng, parse_shuffle, permutation
 from unisono.data.storage.ownership import initial_owners
 from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue, make_operation
+from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue
 
 
 def test_the_drawn_example() -> None:
     a, b, c = Variable("A"), Variable("B"), Variable("C")
-    one, two, three = make_operation("1", [a], [b]), make_operation("2", [a], [c]), make_operation("3", [c], [a])
+    one, two, three = PendingOperation("1", [a], [b]), PendingOperation("2", [a], [c]), PendingOperation("3", [c], [a])
     assert [enqueue(one), enqueue(two), enqueue(three)] == [True, True, False]
     assert three.open == 2
     assert complete(one) == []
@@ -19,16 +19,16 @@ def test_the_drawn_example() -> None:
 
 def test_reading_and_mutating_counts_as_mutating() -> None:
     a = Variable()
-    assert make_operation("both", [a, a], [a, a]).mutate == (a,)
-    assert make_operation("both", [a, a], [a]).read == ()
+    assert PendingOperation("both", [a, a], [a, a]).mutate == (a,)
+    assert PendingOperation("both", [a, a], [a]).read == ()
 
 
 def test_a_read_behind_a_write_waits_though_others_read() -> None:
     a = Variable()
     first, write, second = (
-        make_operation("first", [a], []),
-        make_operation("write", [], [a]),
-        make_operation("second", [a], []),
+        PendingOperation("first", [a], []),
+        PendingOperation("write", [], [a]),
+        PendingOperation("second", [a], []),
     )
     assert [enqueue(first), enqueue(write), enqueue(second)] == [True, False, False]
     assert complete(first) == [write]
@@ -37,7 +37,7 @@ def test_a_read_behind_a_write_waits_though_others_read() -> None:
 
 def test_a_failure_is_passed_on() -> None:
     a, b = Variable(), Variable()
-    one, two = make_operation("one", [], [a]), make_operation("two", [a], [b])
+    one, two = PendingOperation("one", [], [a]), PendingOperation("two", [a], [b])
     enqueue(one), enqueue(two)
     one.failure = Failure("one", ValueError("gone"))
     assert complete(one) == [two]
@@ -52,7 +52,8 @@ def test_no_deadlock_and_no_conflicting_operations_at_once(data: st.DataObject) 
     variables = [Variable(str(place)) for place in range(4)]
     some = st.lists(st.sampled_from(variables), max_size=3)
     waiting = [
-        make_operation(str(number), data.draw(some), data.draw(some)) for number in range(data.draw(st.integers(0, 12)))
+        PendingOperation(str(number), data.draw(some), data.draw(some))
+        for number in range(data.draw(st.integers(0, 12)))
     ]
     running, ended = list[PendingOperation](), list[PendingOperation]()
     pushed = 0

@@ -15,6 +15,7 @@ from unisono.engine.engine import MAIN
 from unisono.errors import OperationError, UsageError
 
 KINDS = ("communication", "loading", "update")
+THREADS = dict.fromkeys(KINDS, 1)
 
 
 class Step(NamedTuple):
@@ -23,7 +24,6 @@ class Step(NamedTuple):
     read: frozenset[int]
     mutate: frozenset[int]
     kind: str
-    priority: int
     fails: bool
 
 
@@ -31,7 +31,7 @@ def graphs(fails: bool = False) -> st.SearchStrategy[list[Step]]:
     """Operations on six variables, in the order in which they are pushed."""
     some = st.frozensets(st.integers(0, 5), max_size=3)
     failing = st.booleans() if fails else st.just(False)
-    return st.lists(st.builds(Step, some, some, st.sampled_from(KINDS), st.integers(-3, 3), failing), max_size=25)
+    return st.lists(st.builds(Step, some, some, st.sampled_from(KINDS), failing), max_size=25)
 
 
 class State:
@@ -70,7 +70,6 @@ def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads:
                 [variables[place] for place in step.read],
                 [variables[place] for place in step.mutate],
                 step.kind,
-                priority=step.priority,
             )
     assert state.values == serially(steps).values
 
@@ -111,7 +110,7 @@ def test_a_failure_names_the_operation_that_failed_first() -> None:
     def exchange() -> None:
         raise ConnectionError("rank 2 has gone")
 
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         first = engine.push(exchange, mutate=[sums], kind="communication", name="the exchange of bucket 3")
         engine.push(lambda: None, [sums], [weights], name="the update of bucket 3")
         with pytest.raises(OperationError, match=r"^the exchange of bucket 3 failed: Conn.*: rank 2 has gone$"):
@@ -125,7 +124,7 @@ def test_a_failure_names_the_operation_that_failed_first() -> None:
 def test_a_long_chain_that_fails_at_its_head() -> None:
     """No recursion, however many need what failed."""
     chain = Variable("chain")
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         head = engine.expect([chain], "head")
         last = [engine.push(lambda: None, mutate=[chain]) for _ in range(20_000)][-1]
         engine.end(head, ValueError("gone"))
@@ -143,7 +142,7 @@ def test_reads_run_concurrently() -> None:
 
 def test_an_expected_operation_holds_others_back() -> None:
     gradient, seen = Variable("gradient"), []
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         filled = engine.expect([gradient], "the backward pass")
         exchanged = engine.push(lambda: seen.append("exchange"), mutate=[gradient], kind="communication")
         assert not exchanged.wait(0.05)
@@ -155,7 +154,7 @@ def test_an_expected_operation_holds_others_back() -> None:
 
 def test_an_expected_operation_may_end_before_it_is_ready() -> None:
     gradient, seen, go = Variable("gradient"), [], threading.Event()
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         engine.push(lambda: go.wait(20), mutate=[gradient])
         filled = engine.expect([gradient], "the backward pass")
         engine.push(lambda: seen.append("exchange"), mutate=[gradient])
@@ -167,21 +166,11 @@ def test_an_expected_operation_may_end_before_it_is_ready() -> None:
     assert seen == ["exchange"]
 
 
-def test_the_highest_priority_goes_first() -> None:
-    seen, go = list[int](), threading.Event()
-    with Engine({"communication": 1}) as engine:
-        engine.push(lambda: go.wait(20), kind="communication", priority=9)
-        for priority in (1, 3, 2, 3):
-            engine.push(lambda priority=priority: seen.append(priority), kind="communication", priority=priority)
-        go.set()
-    assert seen == [3, 3, 2, 1]
-
-
 def test_each_kind_has_its_threads_and_is_observed() -> None:
     spans = list[OperationSpan]()
-    with Engine({"communication": 1, "update": 1}, spans.append) as engine:
-        engine.push(lambda: None, kind="communication", name="exchange")
-        engine.push(lambda: None, kind="update", name="update")
+    with Engine({"communication": 1, "update": 1}) as engine:
+        engine.push(lambda: None, kind="communication", name="exchange", observe=spans.append)
+        engine.push(lambda: None, kind="update", name="update", observe=spans.append)
     assert {(span.name, span.kind, span.thread) for span in spans} == {
         ("exchange", "communication", "unisono communication 0"),
         ("update", "update", "unisono update 0"),
@@ -192,9 +181,9 @@ def test_each_kind_has_its_threads_and_is_observed() -> None:
 def test_operations_of_the_main_thread_are_observed() -> None:
     """After what was pushed before it, in the thread that calls, whatever the kinds of the engine are."""
     spans, seen, buffer = list[OperationSpan](), list[str](), Variable("buffer")
-    with Engine({"update": 1}, spans.append) as engine:
-        engine.push(lambda: seen.append("pack"), mutate=[buffer], name="pack 1")
-        engine.carry_out(lambda: seen.append("exchange"), [], [buffer], "exchange 1")
+    with Engine({"update": 1}) as engine:
+        engine.push(lambda: seen.append("pack"), mutate=[buffer], name="pack 1", observe=spans.append)
+        engine.carry_out(lambda: seen.append("exchange"), [], [buffer], "exchange 1", spans.append)
         assert seen == ["pack", "exchange"]
     pack, exchange = spans
     assert (exchange.name, exchange.kind, exchange.thread) == ("exchange 1", MAIN, threading.current_thread().name)
@@ -208,11 +197,11 @@ def test_failures_of_operations_of_the_main_thread() -> None:
     def exchange() -> None:
         raise ConnectionError("rank 2 has gone")
 
-    with Engine({"update": 1}, spans.append) as engine:
+    with Engine({"update": 1}) as engine:
         with pytest.raises(ConnectionError):
-            engine.carry_out(exchange, [], [buffer], "exchange 1")
+            engine.carry_out(exchange, [], [buffer], "exchange 1", spans.append)
         with pytest.raises(OperationError, match="exchange 1, needed by exchange 2, failed: Conn"):
-            engine.carry_out(lambda: seen.append("exchange 2"), [], [buffer], "exchange 2")
+            engine.carry_out(lambda: seen.append("exchange 2"), [], [buffer], "exchange 2", spans.append)
     assert not seen
     assert "exchange 2" not in {span.name for span in spans}
 
@@ -224,7 +213,7 @@ def test_a_kind_without_threads() -> None:
 
 def test_no_threads_are_left() -> None:
     before = threading.active_count()
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         engine.push(lambda: None)
     assert threading.active_count() == before
 
@@ -232,7 +221,7 @@ def test_no_threads_are_left() -> None:
 def test_a_spoilt_expected_operation_ends_once() -> None:
     """It ends by itself when what it needs has failed; whoever carries it out may still say that it is over."""
     gradient = Variable("gradient")
-    with Engine() as engine:
+    with Engine(THREADS) as engine:
         head = engine.expect([gradient], "head")
         filled = engine.expect([gradient], "the backward pass")
         engine.end(head, ValueError("gone"))

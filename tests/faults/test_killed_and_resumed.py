@@ -14,8 +14,7 @@ from tests.faults.load_until_killed import BATCH, EVERY, STORAGES
 from unisono.data.kinds import RAW
 from unisono.data.order import steps_of
 from unisono.data.pack import stripe
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 
 pytestmark = pytest.mark.launches

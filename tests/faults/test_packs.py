@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from tests.usage_errors import assert_one_line_error
 
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

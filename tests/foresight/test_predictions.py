@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.foresight.entries import RUN
 from tests.plan.test_choose import NETWORK, ask, at, loads
-from tests.plan.test_run_plan import MACHINE, SETTINGS, network
+from tests.plan.test_run_plan import MACHINE, network
+from tests.plan.test_run_plan import RUN as PLANNED
 
 from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import PredictionInputs, candidates, predicted
@@ -23,9 +24,9 @@ MIB = 1 << 20
 @pytest.mark.parametrize("rule", [BSP(), Sharded(), LocalSGD(every=4), BSP(Exchange(wire="bfloat16"))])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
-    settings = replace(SETTINGS, rules={"this": rule}, nodes=(nodes,), ranks_per_node=2)
-    (plan,) = plan_run(network(), MACHINE, settings)
-    found = planned_prediction(network(), MACHINE, settings, RUN)
+    run = replace(PLANNED, rule=rule, nodes=nodes, ranks_per_node=2)
+    (plan,) = plan_run(run, (nodes,))
+    found = planned_prediction(run, RUN)
     assert found.sealed == "before the first step"
     assert found.step == pytest.approx(plan.step)
     parts = found.parts
@@ -33,7 +34,7 @@ def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     assert (found.low, found.high, found.communicating) == (plan.low, plan.high, plan.communicating)
     program = found.program
     assert (program.overlap, program.bucket_bytes, program.schedule) == (plan.overlap, plan.bucket_bytes, plan.schedule)
-    assert (program.period, program.wire) == (rule.period, rule.exchange.wire or "")
+    assert (program.period, program.wire) == (rule.traits.period, rule.exchange.wire or "")
     assert program.nbytes == pytest.approx(sum(layer.parameter_bytes for layer in network()), rel=1e-3), "padding"
     assert (found.costs.per_byte > 0) == (nodes > 1)
     if rule == BSP():

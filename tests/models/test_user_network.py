@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.models.user_network import make_user_network, user_network
+from unisono.models import make_network, user_network
 from unisono.rules import Exchange
 from unisono.training.named_rule import own_rule
 from unisono.training.recipe import RuleRecipe
@@ -61,7 +61,7 @@ def test_its_folder_is_searched_and_sys_path_restored(folder: Path) -> None:
     before = list(sys.path)
     check_user_network("own_nets:wide", str(folder))
     assert "own_nets" not in sys.modules, "nothing of it is run to check it"
-    network = make_user_network("own_nets:wide", str(folder), 10, 3)
+    network = make_network("own_nets:wide", str(folder), 10, 3)
     assert isinstance(network, torch.nn.Linear)
     assert (network.in_features, network.out_features) == (15, 10)
     assert sys.path == before
@@ -70,19 +70,19 @@ def test_its_folder_is_searched_and_sys_path_restored(folder: Path) -> None:
 def test_the_current_folder_is_searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     check_user_network("own_nets:wide", "")
-    assert isinstance(make_user_network("own_nets:wide", "", 10, 3), torch.nn.Linear)
+    assert isinstance(make_network("own_nets:wide", "", 10, 3), torch.nn.Linear)
 
 
 def test_packages_and_installed_modules(folder: Path) -> None:
     (folder / "own_package").mkdir()
     (folder / "own_package" / "deep.py").write_text("import torch\nnet = torch.nn.Linear\n")
     check_user_network("own_package.deep:net", str(folder))
-    assert isinstance(make_user_network("own_package.deep:net", str(folder), 10, 3), torch.nn.Linear)
+    assert isinstance(make_network("own_package.deep:net", str(folder), 10, 3), torch.nn.Linear)
     check_user_network("torch.nn:Linear", str(folder))
-    assert isinstance(make_user_network("torch.nn:Linear", str(folder), 10, 3), torch.nn.Linear)
+    assert isinstance(make_network("torch.nn:Linear", str(folder), 10, 3), torch.nn.Linear)
 
 
-@pytest.mark.parametrize("make", [check_user_network, lambda name, folder: make_user_network(name, folder, 10, 3)])
+@pytest.mark.parametrize("make", [check_user_network, lambda name, folder: make_network(name, folder, 10, 3)])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -113,7 +113,7 @@ def test_missing_modules_are_reported_without_importing(
 def test_functions_that_return_no_network_are_refused(folder: Path, name: str, words: str) -> None:
     before = list(sys.path)
     with pytest.raises(RecipeError, match=words):
-        make_user_network(name, str(folder), 10, 3)
+        make_network(name, str(folder), 10, 3)
     assert sys.path == before
 
 
@@ -122,16 +122,16 @@ def test_exceptions_of_the_module_pass_through(folder: Path) -> None:
     (folder / "own_broken.py").write_text("import own_missing\n")
     (folder / "own_wrong.py").write_text("def wide(classes, channels):\n    return classes + 'a'\n")
     with pytest.raises(ModuleNotFoundError, match="own_missing"):
-        make_user_network("own_broken:wide", str(folder), 10, 3)
+        make_network("own_broken:wide", str(folder), 10, 3)
     with pytest.raises(TypeError, match="unsupported operand"):
-        make_user_network("own_wrong:wide", str(folder), 10, 3)
+        make_network("own_wrong:wide", str(folder), 10, 3)
 
 
 def test_a_function_with_another_signature_is_refused(folder: Path) -> None:
     (folder / "own_strict.py").write_text("def wide(classes): ...\n")
     words = r"'own_strict:wide': it is called as wide\(classes, channels\), which gives wide\(\) takes 1 positional"
     with pytest.raises(RecipeError, match=words):
-        make_user_network("own_strict:wide", str(folder), 10, 3)
+        make_network("own_strict:wide", str(folder), 10, 3)
     rule = own_rule(RuleRecipe("os:system"))
     with pytest.raises(
         RecipeError, match=r"rule.name = 'os:system': it is called as system\(exchange, overlap\), which"

@@ -12,8 +12,7 @@ import pytest
 
 from unisono.collectives import watch, watch_messages
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 from unisono.initialize import init
 from unisono.placement import place

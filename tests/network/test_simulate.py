@@ -141,6 +141,11 @@ def test_messages_without_receiver() -> None:
         simulate(written(((send(1, 0),),), ()), one_rank_per_node(2), NETWORK, BYTES)
 
 
+def test_ranks_with_other_lanes_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="a rank has 2 lanes where rank 0 has 1"):
+        simulate(lambda rank, _: Program(1, ((),) * (1 + rank)), one_rank_per_node(2), NETWORK, BYTES)
+
+
 def test_coarse_time_is_nearly_right() -> None:
     placement = regular(5, 8, 1)
     algorithm = find("halving/round-robin", placement).allreduce

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 
@@ -5,7 +7,7 @@ import pytest
 
 from unisono.network import estimate
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.exchange_cost import FREE, even_cost, exchange_cost, placement_of, uneven_of
+from unisono.plan.exchange_cost import FREE, even_cost, exchange_cost, nearest_rows, placement_of, rows_of, uneven_of
 from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
 from unisono.plan.measured_rows import CollectiveRow
 from unisono.schedules import find
@@ -158,3 +160,30 @@ def test_on_all_nodes_of_a_large_machine_a_bucket_takes_longer_than_its_bytes() 
     machine = find_machine("taihulight")
     cost = exchange_cost(machine, 40_960, 1).cost
     assert cost.per_byte > 2 / machine.link.bandwidth
+
+
+def row_on(nodes: int, ranks: int, wire: str = "float32", nbytes: int = 1 << 20) -> CollectiveRow:
+    return CollectiveRow("allreduce", "ring", wire, nodes, ranks, nbytes, 0.1, 0.0)
+
+
+def test_rows_are_those_of_the_same_exchange_by_rising_bytes() -> None:
+    small, large = row_on(2, 2, nbytes=8), row_on(2, 2, nbytes=16)
+    others = [row_on(2, 2, "bfloat16"), row_on(2, 4), row_on(4, 4)]
+    assert rows_of([large, *others, small], "allreduce", "float32", 2, 2) == [small, large]
+    assert rows_of([large, small], "all_gather", "float32", 2, 2) == []
+
+
+def test_the_nearest_rows_of_the_worked_example() -> None:
+    rows = [row_on(2, 2), row_on(2, 2, "bfloat16"), row_on(1, 2)]
+    assert nearest_rows(rows, "allreduce", 0.5, 8, 8) == [rows[1]]
+    assert nearest_rows(rows, "allreduce", 1.0, 8, 8) == [rows[0]]
+    assert nearest_rows(rows[2:], "allreduce", 1.0, 8, 8) == []
+
+
+def test_bytes_on_the_wire_come_before_nodes_and_these_before_ranks_of_a_node() -> None:
+    near, far, dense = row_on(4, 4, "bfloat16"), row_on(2, 2), row_on(4, 8)
+    assert nearest_rows([near, far], "allreduce", 1.0, 4, 4) == [far]
+    assert nearest_rows([far, dense], "allreduce", 1.0, 4, 4) == [dense]
+    assert nearest_rows([dense, row_on(4, 4)], "allreduce", 1.0, 4, 4) == [row_on(4, 4)]
+    assert nearest_rows([row_on(8, 8), row_on(2, 2)], "allreduce", 1.0, 4, 4) == [row_on(2, 2)]
+    assert nearest_rows([row_on(2, 2)], "all_gather", 1.0, 4, 4) == []

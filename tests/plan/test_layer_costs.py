@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -5,10 +7,10 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.plan.layer_costs import at_rate_of, computing_of, product_seconds
+from unisono.plan.layer_costs import at_rate_of, computing_of, nearest_product, product_seconds, shape_of_product
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
 from unisono.plan.measured_rows import NetworkRow, ProductRow
-from unisono.plan.trace import trace
+from unisono.plan.trace import TracedLayer, trace
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convolution=0.9, linear=0.6))
 
@@ -77,3 +79,43 @@ def test_a_network_without_rows_has_the_nodes_own_rate() -> None:
         UsageError, match=r"example has no node\.flops, and no rate of this network .*: plan net, other on"
     ):
         at_rate_of(replace(MACHINE, node=NodeFacts(), networks=ROWS), "mine", LAYERS, 4, 16)
+
+
+def row(kind: str, rows: int, inner: int, columns: int, kernel: int = 1) -> ProductRow:
+    return ProductRow(kind, rows, inner, columns, kernel, 1e9, 2e9, 0.0)
+
+
+def traced(layer: nn.Module, *shape: int) -> TracedLayer:
+    (found,) = trace(layer, torch.empty(shape))
+    return found
+
+
+def test_the_nearest_product_of_the_worked_example() -> None:
+    shape = shape_of_product(traced(nn.Linear(1000, 1000, bias=False), 8, 1000))
+    assert shape == ("linear", pytest.approx(8), pytest.approx(1000), pytest.approx(1000), 1)
+    rows = [row("linear", 64, 1024, 1024), row("linear", 8, 1024, 1024), row("convolution", 8, 1000, 1000)]
+    assert nearest_product(rows, shape) == rows[1]
+    assert nearest_product(rows[2:], shape) is None
+
+
+def test_more_samples_than_were_traced_are_more_rows() -> None:
+    layer = traced(nn.Linear(1000, 1000), 2, 1000)
+    rows = [row("linear", 8, 1024, 1024), row("linear", 64, 1024, 1024)]
+    found = [nearest_product(rows, shape) for scale in (1, 30) if (shape := shape_of_product(layer, scale))]
+    assert found == rows
+
+
+def test_a_convolution_has_its_kernel() -> None:
+    layer = traced(nn.Conv2d(64, 128, 3, padding=1, bias=False), 2, 64, 10, 10)
+    shape = shape_of_product(layer)
+    assert shape is not None
+    assert shape[1:] == pytest.approx((200, 64 * 9, 128, 9))
+    wide = traced(nn.Conv2d(576, 128, 1, bias=False), 2, 576, 10, 10)
+    rows = [row("convolution", 200, 576, 128, 9), row("convolution", 200, 576, 128, 1)]
+    assert [nearest_product(rows, one) for one in map(shape_of_product, (layer, wide)) if one] == rows
+
+
+def test_other_layers_have_no_such_product() -> None:
+    assert shape_of_product(traced(nn.ReLU(), 2, 3)) is None
+    (attention,) = trace(nn.MultiheadAttention(8, 2), *(torch.empty(2, 3, 8),) * 3)[:1]
+    assert shape_of_product(attention) is None

@@ -8,8 +8,10 @@ from tests.plan.test_split import SLOW, cd_dnn, inputs
 from unisono.plan.choose_split import choose_splits
 from unisono.plan.layer_table import layer_lines, planned_layers
 from unisono.plan.machines import MachineFacts, NodeFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.split import LayerFacts, sent_of
 from unisono.plan.trace import TracedLayer
+from unisono.rules import BSP
 
 INPUTS = inputs([*cd_dnn(256), (LayerFacts("relu"), 0.0), (LayerFacts("norm", weights=64), 0.0)], 256, SLOW)
 SPLITS = choose_splits(INPUTS).splits
@@ -18,7 +20,8 @@ TRACED = [
     TracedLayer("relu", "ReLU"),
     TracedLayer("norm", "LayerNorm", parameters=16),
 ]
-ROWS = planned_layers(TRACED, 2, MachineFacts("example", NodeFacts(flops=1e12)), INPUTS, SPLITS)
+RUN = PlannedRun(MachineFacts("example", NodeFacts(flops=1e12)), TRACED, 2, BSP(), 256)
+ROWS = planned_layers(RUN, INPUTS, SPLITS)
 
 
 def test_rows_have_the_parts_of_the_splits() -> None:

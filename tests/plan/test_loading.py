@@ -56,12 +56,12 @@ def test_a_step_waits_for_the_latest(computing: float, update: float, read: floa
     ("machine", "samples", "words"),
     [
         (MACHINE, SAMPLES, []),
-        (MACHINE, SampleFacts(), ["give --sample-pixels"]),
+        (MACHINE, SampleFacts(), ["--set samples.pixels=N"]),
         (replace(MACHINE, decoding=DecodingFacts()), SAMPLES, ["decoding takes no time here: .* no decoding.pixels"]),
         (replace(MACHINE, node=NodeFacts()), SAMPLES, ["decoding takes no time here: .* no node.cores"]),
         (replace(MACHINE, disk=DiskFacts()), SAMPLES, ["reading takes no time here: .* no disk.bandwidth"]),
         (replace(MACHINE, disk=DiskFacts()), SAMPLES._replace(from_disk=False), []),
-        (MACHINE, SAMPLES._replace(nbytes=0), ["give --sample-bytes"]),
+        (MACHINE, SAMPLES._replace(nbytes=0), ["--set samples.bytes=N"]),
     ],
 )
 def test_what_is_not_known_takes_no_time_and_is_said(

@@ -1,23 +1,35 @@
+from __future__ import annotations
+
 import dataclasses
 import re
-from dataclasses import replace
+import tomllib
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.errors import UsageError
 from unisono.network import NetworkError
 from unisono.plan.machines import (
     FOLDER,
+    ROWS,
     TABLES,
     EfficiencyFacts,
     MachineFacts,
+    NodeFacts,
     find_machine,
     machine_file,
     machine_names,
+    machine_text,
+    parse_factors,
     parse_machine,
+    parse_rows,
+    parse_table,
 )
-from unisono.plan.measured_rows import MessageRow, ProductRow
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProbeFacts, ProductRow
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -112,7 +124,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     [
         ("name = 3", "name = 3"),
         ('name = "x"\n[nodes]', "nodes is not one of assumed, collective, decoding, disk, efficiency, link"),
-        ('name = "x"\n[node]\ncore = 3', "node.core is not one of cores, accelerators"),
+        ('name = "x"\n[node]\ncore = 3', "memory_bandwidth; did you mean cores?"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
         ('name = "x"\nnode = 3', "node = 3; it is a table of cores"),
@@ -145,3 +157,106 @@ def test_slow_links_by_node() -> None:
 def test_a_machine_without_a_link_has_no_network() -> None:
     with pytest.raises(NetworkError, match="beta is 0"):
         MachineFacts("alone").network()
+
+
+MESSAGE = {"bytes": 4, "seconds": 1, "spread": 0}
+
+
+def test_a_table_has_defaults_and_a_row_has_none() -> None:
+    assert parse_table("node", NodeFacts, {"cores": 2, "flops": 3}) == NodeFacts(cores=2, flops=3.0)
+    assert parse_table("probe", ProbeFacts, {"hosts": ["a", "b"]}).hosts == ("a", "b")
+    assert parse_rows("message", MessageRow, [MESSAGE]) == (MessageRow(4, 1.0, 0.0),)
+    assert parse_factors("slow_links", {"3": 4}) == {3: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (3, "message row 1 = 3; it is a table of bytes, seconds, spread"),
+        ({"bytes": 4, "seconds": 1}, "message row 1 has no spread; it has bytes, seconds, spread"),
+        (MESSAGE | {"bytes": 0}, "message row 1.bytes = 0; it is a whole number above 0"),
+        (MESSAGE | {"bytes": 4.0}, "message row 1.bytes = 4.0; it is a whole number above 0"),
+        (MESSAGE | {"spread": -1}, "message row 1.spread = -1; it is a number of 0 or more"),
+        (MESSAGE | {"seconds": float("inf")}, "message row 1.seconds = inf; it is a number above 0"),
+        (MESSAGE | {"speed": 1}, "message row 1.speed is not one of bytes"),
+    ],
+)
+def test_rows_that_do_not_fit(row: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rows("message", MessageRow, [MESSAGE, row])
+    assert words in str(caught.value)
+
+
+def test_texts_are_not_empty_and_one_of_those_that_are_known() -> None:
+    row = {"schedule": "ring", "wire": "float32", "nodes": 2, "ranks": 2} | MESSAGE
+    assert parse_rows("collective", CollectiveRow, [{"collective": "allreduce"} | row])
+    with pytest.raises(UsageError, match=r"row 0\.collective = 'sum'; it is one of allreduce, reduce_scatter"):
+        parse_rows("collective", CollectiveRow, [{"collective": "sum"} | row])
+    with pytest.raises(UsageError, match=r"row 0\.schedule = ''; it is text"):
+        parse_rows("collective", CollectiveRow, [{"collective": "allreduce"} | row | {"schedule": ""}])
+    with pytest.raises(UsageError, match=r"probe\.hosts = \[1\]; it is a list of texts"):
+        parse_table("probe", ProbeFacts, {"hosts": [1]})
+    with pytest.raises(UsageError, match=r"message = 3; it is a list of rows: begin each with \[\[message\]\]"):
+        parse_rows("message", MessageRow, 3)
+
+
+@pytest.mark.parametrize("values", [3, {"x": 2}, {"01": 2}, {"-1": 2}, {"1": 0.5}, {"1": True}, {"1": float("inf")}])
+def test_factors_that_do_not_fit(values: Any) -> None:
+    with pytest.raises(UsageError, match="slow_links"):
+        parse_factors("slow_links", values)
+
+
+NUMBERS = st.floats(min_value=1e-12, max_value=1e15)
+WHOLE = st.integers(min_value=1, max_value=1 << 53)
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
+    """Instances of a table, which may lack values, or of a row, which lacks none."""
+    found = {}
+    for one in fields(kind):
+        some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
+        if one.metadata.get("one_of"):
+            some = st.sampled_from(one.metadata["one_of"])
+        if one.metadata.get("least") == 0:
+            some |= st.just(0.0)
+        found[one.name] = some if complete or one.default is MISSING else st.just(one.default) | some
+    return st.builds(kind, **found)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> MachineFacts:
+    tables = {name: draw(values_of(kind, complete=False)) for name, kind in TABLES.items()}
+    keys = [
+        f"{name}.{one.name}"
+        for name in TABLES
+        for one in fields(TABLES[name])
+        if getattr(tables[name], one.name) != one.default
+    ]
+    reasons = st.dictionaries(st.sampled_from(keys), TEXTS) if keys else st.just({})
+    return MachineFacts(
+        draw(TEXTS),
+        **tables,
+        assumed=draw(reasons),
+        measured=draw(reasons),
+        slow_links=draw(st.dictionaries(st.integers(0, 1000), st.floats(min_value=1, max_value=1e6))),
+        **{
+            f"{name}s": tuple(draw(st.lists(values_of(kind, complete=True), max_size=2))) for name, kind in ROWS.items()
+        },
+    )
+
+
+@given(machines())
+def test_any_machine_is_read_as_it_was_written(machine: MachineFacts) -> None:
+    text = machine_text(machine)
+    assert parse_machine(tomllib.loads(text)) == machine
+    assert machine_text(parse_machine(tomllib.loads(text))) == text
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_machines_of_the_package_are_read_as_they_were_written(name: str) -> None:
+    assert parse_machine(tomllib.loads(machine_text(find_machine(name)))) == find_machine(name)
+
+
+def test_what_is_not_known_is_not_written() -> None:
+    assert machine_text(MachineFacts("empty")) == 'name = "empty"\n'

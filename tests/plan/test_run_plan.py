@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +15,19 @@ from torch import nn
 
 from unisono.errors import UsageError
 from unisono.foresight.ledger import read
+from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_costs import computing_of
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import DecodingFacts, DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.measured_rows import CollectiveRow
-from unisono.plan.run_plan import buckets_of, plan_run, predict_run, update_seconds
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import plan_run, predict_step, update_seconds
 from unisono.plan.run_row import INTERVAL_ERROR, INTERVAL_SHARE, RunPlan
-from unisono.plan.run_settings import RunSettings
 from unisono.plan.trace import TracedLayer, trace
 from unisono.plan.what_if import changed_machine
-from unisono.rules import BSP, EASGD, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, EASGD, BaseRule, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Cost, Costs
 from unisono.step.predict import predict
 
@@ -35,7 +38,6 @@ MACHINE = MachineFacts(
     LinkFacts(1e9, latency=1e-5),
 )
 RULES = {"bsp": BSP(), "sharded": Sharded(), "local_sgd:4": LocalSGD(every=4)}
-SETTINGS = RunSettings(64, (1, 2, 4), RULES, traced=2)
 
 
 def network() -> list[TracedLayer]:
@@ -44,10 +46,16 @@ def network() -> list[TracedLayer]:
 
 
 LAYERS = network()
+RUN = PlannedRun(MACHINE, LAYERS, 2, BSP(), 64)
 
 
-def plans(machine: MachineFacts = MACHINE, settings: RunSettings = SETTINGS) -> dict[tuple[str, int], RunPlan]:
-    return {(one.rule, one.nodes): one for one in plan_run(LAYERS, machine, settings)}
+def plans(run: PlannedRun = RUN, rules: Mapping[str, BaseRule] = RULES) -> dict[tuple[str, int], RunPlan]:
+    runs = (replace(run, rule=rule, rule_name=name) for name, rule in rules.items())
+    return {(one.rule, one.nodes): one for run in runs for one in plan_run(run, (1, 2, 4))}
+
+
+def on(machine: MachineFacts, **changes: Any) -> PlannedRun:
+    return replace(RUN, machine=machine, **changes)
 
 
 def test_one_node_has_no_communication() -> None:
@@ -59,14 +67,14 @@ def test_one_node_has_no_communication() -> None:
 
 @pytest.mark.parametrize("change", ["bandwidth=2x", "latency=0.5x", "flops=2x", "memory_bandwidth=2x"])
 def test_a_faster_machine_is_never_slower(change: str) -> None:
-    before, after = plans(), plans(changed_machine(MACHINE, change))
+    before, after = plans(), plans(on(changed_machine(MACHINE, change)))
     assert all(after[key].step <= before[key].step * 1.01 for key in before)  # settings within 1% count as equal
     assert any(after[key].step < before[key].step for key in before)
 
 
 def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     row, cost = plans()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
-    computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(MACHINE, SETTINGS))
+    computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(RUN))
     sizes = [layer.parameter_bytes for layer in LAYERS if layer.parameters]
     inputs = PredictionInputs(BSP(), computing, partial(buckets_of, sizes), cost, ranks=4)
     best = candidates(inputs)[0]
@@ -84,9 +92,10 @@ def test_many_ranks_share_the_updates_of_a_sharded_rule_alike_if_fewer_are_playe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cost = Cost(1e-5, 2e-9)
-    run = predict_run(LAYERS, MACHINE, SETTINGS, Sharded(), 32, cost)
+    sharded = replace(RUN, rule=Sharded(), nodes=32)
+    before = predict_step(sharded, cost)[1].prediction
     monkeypatch.setattr("unisono.plan.run_plan.MAX_PLAYED_RANKS", 8)
-    assert predict_run(LAYERS, MACHINE, SETTINGS, Sharded(), 32, cost).step == pytest.approx(run.step)
+    assert predict_step(sharded, cost)[1].prediction.step == pytest.approx(before.step)
 
 
 def test_memory_of_a_sharded_rule_is_smaller() -> None:
@@ -99,7 +108,7 @@ def test_memory_of_a_sharded_rule_is_smaller() -> None:
 def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() -> None:
     narrow = {name: replace(rule, exchange=Exchange(wire="bfloat16")) for name, rule in RULES.items()}
     slow = changed_machine(MACHINE, "bandwidth=0.1x")
-    before, after = plans(slow), plans(slow, replace(SETTINGS, rules=narrow))
+    before, after = plans(on(slow)), plans(on(slow), narrow)
     saved = {rule: 1 - after[rule, 4].communicating / before[rule, 4].communicating for rule in RULES}
     assert saved["bsp"] == pytest.approx(0.5, abs=0.02)
     assert saved["sharded"] == pytest.approx(0.25, abs=0.02)
@@ -107,9 +116,9 @@ def test_a_narrow_wire_sends_less_and_less_of_it_where_weights_are_gathered() ->
 
 @pytest.mark.parametrize("wire", [None, "bfloat16", "int4"])
 def test_an_exchange_of_a_period_counts_its_wire_once(wire: str | None) -> None:
-    settings = replace(SETTINGS, rules={"local": LocalSGD(Exchange(wire=wire), every=4)})
-    found = plans(changed_machine(MACHINE, "bandwidth=0.01x"), settings)["local", 4]
-    cost = exchange_cost(changed_machine(MACHINE, "bandwidth=0.01x"), 4, 1, wire).cost
+    slow = changed_machine(MACHINE, "bandwidth=0.01x")
+    found = plans(on(slow), {"local": LocalSGD(Exchange(wire=wire), every=4)})["local", 4]
+    cost = exchange_cost(slow, 4, 1, wire).cost
     whole = cost.per_byte * sum(layer.parameter_bytes for layer in LAYERS)
     assert 4 * found.communicating == pytest.approx(whole, rel=0.05)
 
@@ -120,62 +129,38 @@ def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
         for nodes in (1, 2)
         for nbytes in (1 << 19, 8 << 20)
     )
-    settings = replace(SETTINGS, ranks_per_node=2, rules={"bsp": BSP()})
-    found = plans(replace(MACHINE, collectives=rows), settings)
+    found = plans(on(replace(MACHINE, collectives=rows), ranks_per_node=2))
     assert [found["bsp", nodes].basis for nodes in (1, 2, 4)] == ["measured", "measured", "corrected"]
     assert found["bsp", 1].communicating > 0
     assert found["bsp", 1].speedup == pytest.approx(1)
-    assert [plans(settings=settings)["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
-
-
-def test_a_slow_node_is_as_if_all_were_and_one_node_is_taken_without_it() -> None:
-    found = plans(settings=replace(SETTINGS, slow_nodes={0: 3.0, 3: 5.0}))
-    for rule in RULES:
-        assert found[rule, 2].computing == pytest.approx(3 * plans()[rule, 2].computing)
-        assert found[rule, 4].computing == pytest.approx(5 * plans()[rule, 4].computing)
-        assert found[rule, 4].bottleneck.startswith("node 3's computing (the slowest of 2), 5 times slower: ")
-        assert found[rule, 1].speedup == pytest.approx(plans()[rule, 1].step / found[rule, 1].step)
+    assert [plans(replace(RUN, ranks_per_node=2))["bsp", nodes].basis for nodes in (1, 2)] == ["", "estimated"]
 
 
 def test_a_slow_link_is_named_and_its_cost_is_the_step_without_it() -> None:
-    slow, even = plans(replace(MACHINE, slow_links={2: 20.0}))["bsp", 4], plans()["bsp", 4]
+    slow, even = plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 4], plans()["bsp", 4]
     lost = slow.step - even.step
     assert slow.bottleneck.startswith(f"node 2's link, 20 times slower: {lost * 1e3:.3g} ms of the step; ")
-    assert plans(replace(MACHINE, slow_links={2: 20.0}))["bsp", 2] == plans()["bsp", 2]
+    assert plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 2] == plans()["bsp", 2]
 
 
 def test_a_slow_link_that_was_measured_is_named_as_well() -> None:
     slow = replace(MACHINE, slow_links={2: 20.0})
     took = {nbytes: 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes) for nbytes in (1 << 19, 8 << 20)}
     rows = tuple(CollectiveRow("allreduce", "direct", "float32", 4, 4, *one, 0.0) for one in took.items())
-    found = plans(replace(slow, collectives=rows))["bsp", 4]
+    found = plans(on(replace(slow, collectives=rows)))["bsp", 4]
     assert found.basis == "measured"
     assert found.bottleneck.startswith("node 2's link, 20 times slower: ")
 
 
-def test_simulated_exchanges_take_the_place_of_measured_ones() -> None:
-    rows = tuple(CollectiveRow("allreduce", "ring", "float32", 4, 4, nbytes, 1.0, 0.0) for nbytes in (1 << 19, 8 << 20))
-    simulated = replace(SETTINGS, simulated=True)
-    known = replace(MACHINE, collectives=rows)
-    assert plans(known, simulated) == plans(settings=simulated)
-    found = plans(settings=simulated)
-    for rule in RULES:
-        assert [found[rule, nodes].basis for nodes in (1, 2, 4)] == ["", "simulated", "simulated"]
-        assert found[rule, 4].communicating != plans()[rule, 4].communicating
-        assert found[rule, 4].communicating == pytest.approx(plans()[rule, 4].communicating, rel=0.5)
-    within = CollectiveRow("allreduce", "direct", "float32", 1, 1, 8 << 20, 0.01, 0.0)
-    assert plans(replace(MACHINE, collectives=(within,)), simulated)["bsp", 1].basis == "measured"
-
-
 def test_rarer_exchanges_cost_less() -> None:
     rules = {str(every): LocalSGD(every=every) for every in (1, 4, 16)}
-    found = plans(changed_machine(MACHINE, "bandwidth=0.1x"), replace(SETTINGS, rules=rules))
+    found = plans(on(changed_machine(MACHINE, "bandwidth=0.1x")), rules)
     steps = [found[words, 4].step for words in ("1", "4", "16")]
     assert steps == sorted(steps, reverse=True)
 
 
 def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
-    one, four = plans()["bsp", 2], plans(settings=replace(SETTINGS, ranks_per_node=4))["bsp", 2]
+    one, four = plans()["bsp", 2], plans(replace(RUN, ranks_per_node=4))["bsp", 2]
     assert four.ranks == 8
     assert four.samples == one.samples / 4
     assert four.computing == pytest.approx(one.computing)
@@ -196,44 +181,37 @@ def test_a_step_takes_as_long_as_its_loading() -> None:
     node = replace(MACHINE.node, cores=4, accelerators=1)
     machine = replace(MACHINE, node=node, decoding=DecodingFacts(1e6), disk=DiskFacts(1e6))
     samples = SampleFacts(nbytes=1e5, pixels=1e6, threads=2)
-    decoded = plans(machine, replace(SETTINGS, samples=samples))["bsp", 4]
+    decoded = plans(on(machine, samples=samples))["bsp", 4]
     assert decoded.decoding == decoded.step == decoded.low == decoded.high == 16 * 1e6 / (2 * 1e6)
     assert decoded.step == pytest.approx(decoded.computing + decoded.communication + decoded.update + decoded.loading)
     assert decoded.bottleneck.startswith("starved: decoding takes 8e+03 ms")
     assert decoded.speedup == pytest.approx(4)  # one node loads four times as many samples
-    read = plans(machine, replace(SETTINGS, samples=samples._replace(pixels=0, from_disk=True)))["bsp", 4]
+    read = plans(on(machine, samples=samples._replace(pixels=0, from_disk=True)))["bsp", 4]
     assert read.reading == read.step == pytest.approx(1.6)
-    whole = plans(machine, replace(SETTINGS, samples=samples._replace(pixels=0)))["bsp", 4]
+    whole = plans(on(machine, samples=samples._replace(pixels=0)))["bsp", 4]
     assert (whole.loading, whole.step) == (0, plans()["bsp", 4].step)
 
 
 def test_samples_in_memory_are_part_of_a_ranks_memory() -> None:
-    settings = replace(SETTINGS, samples=SampleFacts(nbytes=1e3), epoch_samples=6400)
-    assert plans(settings=settings)["bsp", 4].memory.samples == 1.6e6
-    assert plans(settings=settings)["bsp", 1].memory.samples == 6.4e6
+    found = plans(replace(RUN, samples=SampleFacts(nbytes=1e3), epoch_samples=6400))
+    assert [found["bsp", nodes].memory.samples for nodes in (1, 4)] == [6.4e6, 1.6e6]
 
 
 def test_an_epoch_has_all_its_samples() -> None:
-    row = plans(settings=replace(SETTINGS, epoch_samples=100))["bsp", 2]
+    row = plans(replace(RUN, epoch_samples=100))["bsp", 2]
     assert row.epoch == 2 * row.step
 
 
 @pytest.mark.parametrize(
-    ("machine", "settings", "words"),
+    ("run", "words"),
     [
-        (MACHINE, replace(SETTINGS, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
-        (replace(MACHINE, node=NodeFacts()), SETTINGS, "example has no node.flops"),
-        (replace(MACHINE, link=LinkFacts()), SETTINGS, "example has no link.bandwidth"),
-        (MACHINE, replace(SETTINGS, rules={"easgd": EASGD()}), "rule easgd has no step that all ranks make together"),
-        (MACHINE, replace(SETTINGS, slow_nodes={4: 2.0}), "there is no node 4: nodes are 0 to 3"),
-        (MACHINE, replace(SETTINGS, slow_nodes={0: 0.5}), "node 0 computes 0.5 times as long; give 1 or more"),
+        (replace(RUN, minibatch=3), "a minibatch of 3 is less than a sample for each of 4 ranks"),
+        (on(replace(MACHINE, node=NodeFacts())), "example has no node.flops"),
+        (on(replace(MACHINE, link=LinkFacts())), "example has no link.bandwidth"),
+        (replace(RUN, rule=EASGD(), rule_name="easgd"), "rule easgd has no step that all ranks make together"),
+        (replace(RUN, layers=trace(nn.ReLU(), torch.empty(2, 3))), "no parameters"),
     ],
 )
-def test_what_cannot_be_planned(machine: MachineFacts, settings: RunSettings, words: str) -> None:
+def test_what_cannot_be_planned(run: PlannedRun, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan_run(LAYERS, machine, settings)
-
-
-def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match="no parameters"):
-        plan_run(trace(nn.ReLU(), torch.empty(2, 3)), MACHINE, SETTINGS)
+        plan_run(run, (1, 2, 4))

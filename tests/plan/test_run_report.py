@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from unisono.plan.loading import SampleFacts, unknown_rates
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.measured_rows import NetworkRow
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
 from unisono.plan.run_report import as_data, as_lines, worthwhile
 from unisono.plan.run_row import RunPlan
+from unisono.plan.trace import TracedLayer
+from unisono.rules import BSP
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), link=LinkFacts(1e9), assumed={"link.bandwidth": "a guess"})
+
+RUN = PlannedRun(MACHINE, [], 2, BSP(), 64)
 
 ALONE = RunPlan(
     rule="bsp",
@@ -51,7 +57,7 @@ FOUR = replace(
 
 
 def test_the_table_has_the_parts_of_the_step_and_says_what_is_assumed() -> None:
-    head, first, second, *below = as_lines([ALONE, FOUR], MACHINE, 0.5)
+    head, first, second, *below = as_lines([ALONE, FOUR], RUN, 0.5)
     assert head.split() == [
         *("rule", "nodes", "step", "from", "-", "to", "computing", "communication", "update", "speedup", "efficiency"),
         *("epoch", "memory", "overlap", "buckets", "schedule", "wire"),
@@ -67,27 +73,28 @@ def test_the_table_has_the_parts_of_the_step_and_says_what_is_assumed() -> None:
 def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
     plans = [ALONE, replace(FOUR, nodes=2, basis="measured"), replace(FOUR, basis="corrected")]
     plans.append(replace(FOUR, nodes=8, rule="sharded", basis="corrected"))
-    (line,) = [line for line in as_lines(plans, MACHINE, 0.5) if line.startswith("exchanges: ")]
+    (line,) = [line for line in as_lines(plans, RUN, 0.5) if line.startswith("exchanges: ")]
     assert line == (
         "exchanges: measured on 2 nodes; estimated from the link, times what was measured over its own estimate on "
         "4, 8 nodes"
     )
-    assert not any("exchanges" in line for line in as_lines([ALONE], MACHINE, 0.5))
+    assert not any("exchanges" in line for line in as_lines([ALONE], RUN, 0.5))
 
 
-def test_a_line_names_each_schedule_that_was_not_simulated() -> None:
-    some = [replace(FOUR, basis="simulated"), replace(FOUR, nodes=8, basis="estimated", estimated="tree, multicolor")]
-    text = list(as_lines(some, MACHINE, 0.5))
-    assert "exchanges: simulated on 4 nodes; estimated from the link on 8 nodes" in text
-    ends = "so many ranks are simulated for halving and ring alone"
-    assert [line for line in text if line.endswith(ends)] == [
-        f"estimated, not simulated: buckets along {name}; {ends}" for name in ("multicolor", "tree")
-    ]
+def test_a_line_has_the_wall_time_of_each_row() -> None:
+    layer = TracedLayer("0", "Linear", forward_flops=1, backward_flops=1, parameter_bytes=100_000_000)
+    run = replace(RUN, layers=[layer], epoch_samples=3840, test_samples=640, epochs=100)
+    (line,) = [line for line in as_lines([ALONE, FOUR], run, 0.5) if line.startswith("wall time")]
+    assert line == ("wall time for sbatch --time, 100 epochs: 0-00:15:00 (bsp, 1 node), 0-00:10:00 (bsp, 4 nodes)")
+    job = as_data([FOUR], run, 0.5)["rows"][0]["job"]
+    assert job["time"] == "0-00:10:00"
+    assert job["total"] == sum(job[part] for part in ("start", "pack", "tuning", "steps", "tests", "checkpoints"))
+    assert any("without the samples of an epoch" in line for line in as_lines([ALONE], RUN, 0.5))
 
 
 def test_the_form_of_json() -> None:
     machine = replace(MACHINE, efficiency=EfficiencyFacts(0.9, 0.7))
-    data = json.loads(json.dumps(as_data([ALONE, FOUR], machine, 0.25)))
+    data = json.loads(json.dumps(as_data([ALONE, FOUR], replace(RUN, machine=machine), 0.25)))
     assert data == {
         "machine": "example",
         "assumed": {"link.bandwidth": "a guess"},
@@ -100,7 +107,7 @@ def test_the_form_of_json() -> None:
                 },
                 **{key: getattr(one, key) for key in ("communicating", "low", "high", "speedup", "bottleneck", "step")},
                 **{key: getattr(one, key) for key in ("wire", "loading", "reading", "decoding", "split")},
-                "estimated": one.estimated,
+                "job": None,
                 "efficiency": one.speedup / one.nodes,
                 "memory": {
                     "weights": 1e9,
@@ -116,6 +123,7 @@ def test_the_form_of_json() -> None:
         ],
         "least_marginal_efficiency": 0.25,
         "worthwhile_nodes": {"bsp": 4},
+        "notes": unknown_rates(machine, RUN.samples),
     }
 
 
@@ -126,16 +134,16 @@ def test_each_rule_has_its_own_last_worthwhile_number() -> None:
 
 def test_a_starved_run_has_a_column_for_loading_and_notes_are_lines() -> None:
     starved = replace(FOUR, loading=0.01, decoding=0.06)
-    head, _, second, *below = as_lines([ALONE, starved], MACHINE, 0.5, ["decoding takes no time here"])
+    head, _, second, *below = as_lines([ALONE, starved], replace(RUN, samples=SampleFacts(pixels=9)), 0.5)
     assert head.split()[6:10] == ["computing", "communication", "update", "loading"]
     assert "60.0 ms" in second
     assert "10.0 ms" in second
-    assert "decoding takes no time here" in below
+    assert "decoding takes no time here: the machine file has no decoding.pixels" in below
 
 
 def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> None:
     split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split={"fc": "column 4", "out": "row 4"})
-    text = "\n".join(as_lines([ALONE, FOUR, split], MACHINE, 0.5))
+    text = "\n".join(as_lines([ALONE, FOUR, split], RUN, 0.5))
     assert "bsp + split layers, 4 nodes: fc: column 4, out: row 4; all other layers data parallel" in text
     two = replace(FOUR, nodes=2, speedup=1.9)
     assert worthwhile([ALONE, two, FOUR, split], 0.5) == {"bsp": 2, "bsp + split layers": 4}
@@ -143,22 +151,22 @@ def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> No
 
 
 def test_a_short_epoch_keeps_its_digits() -> None:
-    lines = list(as_lines([replace(ALONE, epoch=0.0123), replace(FOUR, epoch=1234.5)], MACHINE, 0.5))
+    lines = list(as_lines([replace(ALONE, epoch=0.0123), replace(FOUR, epoch=1234.5)], RUN, 0.5))
     assert " 0.012 s " in lines[1]
     assert " 1,234 s " in lines[2]
 
 
 def test_computing_at_the_peak_or_at_a_measured_rate_is_said() -> None:
     words = "computing at 100% of the peak: no efficiency is known"
-    bare = list(as_lines([ALONE], MACHINE, 0.5))
+    bare = list(as_lines([ALONE], RUN, 0.5))
     assert bare[-3:] == [
         "assumed, link.bandwidth: a guess",
         f"assumed, efficiency.convolution: {words}",
         f"assumed, efficiency.linear: {words}",
     ]
-    assert as_data([ALONE], MACHINE, 0.5)["assumed"]["efficiency.linear"] == words
+    assert as_data([ALONE], RUN, 0.5)["assumed"]["efficiency.linear"] == words
     measured = replace(MACHINE, networks=(NetworkRow("net", 32, 9.5),))
-    assert list(as_lines([ALONE], measured, 0.5))[-2:] == [
+    assert list(as_lines([ALONE], replace(RUN, machine=measured), 0.5))[-2:] == [
         "computing: 9.5 samples/s of a node, as the machine file has them for net, 32 a step",
         "assumed, link.bandwidth: a guess",
     ]

@@ -7,32 +7,42 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan.test_run_report import FOUR
 
-from unisono.plan.bottleneck import StepShares
-from unisono.plan.exchange_cost import FREE
-from unisono.plan.loading import Loading
-from unisono.plan.machines import MachineFacts
+from unisono.plan.choose import PredictionInputs, predicted
+from unisono.plan.loading import SampleFacts
+from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_row import PlannedStep, RunPlan, row_of
-from unisono.plan.run_settings import RunSettings
+from unisono.plan.run_row import RunPlan, bottleneck, row_of, slow_link
 from unisono.rules import BSP
-from unisono.step.costs import Cost
+from unisono.step.costs import Computing, Cost
+from unisono.step.layout import Bucket
 
-SETTINGS = RunSettings(64, (4,), {"bsp": BSP()}, traced=2, epoch_samples=640)
+RULE = BSP(overlap="none")
+RUN = PlannedRun(MachineFacts("example", link=LinkFacts(1e9)), [], 2, RULE, 64, 4, epoch_samples=640)
 MEMORY = RankMemory(1e9, 1e9, 1e9, 0.0, 2e9)
 
 
-def row(shares: StepShares, alone: float = 0.1) -> RunPlan:
-    step = PlannedStep("bsp", shares, MEMORY, 1e6, "chain", 8 << 20, "direct", None)
-    return row_of(MachineFacts("example"), SETTINGS, 4, step, alone)
+def row(computing: float, communication: float, update: float = 0.0, run: PlannedRun = RUN) -> RunPlan:
+    """Return the row of a step whose one bucket is exchanged, and then updated, once all is computed."""
+    of_step = Computing((0.0,), (computing,), computing, update)
+    inputs = PredictionInputs(RULE, of_step, lambda *_: [Bucket(1, (0,))], Cost(0.0, communication), ranks=4)
+    return row_of(run, inputs, predicted(inputs, 8 << 20, "none", 2), MEMORY, 1e6, 0.1)
+
+
+def loading(read: float, decode: float, in_turn: bool = False) -> PlannedRun:
+    """Return the run whose 16 samples of a node are read and decoded in these seconds."""
+    node = NodeFacts(cores=1, accelerators=0 if in_turn else 1)
+    machine = replace(RUN.machine, node=node, disk=DiskFacts(16 / read), decoding=DecodingFacts(16 / decode))
+    return replace(RUN, machine=machine, samples=SampleFacts(1.0, 1.0, from_disk=True))
 
 
 def test_the_worked_example() -> None:
-    shares = StepShares(0.025, 0.025, 0.0, 0.03, Cost(0.0, 1e-9))
-    found = row(shares)
+    found = row(0.025, 0.025)
     assert (found.step, found.low, found.high) == pytest.approx((0.05, 0.0476, 0.0524))
     assert (found.speedup, found.efficiency, found.epoch) == pytest.approx((2, 0.5, 0.5))
-    late = row(shares._replace(samples=Loading(0.0, 0.052)))
+    late = row(0.025, 0.025, run=loading(1e-9, 0.052))
     assert (late.step, late.low, late.high, late.loading) == pytest.approx((0.052, 0.052, 0.0524, 0.002))
     assert (late.samples, late.wire) == (16, "float32")
 
@@ -40,30 +50,63 @@ def test_the_worked_example() -> None:
 seconds = st.floats(1e-6, 1.0)
 
 
-@given(seconds, seconds, seconds, seconds, seconds, seconds)
+@given(seconds, seconds, seconds, seconds, seconds, st.booleans())
 def test_a_step_is_inside_its_interval_and_never_below_its_parts(
-    computing: float, communication: float, update: float, read: float, decode: float, turn: float
+    computing: float, communication: float, update: float, read: float, decode: float, in_turn: bool
 ) -> None:
-    shares = StepShares(computing, communication, update, communication, Cost(0, 1), Loading(read, decode, turn))
-    found = row(shares)
+    run = loading(read, decode, in_turn)
+    found = row(computing, communication, update, run)
     assert found.low <= found.step * (1 + 1e-9)
     assert found.step <= found.high * (1 + 1e-9)
-    assert found.low >= max(computing + update + turn, read, decode)
-    free = row(shares._replace(communication=0.0, cost=FREE))
+    least = max(computing + update + in_turn * decode, read, decode)
+    assert found.low >= least * (1 - 1e-9)
+    free = row(computing, 0.0, update, run)
     assert free.low == free.high == pytest.approx(free.step)
 
 
 def test_ranks_of_a_node_share_its_memory() -> None:
-    machine, shares = MachineFacts("example"), StepShares(0.1, 0.0, 0.0, 0.0, FREE)
-    step = PlannedStep("bsp", shares, MEMORY, 1e6, "none", 8 << 20, "", None)
-    small = replace(machine, node=replace(machine.node, memory_bytes=8e9))
-    assert row_of(small, SETTINGS, 4, step, 0.1).bottleneck.startswith("computing")
-    two = replace(SETTINGS, ranks_per_node=2)
-    assert row_of(small, two, 4, step, 0.1).bottleneck == "memory: a rank needs 5 GB of 4 GB"
+    small = replace(RUN, machine=replace(RUN.machine, node=NodeFacts(memory_bytes=8e9)))
+    assert row(0.1, 0.0, run=small).bottleneck.startswith("computing")
+    two = replace(small, ranks_per_node=2)
+    assert row(0.1, 0.0, run=two).bottleneck == "memory: a rank needs 5 GB of 4 GB"
 
 
-def test_a_slow_node_is_named_before_the_bottleneck() -> None:
-    step = PlannedStep("bsp", StepShares(0.1, 0.0, 0.0, 0.0, FREE), MEMORY, 1e6, "none", 8 << 20, "", None)
-    named = row_of(MachineFacts("example"), SETTINGS, 4, step._replace(slower="node 3 is slow", estimated="tree"), 0.1)
-    assert named.bottleneck == f"node 3 is slow; {row(step.shares).bottleneck}"
-    assert (named.estimated, row(step.shares).estimated) == ("tree", "")
+def of_parts(computing: float, communication: float, update: float, communicating: float) -> RunPlan:
+    parts = {"computing": computing, "communication": communication, "update": update}
+    return replace(FOUR, **parts, communicating=communicating, memory=RankMemory(2.0, 0.0, 0.0, 0.0, 0.0))
+
+
+COMPUTING, COMMUNICATION, UPDATE = (
+    of_parts(1.0, 0.0, 0.0, 0.0),
+    of_parts(1.0, 3.0, 0.0, 4.0),
+    of_parts(1.0, 0.0, 3.0, 0.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "links", "words"),
+    [
+        (of_parts(9.0, 1.0, 0.0, 3.0), 2.0, "computing: 90% of the step; 2e+03 ms of communication hide"),
+        (COMPUTING, 0.0, "computing: 100% of the step"),
+        (COMMUNICATION, 3.0, "communication, by bandwidth: 75% of the step"),
+        (COMMUNICATION, 1.0, "communication, by latency: 75% of the step"),
+        (UPDATE, 0.0, "updates: 75% of the step"),
+        (replace(UPDATE, memory=RankMemory(2e10, 0, 0, 0, 0)), 0.0, "memory: a rank needs 20 GB of 10 GB"),
+        (
+            replace(COMPUTING, loading=2.0, reading=0.1, decoding=3.0),
+            0.0,
+            "starved: decoding takes 3e+03 ms, a step without it 1e+03 ms: more cores",
+        ),
+        (replace(COMPUTING, loading=2.0, reading=3.0, decoding=0.1), 0.0, "starved: reading takes 3e+03 ms"),
+        (replace(COMPUTING, loading=2.0, decoding=2.0), 0.0, "decoding: 67% of the step, on the cores"),
+        (replace(COMPUTING, loading=0.5, decoding=0.5), 0.0, "computing: 67% of the step"),
+        (replace(COMMUNICATION, decoding=2.0), 3.0, "communication, by bandwidth"),
+    ],
+)
+def test_the_bottleneck(found: RunPlan, links: float, words: str) -> None:
+    assert bottleneck(found, links, 1e10).startswith(words)
+
+
+def test_the_slowest_link_is_named_where_it_costs_something() -> None:
+    assert slow_link({3: 4.0, 5: 6.0}, 1.0, 0.9).startswith("node 5's link (the slowest of 2), 6 times slower: 100 ms")
+    assert slow_link({3: 4.0}, 1.0, 0.999) == ""

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from unisono.plan.choose_split import SplitModel
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.measured_rows import CollectiveRow
-from unisono.plan.run_plan import inputs_of, plan_run, predict_run
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import inputs_of, plan_run
 from unisono.plan.run_row import RunPlan
-from unisono.plan.run_settings import RunSettings
 from unisono.plan.split import LayerFacts, SplitInputs, predict_splits, sent_of
-from unisono.plan.split_plan import SplitModel, memory_with, split_inputs, without_splits
+from unisono.plan.split_plan import memory_with, split_inputs, without_splits
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange
 from unisono.step.costs import Cost
@@ -25,8 +26,8 @@ from unisono.step.costs import Cost
 MACHINE = MachineFacts(
     "example", NodeFacts(flops=1e12, memory_bandwidth=1e11), EfficiencyFacts(0.9, 0.6), LinkFacts(1e8, latency=1e-5)
 )
-SETTINGS = RunSettings(64, (1, 4), {"bsp": BSP()}, traced=2, samples=SampleFacts(1e6, 1e6), epoch_samples=640)
 LAYERS = trace(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)), torch.empty(2, 1024))
+RUN = PlannedRun(MACHINE, LAYERS, 2, BSP(), 64, 4, samples=SampleFacts(1e6, 1e6), epoch_samples=640)
 PAIR = {"0": "column 4 gives part", "2": "row 4 takes part"}
 
 
@@ -40,17 +41,12 @@ def named(splits: Mapping[str, str]) -> SplitModel:
     return SplitModel(facts, lambda _: splits)
 
 
-def given(
-    model: SplitModel, settings: RunSettings = SETTINGS, nodes: int = 4, machine: MachineFacts = MACHINE
-) -> SplitInputs:
-    rule = settings.rules["bsp"]
-    cost = exchange_cost(machine, nodes, settings.ranks_per_node, rule.exchange.wire).cost
-    run = predict_run(LAYERS, machine, settings, rule, nodes, cost)
-    return split_inputs(LAYERS, machine, settings, nodes, run.inputs, model)
+def given(model: SplitModel, run: PlannedRun = RUN) -> SplitInputs:
+    return split_inputs(run, inputs_of(run, run.exchange.cost), model)
 
 
-def rows(model: SplitModel, settings: RunSettings = SETTINGS) -> dict[tuple[str, int], RunPlan]:
-    return {(one.rule, one.nodes): one for one in plan_run(LAYERS, MACHINE, settings, model)}
+def rows(model: SplitModel, run: PlannedRun = RUN) -> dict[tuple[str, int], RunPlan]:
+    return {(one.rule, one.nodes): one for one in plan_run(replace(run, split=model), (1, 4))}
 
 
 def test_the_row_is_that_of_the_predicted_step() -> None:
@@ -69,7 +65,7 @@ def test_the_row_is_that_of_the_predicted_step() -> None:
 
 def test_nothing_is_split_where_links_are_fast() -> None:
     fast = replace(MACHINE, link=LinkFacts(1e12), node=NodeFacts(flops=1e12))  # updates would be shorter, too
-    assert {row.rule for row in plan_run(LAYERS, fast, SETTINGS, SplitModel(facts))} == {"bsp"}
+    assert {rule for rule, _ in rows(SplitModel(facts), replace(RUN, machine=fast))} == {"bsp"}
 
 
 def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
@@ -87,20 +83,15 @@ def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
 
 def test_links_have_the_costs_of_the_machine() -> None:
     """Gradients are encoded, activations are not; a byte of an allreduce of 4 ranks is sent 1.5 times."""
-    encoded = replace(SETTINGS, rules={"bsp": BSP(Exchange(wire="bfloat16"))})
+    encoded = replace(RUN, rule=BSP(Exchange(wire="bfloat16")))
     links, plain = given(named({}), encoded).links, exchange_cost(MACHINE, 4, 1).cost
     assert links.activations.network == pytest.approx((plain.latency, plain.per_byte / 1.5))
     assert links.gradients.network.per_byte < 0.6 * links.activations.network.per_byte
     assert links.activations.node == Cost(0.0, 0.0)
     row = CollectiveRow("allreduce", "direct", "float32", 1, 2, 1 << 20, 0.01, 0.0)
-    measured = given(named({}), replace(SETTINGS, ranks_per_node=2), 2, replace(MACHINE, collectives=(row,)))
+    known = replace(MACHINE, collectives=(row,))
+    measured = given(named({}), replace(RUN, machine=known, nodes=2, ranks_per_node=2))
     assert measured.links.activations.node.seconds(1 << 20) == pytest.approx(0.01)
-
-
-def test_all_ranks_wait_for_the_slowest_node() -> None:
-    slow = replace(SETTINGS, slow_nodes={1: 3.0})
-    found, slower = (rows(named(PAIR), one)["bsp + split layers", 4] for one in (SETTINGS, slow))
-    assert slower.computing == pytest.approx(3 * found.computing)
 
 
 def test_groups_of_several_sizes_are_planned() -> None:
@@ -108,8 +99,3 @@ def test_groups_of_several_sizes_are_planned() -> None:
     row = rows(named(splits))["bsp + split layers", 4]
     assert row.split == splits
     assert row.memory.weights == pytest.approx(4 * (4097 * 1024 / 2 + 1025 * 4096 / 4))
-
-
-def test_inputs_of_a_run_are_those_of_its_row() -> None:
-    cost = exchange_cost(MACHINE, 4, 1).cost
-    assert given(named({})).step.computing == inputs_of(LAYERS, MACHINE, SETTINGS, BSP(), 4, cost).computing

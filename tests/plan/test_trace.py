@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UsageError
-from unisono.models.registry import MODELS
+from unisono.models import MODELS
 from unisono.plan.outside_reads import tensors_in
 from unisono.plan.trace import trace, trace_shapes, trace_values
 
@@ -171,7 +171,7 @@ def test_a_module_that_is_called_twice_is_one_layer() -> None:
 )
 def test_networks_of_the_papers(name: str, shape: tuple[int, ...], multiply_adds: int) -> None:
     with torch.device("meta"):
-        model = MODELS[name](1000, 3)
+        model = MODELS.load(name)(1000, 3)
     layers = trace(model, torch.empty(shape))
     assert sum(layer.forward_flops for layer in layers) == 2 * multiply_adds
     first = layers[0]

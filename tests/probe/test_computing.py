@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.plan.product_rows import shape_of_product
+from unisono.plan.layer_costs import shape_of_product
 from unisono.plan.trace import trace
 from unisono.probe.computing import prepare_decoding, prepare_product, prepare_sum
 from unisono.probe.plan import plan_probe

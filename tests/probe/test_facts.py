@@ -9,9 +9,8 @@ import pytest
 
 from unisono.network import Network
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.machines import MachineFacts, NodeFacts, parse_machine
+from unisono.plan.machines import MachineFacts, NodeFacts, machine_text, parse_machine
 from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
-from unisono.plan.write_machine import machine_text
 from unisono.probe.facts import ProbedSite, machine_facts, node_rates
 from unisono.probe.probes import (
     CollectiveProbe,

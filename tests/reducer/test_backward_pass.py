@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass
+from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, encode
+from unisono.reducer.hooks import BackwardEndCallback
 from unisono.step.layout import Bucket, Layout
 from unisono.step.operations import PACK, UPDATE_LOCAL
 from unisono.step.program import UPDATE, Operation, Task

@@ -11,6 +11,7 @@ import torch
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.model_weights import ModelWeights
+from unisono.step.rule import RankState, Traits
 
 
 class Allocator:
@@ -37,13 +38,13 @@ class Weights:
         self.memory = BucketMemory(list(self.model.parameters()), Allocator())  # type: ignore[arg-type]
         self.memory.lay_out((1, 0), 16)
         self._anchor = anchor
-        choice: Any = SimpleNamespace(
-            rule=SimpleNamespace(differs=differs, evaluates_anchor=anchor is not None),
+        programs: Any = SimpleNamespace(
+            memory=self.memory,
+            collectives=OtherRank(),
+            traits=Traits(RankState.WHOLE if not differs else RankState.OWN if anchor is None else RankState.ANCHORED),
             rule_memory=SimpleNamespace(write_anchor=self._write_anchor),
         )
-        pending: Any = SimpleNamespace(wait=lambda: self.waits.append(None))
-        collectives: Any = OtherRank()
-        self.weights = ModelWeights(self.model, self.memory, Buffers(self.model), collectives, choice, pending)
+        self.weights = ModelWeights(self.model, programs, Buffers(self.model), lambda: self.waits.append(None))
 
     def _write_anchor(self) -> bool:
         with torch.no_grad():

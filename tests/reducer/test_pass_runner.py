@@ -1,4 +1,4 @@
-"""Runner of backward passes, with programs whose tasks are recorded instead of carried out."""
+"""Runner of backward passes, with programs whose tasks are recorded instead of carried out; its waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.engine import OperationSpan
+from unisono.errors import OperationError, UsageError
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.bucket_memory import BucketMemory
@@ -17,11 +19,13 @@ from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.step_times import StepTimes
+from unisono.reducer.tuning import StepTimes
 from unisono.rules import BSP, BaseRule, LocalSGD
+from unisono.step.build import BUFFERS
+from unisono.step.elastic import header
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import PreparedTask
-from unisono.step.program import Step
+from unisono.step.program import Step, Value, weights
 
 FIRST = ["agree 0", "pack 1", "allreduce 1", "set_grads 1"]
 SECOND = ["pack 2", "allreduce 2", "set_grads 2"]
@@ -52,9 +56,32 @@ class Recorder:
         self.played: list[str] = []
         self.threads: set[str] = set()
 
+    def wait(self) -> None:
+        """Wait for nothing: tasks are only recorded."""
+
     def play(self, ready: PreparedTask, _: object) -> None:
         self.played.append(str(ready.task))
         self.threads.add(current_thread().name)
+
+
+def programs_of(
+    player: object,
+    parameters: list[torch.nn.Parameter],
+    times: StepTimes | None = None,
+    observe: Callable[[OperationSpan], None] = lambda _: None,
+    rank: int = 0,
+    by_main: bool = False,
+) -> Any:
+    """Return what a runner needs of programs."""
+    return SimpleNamespace(
+        player=player,
+        memory=SimpleNamespace(parameters=parameters),
+        times=times or StepTimes(len(parameters)),
+        observe=observe,
+        collectives=SimpleNamespace(rank=rank),
+        communicators=2,
+        by_main=by_main,
+    )
 
 
 class Passes:
@@ -67,14 +94,16 @@ class Passes:
         buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out((3, 2, 1, 0), 160).buckets]
         self.layout = Layout(2, 4, tuple(buckets), updates=Updates.OUTSIDE)
         self.player = Recorder()
-        programs = SimpleNamespace(player=self.player, by_main=by_main)
-        self.runner = PassRunner(self.parameters, programs, StepTimes(4), lambda _: None, Accumulation(self.memory))  # type: ignore[arg-type]
+        programs = programs_of(self.player, self.parameters, by_main=by_main)
+        self.runner = PassRunner(
+            programs, Buffers(torch.nn.Identity()), Accumulation(self.memory), SimpleNamespace(check=lambda: None)
+        )  # type: ignore[arg-type]
 
     def begin(self, message: ControlMessage | None = None) -> BackwardPass:
         begun = BackwardPass(self.memory, Buffers(torch.nn.Identity()), self.layout, message or ControlMessage(1.0))
         tasks = self.rule(Step(0), 0, self.layout)
         program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
-        self.runner.begin(begun, program, self.rule.differs)
+        self.runner.begin(begun, program, self.rule.traits.state.differs)
         return begun
 
     def ready(self, *numbers: int, last: bool = True) -> list[str]:
@@ -179,7 +208,7 @@ def test_the_tasks_behind_the_users_step_wait_for_it() -> None:
     passes.end()
     assert passes.runner.awaits_step
     before = len(passes.player.played)
-    passes.runner.end_step()
+    passes.runner.finish_step()
     assert not passes.runner.awaits_step
     assert any(one.startswith("allreduce") for one in passes.player.played[before:])
 
@@ -204,3 +233,117 @@ def test_the_main_thread_does_not_wait_for_a_pass_that_never_begins() -> None:
     assert passes.player.played == []
     with pytest.raises(AssertionError, match="a pass has begun"):
         passes.runner.end_backward()
+
+
+class Waited:
+    """Player whose tasks end when somebody waits for them; `pending` are the weights that are not up to date."""
+
+    def __init__(self) -> None:
+        self.waits: list[Any] = []
+        self.pending: set[Value] = set()
+        self.failure: OperationError | None = None
+
+    def wait(self, *values: Value) -> None:
+        self.waits.append(values)
+        if self.failure is not None:
+            raise self.failure
+
+    def wait_for(self, value: Value) -> bool:
+        there = value in self.pending
+        self.pending.discard(value)
+        return there
+
+    def wait_over_steps(self) -> None:
+        self.waits.append("over steps")
+
+
+class Rank:
+    """One rank with two parameters and a buffer."""
+
+    def __init__(self, rank: int = 1) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        self.model = torch.nn.BatchNorm1d(2, affine=False)
+        self.buffers = Buffers(self.model)
+        self.player, self.times = Waited(), StepTimes(2)
+        self.error: UsageError | None = None
+        self.spans: list[OperationSpan] = []
+        programs: Any = programs_of(self.player, self.parameters, self.times, self.spans.append, rank)
+        control: Any = SimpleNamespace(check=self._check)
+        self.runner = PassRunner(programs, self.buffers, SimpleNamespace(), control)  # type: ignore[arg-type]
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def receive(self, mean: float) -> Any:
+        """Begin a pass in which rank 0's buffers arrive."""
+        other = torch.nn.BatchNorm1d(2, affine=False)
+        torch.nn.init.constant_(other.running_mean, mean)  # type: ignore[arg-type]
+        sent = Buffers(other)
+        sent.pack()
+        self.buffers.flat.copy_(sent.flat)
+        last: Any = SimpleNamespace(buffers_pending=True, discarded=False)
+        self.runner.last = last
+        return last
+
+
+def test_a_wait_is_for_all_tasks_then_for_buffers_then_for_the_control_message() -> None:
+    rank = Rank()
+    rank.receive(3.0)
+    rank.error = UsageError("rank 1 has not given the number of samples")
+    with pytest.raises(UsageError, match="rank 1"):
+        rank.runner.wait()
+    assert rank.player.waits == [(), (BUFFERS,)]
+    assert rank.model.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
+    assert rank.times.waiting > 0
+
+
+def test_buffers_are_copied_once_and_not_on_rank_0() -> None:
+    for number in (0, 1):
+        rank = Rank(number)
+        last = rank.receive(3.0)
+        rank.runner.wait_for_buffers()
+        rank.runner.wait_for_buffers()
+        assert rank.player.waits == [(BUFFERS,)]
+        assert not last.buffers_pending
+        assert rank.model.running_mean.tolist() == [3.0 * number] * 2  # type: ignore[union-attr]
+
+
+def test_buffers_are_not_waited_for_while_a_pass_runs_nor_taken_from_one_that_failed() -> None:
+    rank = Rank()
+    last = rank.receive(3.0)
+    rank.runner.current = last
+    rank.runner.wait_for_buffers()
+    assert rank.player.waits == []
+    rank.runner.current, last.discarded = None, True
+    rank.runner.wait_for_buffers()
+    assert rank.model.running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]
+
+
+def test_a_parameter_is_waited_for_when_it_is_read() -> None:
+    rank = Rank()
+    rank.player.pending = {weights(0), weights(1)}
+    rank.runner.wait_for(rank.parameters[1])
+    assert rank.player.pending == {weights(0)}
+    assert [one.name for one in rank.spans] == ["wait for weights"]
+    rank.runner.wait_for(rank.parameters[1])
+    rank.runner.wait_for(torch.zeros(2))  # not one of the model's
+    rank.runner.current = SimpleNamespace()  # type: ignore[assignment]
+    rank.runner.wait_for(rank.parameters[0])  # a backward pass reads weights that are up to date
+    assert rank.player.pending == {weights(0)}
+    assert len(rank.spans) == 1
+
+
+def test_exchanges_beside_later_steps_are_waited_for_at_the_end() -> None:
+    rank = Rank()
+    rank.runner.wait_for_all()
+    assert rank.player.waits == [(), "over steps"]
+    rank.runner.wait_for_replies()
+    assert rank.player.waits[-1] == (header(0), header(1))
+
+
+def test_an_error_at_the_end_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rank = Rank()
+    rank.player.failure = OperationError("allreduce 1 has failed")
+    rank.runner.finish()
+    assert capsys.readouterr().err == "unisono: the last step has failed: allreduce 1 has failed\n"

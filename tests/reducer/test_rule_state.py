@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.rule_state import SUM, RuleState, Segments, without_changes
 from unisono.schedules.pieces import bounds
-from unisono.step.rule_memory import ANCHOR, MOMENTUM, RESIDUAL, SENT, SUM_RESIDUAL
+from unisono.step.replica import ANCHOR, MOMENTUM, RESIDUAL, SENT, SUM_RESIDUAL
 
 RANKS = 3
 SHAPES = [(5, 4), (4,), (300,), (3, 3, 3), (1,)]

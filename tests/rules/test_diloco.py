@@ -22,7 +22,7 @@ from unisono.step.outer import PACK_CHANGE
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram, Task
-from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
+from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL
 from unisono.step.verify import verify
 from unisono.wires import encoded_share
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from unisono.errors import StepError, UsageError
 from unisono.rules import EASGD, Exchange
-from unisono.step.arrivals import programs_of, serving_programs
+from unisono.rules.asynchronous import serving_programs
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
@@ -140,7 +140,7 @@ def test_bytes_are_as_the_rule_says(servers: int, period: int) -> None:
     rule = EASGD(period=period, servers=servers)
     sent = [
         sum(layout.bucket(task.key).nbytes for task in program if task.operation is SWAP)
-        for program in programs_of(rule, layout, steps)
+        for program in rule.programs(layout, steps)
     ]
     assert sent[:4] == [whole * len(steps) // period] * 4
     assert [Fraction(one) for one in sent[4:]] == [Fraction(4 * whole * len(steps), period * servers)] * servers

@@ -16,7 +16,7 @@ from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import even_layout
 from unisono.step.predict import predict
 from unisono.step.program import Step
-from unisono.step.rule import Rule
+from unisono.step.rule import BaseRule, Traits
 from unisono.step.verify import verify
 
 
@@ -29,8 +29,9 @@ def test_rules_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Sharded()]
 )
-def test_the_rules_follow_the_protocol(rule: Rule) -> None:
-    assert isinstance(rule, Rule)
+def test_rules_are_values(rule: BaseRule) -> None:
+    assert isinstance(rule.traits, Traits)
+    assert rule.traits == rule.traits
     assert hash(rule) == hash(type(rule)(**vars(rule)))
 
 

@@ -80,6 +80,7 @@ def test_offered_collectives() -> None:
         Goal.REDUCE_SCATTER: {"ring", "direct"},
         Goal.ALL_GATHER: {"ring", "direct"},
         Goal.BROADCAST: {"tree", "pipeline"},
+        Goal.REDUCE: {"tree", "pipeline"},
         Goal.ALL_TO_ALL: {"direct"},
     }
 

@@ -18,7 +18,7 @@ from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Step
-from unisono.step.rule import Rule
+from unisono.step.rule import BaseRule
 
 FEATURES, CLASSES = 5, 3
 
@@ -75,7 +75,7 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
 
 
 def train(
-    rule: Rule,
+    rule: BaseRule,
     layout: Layout,
     batches: list[list[Batch | None]],
     events: Sequence[Step],

@@ -16,8 +16,7 @@ from torch import nn
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.segments import Segment, cut, join
 from unisono.rules import BSP, Exchange, Sharded
-from unisono.step.in_process import Batch, InProcessReplica, play_in_process
-from unisono.step.in_process_shards import InProcessShardedReplica
+from unisono.step.in_process import Batch, InProcessReplica, InProcessShardedReplica, play_in_process
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Step

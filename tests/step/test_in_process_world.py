@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.schedules.pieces import bounds
+from unisono.step.costs import free
 from unisono.step.in_process_world import InProcessWorld, carry_out
 from unisono.step.matching import Member
-from unisono.step.prices import free
 from unisono.step.program import COMMUNICATION, Operation, Role, Task
 from unisono.step.symbolic_state import change_nothing
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from unisono.compute import convolution_plan
-from unisono.compute.algorithms.registry import DEFAULT
+from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
 from unisono.compute.prepare import prepare
 from unisono.errors import RecipeError, UsageError
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.processor_model import processor
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.training.build import check_fit, load_plan, make_rule, save_plan, warm_up

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from unisono.rules import RULES, DiLoCo, Exchange, find_rule
+from unisono.rules.asynchronous import has_servers
 from unisono.training.named_rule import describe_unused, named_rule, survives_deaths
 from unisono.training.recipe import RuleRecipe
 
@@ -48,7 +49,7 @@ def test_keys_of_the_rule_and_defaults_are_not(options: RuleRecipe) -> None:
 
 def test_rules_of_the_table() -> None:
     assert {name for name in RULES if survives_deaths(RuleRecipe(name))} == {"easgd"}
-    assert {name for name in RULES if find_rule(name)().asynchronous} == {"easgd"}
+    assert {name for name in RULES if has_servers(find_rule(name)())} == {"easgd"}
 
 
 def test_rules_of_ones_own_are_asked_in_another_process(tmp_path: Path) -> None:

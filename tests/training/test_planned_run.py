@@ -1,118 +1,227 @@
+"""Runs of recipes as they are planned: their data, their rules, their split layers, and changes of them."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.plan.test_split import FAST, SLOW
+from torch import nn
 
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
+from unisono.placement import one_rank_per_node
+from unisono.plan.choose_split import SplitModel
+from unisono.plan.layer_table import layers_of
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import find_machine
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import plan_run
+from unisono.plan.run_row import RunPlan
+from unisono.plan.split import LinkCosts, SplitInputs
 from unisono.plan.trace import trace
-from unisono.plan.wall_time import Job
-from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, Exchange, LocalSGD
+from unisono.step.costs import Cost
+from unisono.tensor_parallel.choose_plan import inputs_of
 from unisono.training.planned_run import (
     PlannedData,
-    changed,
     data_of,
     example_of,
-    network_of,
+    plan_recipe,
     planned_run,
     rule_of,
-    settings_of,
-    with_rules,
+    sample_shape,
+    split_model_of,
+    traced_network,
+    what_if,
 )
-from unisono.training.recipe import DataRecipe
+from unisono.training.recipe import DataRecipe, ParallelRecipe
+
+MACHINE = find_machine("aws_c4_8xlarge")
+DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
+NETWORK, TRACED = traced_network("cd_dnn", "", (440,), 1000)
+NAMES = [name for name, one in NETWORK.named_modules() if type(one) is nn.Linear]
 
 
-def test_the_run_of_a_recipe_has_its_batch_rule_and_optimizer() -> None:
-    run = planned_run(Path("digits_local_sgd"), None, None)
-    (rule,) = run.rules.values()
-    assert isinstance(rule, LocalSGD)
-    assert (run.name, run.optimizer, run.minibatch) == ("small_convnet", "sgd", 64)
-    assert planned_run(Path("digits"), None, 128).minibatch == 128
+def run_of(*changes: str) -> PlannedRun:
+    return planned_run(plan_recipe(Path("digits"), None, changes), MACHINE, 2)
 
 
-def test_the_run_of_a_network_averages_gradients() -> None:
-    run = planned_run(None, "vgg_a", 256)
-    assert (run.rules, run.optimizer, run.momentum) == ({"bsp": BSP()}, "sgd", 0.9)
-    with pytest.raises(UsageError, match="--minibatch is missing"):
-        planned_run(None, "vgg_a", None)
+def planned(nodes: tuple[int, ...] = (1, 4), **changes: Any) -> tuple[PlannedRun, list[RunPlan]]:
+    run = planned_run(replace(DEEP, **changes), MACHINE, nodes[-1])
+    return run, plan_run(run, nodes)
 
 
-def test_the_run_of_a_recipe_has_its_data_its_job_and_its_split_layers(tmp_path: Path) -> None:
-    (tmp_path / "wide.toml").write_text('[training]\nepochs = 3\n[parallel]\nlayers = "auto"\n')
-    run = planned_run(tmp_path / "wide.toml", None, None)
-    assert run.parallel.layers == "auto"
-    assert (run.data.train, run.data.test, run.data.classes) == (1437, 360, 10)
-    assert run.job == Job(3, 360, 0, autotunes=True)
-    assert settings_of(run, (1,), 1, 2).epoch_samples == 1437
-    assert not planned_run(None, "vgg_a", 256).parallel.layers
+def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel:
+    return split_model_of(ParallelRecipe(ranks, layers or {}), BSP(), "sgd", NETWORK, TRACED)
 
 
-def test_a_wire_keeps_the_rule_and_rules_keep_the_exchange() -> None:
-    run = planned_run(Path("digits_local_sgd"), None, None)
-    (rule,) = with_rules(run, None, "bfloat16").rules.values()
-    assert isinstance(rule, LocalSGD)
-    assert rule.exchange == Exchange(wire="bfloat16")
-    both = with_rules(with_rules(run, None, "int8"), "bsp,local_sgd:4", None)
-    assert both.rules == {"bsp": BSP(Exchange(wire="int8")), "local_sgd:4": LocalSGD(Exchange(wire="int8"), every=4)}
-    assert with_rules(run, None, None) == run
+def inputs(model: SplitModel, cost: Cost = SLOW) -> SplitInputs:
+    facts = model.facts(4)
+    return inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, one_rank_per_node(4), LinkCosts(cost, cost))
 
 
-@pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        ("bsp", BSP()),
-        ("sharded", Sharded()),
-        ("local_sgd:16", LocalSGD(every=16)),
-        ("diloco:32", DiLoCo(every=32)),
-    ],
-)
-def test_rules_by_their_words(words: str, rule: object) -> None:
-    assert rule_of(words, Exchange()) == rule
+def test_the_run_of_a_recipe_has_its_batch_data_and_optimizer() -> None:
+    run = run_of("training.epochs=3", "training.checkpoint_every=7")
+    assert (run.rule, run.rule_name, run.minibatch, run.kept, run.layer_norms) == (BSP(), "bsp", 64, 1, False)
+    assert (run.epoch_samples, run.test_samples, run.epochs, run.checkpoint_every) == (1437, 360, 3, 7)
+    assert (run.traced, run.nodes, run.ranks, run.samples_of_rank) == (2, 2, 2, 32)
+    assert run.autotunes
+    other = run_of("optimizer.name=lamb", "optimizer.clip=1.5", "compute.convolutions=library")
+    assert (other.kept, other.layer_norms, other.clip, other.autotunes) == (2, True, 1.5, False)
+
+
+def test_samples_that_are_given_go_before_those_of_the_data() -> None:
+    given = ("samples.train=9000", "samples.test=5", "samples.bytes=100", "samples.pixels=64", "data.storage=streamed")
+    run = run_of(*given)
+    assert (run.epoch_samples, run.test_samples) == (9000, 5)
+    assert (run.samples.nbytes, run.samples.pixels, run.samples.from_disk) == (100, 64, True)
+    assert run_of("samples.classes=20").layers[-1].parameters == 2 * run.layers[-1].parameters
+    assert plan_run(run_of(), (2,))[0].epoch == pytest.approx(23 * plan_run(run_of(), (2,))[0].step)
+
+
+def test_the_run_of_a_network_has_no_data() -> None:
+    run = planned_run(plan_recipe(None, "vgg_a"), MACHINE, 1)
+    assert (run.epoch_samples, run.samples.pixels, run.minibatch, run.rule) == (None, 0, 64, BSP())
+    for path, model in ((None, None), (Path("digits"), "vgg_a")):
+        with pytest.raises(UsageError, match="give a recipe or --model NAME, one of them"):
+            plan_recipe(path, model)
+    with pytest.raises(RecipeError, match=r"unknown key samples.trian; did you mean samples.train\?"):
+        plan_recipe(None, "vgg_a", ["samples.trian=5"])
+
+
+def test_a_rule_has_the_options_and_the_exchange_of_the_recipe() -> None:
+    words = ["rule.name=local_sgd", "rule.every=4", "exchange.wire=int8", "exchange.bucket_megabytes=2"]
+    recipe = plan_recipe(None, "vgg_a", words)
+    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8", bucket_bytes=2 << 20), every=4)
+    with pytest.raises(UsageError, match="there is no rule 'bps'; there are bsp, "):
+        rule_of(plan_recipe(None, "vgg_a", ["rule.name=bps"]))
+
+
+def test_changes_are_of_the_recipe_or_the_machine_and_made_together() -> None:
+    recipe, machine = what_if(DEEP, MACHINE, "exchange.wire=int8,rule.name=local_sgd,bandwidth=2x,latency=0.5x")
+    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8"))
+    assert (recipe.training, recipe.samples) == (DEEP.training, DEEP.samples)
+    assert machine.link.bandwidth == 2 * MACHINE.link.bandwidth
+    assert machine.name.endswith("bandwidth=2x, latency=0.5x")
+    assert what_if(DEEP, MACHINE, "training.batch=512")[1] == MACHINE
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("bps", "there is no rule 'bps'; there are bsp, "),
-        ("bsp:4", "--rule bsp:4: a number of steps"),
-        ("local_sgd:auto", "--rule local_sgd:auto: a number of steps"),
-        ("local_sgd:0", "every must be 1 or more"),
+        ("rule.nmae=bsp", r"unknown key rule.nmae; did you mean rule.name\?"),
+        ("nodes=2", "give a factor above 0 for bandwidth, .* or a key of the recipe, as in exchange.wire=bfloat16"),
+        ("bandwidth=2x,", "give a factor above 0"),
     ],
 )
 def test_other_words_are_refused(words: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        rule_of(words, Exchange())
+        what_if(DEEP, MACHINE, words)
 
 
-def test_settings_are_those_of_the_optimizer() -> None:
-    run = planned_run(Path("digits"), None, None)
-    assert settings_of(run, (1, 2), 4, 2).kept == 1
-    assert not settings_of(run, (1, 2), 4, 2).layer_norms
-    slow = settings_of(replace(run, slow_nodes={1: 2.0}, simulated=True), (1, 2), 4, 2)
-    assert (slow.slow_nodes, slow.simulated) == ({1: 2.0}, True)
+def test_the_shape_of_a_sample() -> None:
+    assert sample_shape("") == ()
+    assert sample_shape("3x224x192") == (3, 224, 192)
+    for words in ("3x", "0x3", "3*3"):
+        with pytest.raises(UsageError, match="give the shape of a sample"):
+            sample_shape(words)
+    with pytest.raises(UsageError, match="has 27,000,000,000 numbers: the limit is 1,000,000,000"):
+        sample_shape(f"3x{10**9}x9")
 
 
-def test_a_network_takes_no_memory_for_weights() -> None:
-    network = network_of(planned_run(None, "small_convnet", 4), (1, 8, 8), 10)
+def test_a_network_takes_no_memory_for_weights_and_the_random_numbers_stay() -> None:
+    before = torch.random.get_rng_state()
+    network, _ = traced_network("small_convnet", "", (1, 8, 8), 10)
     assert sum(one.numel() for one in network.parameters()) > 1000
     assert all(one.is_meta for one in network.parameters())
+    assert torch.equal(before, torch.random.get_rng_state())
     example = example_of(network, (1, 8, 8), 2)
     assert (example.shape, example.dtype, example.is_meta) == ((2, 1, 8, 8), torch.float32, True)
 
 
 def test_a_network_that_begins_with_an_embedding_gets_tokens() -> None:
-    network = network_of(planned_run(None, "gpt_small", 4), (16,), 256)
+    network, _ = traced_network("gpt_small", "", (16,), 256)
     example = example_of(network, (16,), 2)
     assert (example.shape, example.dtype) == ((2, 16), torch.int64)
     attention = next(layer for layer in trace(network, example) if layer.name == "h.0.attn")
     assert attention.forward_flops == 2 * 2 * 2 * 16 * 16 * 128  # two products, masked places included
+
+
+def test_split_layers_have_a_row_where_they_are_faster() -> None:
+    for rule in ("bsp", "sharded"):
+        _, rows = planned(rule=replace(DEEP.rule, name=rule))
+        assert [(row.rule, row.nodes) for row in rows] == [(rule, 1), (rule, 4), (f"{rule} + split layers", 4)]
+        _, whole, split = rows
+        assert split.step < whole.step / 1.1
+        assert split.split
+        assert split.memory.weights < whole.memory.weights
+
+
+def test_layers_add_up_to_the_row() -> None:
+    run, rows = planned()
+    for row in (rows[0], rows[-1]):  # the last one is that with splits
+        layers = layers_of(replace(run, nodes=row.nodes), row.split)
+        assert sum(one.computing for one in layers) == pytest.approx(row.computing)
+        assert sum(one.gradients + one.activations for one in layers) == pytest.approx(row.communicating, rel=0.01)
+        assert {one.name: one.parallelism for one in layers if one.parallelism != "data"} == row.split
+
+
+def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
+    _, rows = planned(parallel=ParallelRecipe(2, {"layers.2": "column"}))
+    assert [row.split for row in rows] == [{}, {}, {"layers.2": "column 2"}]
+
+
+def test_facts_are_those_of_the_traced_layers() -> None:
+    facts = model_of().facts(4)
+    assert sum(one.weights for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
+    assert [one.name for one in facts if one.sizes] == NAMES
+
+
+def test_layers_are_chosen_by_prediction_where_a_recipe_names_none() -> None:
+    model = model_of()
+    assert model.choose(inputs(model))
+    assert not model.choose(inputs(model, FAST))
+
+
+def test_a_recipes_layers_are_split_as_it_says() -> None:
+    words = {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part", NAMES[4]: "row 4 gives part"}
+    words[NAMES[5]] = "column 4 takes part"
+    model = model_of(words)
+    assert model.choose(inputs(model)) == words
+    whole = model_of({NAMES[1]: "column"})
+    assert whole.choose(inputs(whole)) == {NAMES[1]: "column 4"}
+    pair = model_of({NAMES[1]: "column gives part", NAMES[2]: "row takes part"}, 2)
+    assert pair.choose(inputs(pair)) == {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ({"0": "column 3"}, "groups of 3 do not divide 4 ranks"),
+        ({"0": "column 4 gives part"}, "part"),
+        ({"nowhere": "column"}, "which the model does not have"),
+    ],
+)
+def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) -> None:
+    model = model_of({NAMES[int(at)] if at.isdecimal() else at: how for at, how in layers.items()})
+    with pytest.raises(UsageError, match=words) as caught:
+        model.choose(inputs(model))
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
+    for rule, optimizer in ((LocalSGD(), "sgd"), (BSP(), "lamb")):
+        model = split_model_of(ParallelRecipe(), rule, optimizer, NETWORK, TRACED)
+        assert not model.choose(inputs(model))
+        with pytest.raises(UsageError, match=re.escape("[parallel] names layers, but this rule or this optimizer")):
+            split_model_of(ParallelRecipe(2, {"fc": "column"}), rule, optimizer, NETWORK, TRACED)
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:
@@ -134,36 +243,3 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
     found = data_of(DataRecipe(pack="packs/nowhere", storage="replicated"))
     assert found == PlannedData(SampleFacts(copies=0))
-
-
-RUN, MACHINE = planned_run(None, "small_convnet", 64), find_machine("taihulight")
-
-
-def test_each_change_is_of_one_thing() -> None:
-    wire, same = changed(RUN, MACHINE, "wire=bfloat16")
-    assert (wire.rules, same) == ({"bsp": BSP(Exchange(wire="bfloat16"))}, MACHINE)
-    rule, same = changed(RUN, MACHINE, "rule=local_sgd:16")
-    assert (rule.rules, same) == ({"local_sgd:16": LocalSGD(every=16)}, MACHINE)
-    run, faster = changed(RUN, MACHINE, "bandwidth=2x")
-    assert (run, faster.link.bandwidth) == (RUN, 2 * MACHINE.link.bandwidth)
-
-
-def test_changes_are_made_together() -> None:
-    run, machine = changed(RUN, MACHINE, "wire=int8,rule=local_sgd:16,bandwidth=2x,latency=0.5x")
-    assert run.rules == {"local_sgd:16": LocalSGD(Exchange(wire="int8"), every=16)}
-    assert machine.name.endswith("bandwidth=2x, latency=0.5x")
-    assert changed(with_rules(RUN, "bsp,sharded", None), MACHINE, "wire=int8")[0].rules.keys() == {"bsp", "sharded"}
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("wire=float9", "--what-if wire=float9: there is no wire 'float9'; there are float32, "),
-        ("rule=bps", "there is no rule 'bps'"),
-        ("nodes=2", "give a factor above 0 for bandwidth, .* or wire=bfloat16 or rule=local_sgd:16"),
-        ("bandwidth=2x,", "give a factor above 0"),
-    ],
-)
-def test_words_that_are_no_change_are_refused(words: str, expected: str) -> None:
-    with pytest.raises(UsageError, match=expected):
-        changed(RUN, MACHINE, words)

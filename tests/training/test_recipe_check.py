@@ -7,8 +7,7 @@ import pytest
 import tomli_w
 
 from unisono.data.kinds import RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.training.recipe import Recipe, differences, to_dict

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from unisono.errors import RecipeError
-from unisono.models.names import NETWORKS
+from unisono.models import MODELS
 from unisono.training.learning_rate import rate_at
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_check import check_run
@@ -30,7 +30,7 @@ def test_the_digits() -> None:
 def test_every_recipe_is_understood(path: Path) -> None:
     recipe = read_recipe(path)
     assert recipe.name == path.stem
-    assert recipe.model.name in NETWORKS
+    assert recipe.model.name in MODELS
     assert recipe.training.batch >= recipe.ranks
     made = "unisono pack" in path.read_text()
     assert made == bool(recipe.data.pack), "it says how its pack is made"

@@ -75,8 +75,8 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    choice = SimpleNamespace(resume=lambda step: None)
-    reducer = SimpleNamespace(restore=lambda state: None, choice=choice, rule=BSP())
+    programs = SimpleNamespace(resume=lambda step: None)
+    reducer = SimpleNamespace(restore=lambda state: None, programs=programs, traits=BSP().traits)
     return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, world=SimpleNamespace(rank=0))
 
 
@@ -161,7 +161,7 @@ def test_a_resumed_worker_does_too() -> None:
     model = torch.nn.Linear(1, 1)
     before = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     now = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    reducer = SimpleNamespace(choice=SimpleNamespace(resume=lambda _: None))
+    reducer = SimpleNamespace(programs=SimpleNamespace(resume=lambda _: None))
     run = SimpleNamespace(
         world=SimpleNamespace(rank=1), trainer=SimpleNamespace(model=model, optimizer=now, reducer=reducer)
     )

@@ -12,11 +12,10 @@ import torch
 
 from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.messages import Reply, WorkerProgress
-from unisono.step.arrivals import serving_programs
+from unisono.rules.asynchronous import BaseAsynchronousRule, serving_programs
 from unisono.step.in_process import Batch, InProcessReplica, Loss, play_programs
 from unisono.step.layout import Layout
 from unisono.step.program import Step
-from unisono.step.rule import AsynchronousRule
 
 
 class InProcessWorker(InProcessReplica):
@@ -62,7 +61,7 @@ class _Announced:
 
 
 def play_workers_in_process(
-    rule: AsynchronousRule,
+    rule: BaseAsynchronousRule,
     workers: Sequence[InProcessWorker],
     orders: Sequence[Sequence[int]],
     steps: Sequence[int],

@@ -26,9 +26,9 @@ from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHea
 from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
+from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival
-from unisono.step.rule import AsynchronousRule
 from unisono.timeouts import TIMEOUT
 
 POLL_SECONDS = 1e-4
@@ -45,7 +45,7 @@ IDLE_SECONDS = 2.0
 class Server:
     """A server, numbered from 0. The first one decides about the run: its end, epochs and checkpoints."""
 
-    rule: AsynchronousRule
+    rule: BaseAsynchronousRule
     number: int
     layout: Layout
     centre: Centre

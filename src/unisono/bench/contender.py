@@ -26,13 +26,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unisono.compute.allocator import release_free_memory
+from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.formats import AUTO
-from unisono.compute.precision import StepContext, autocast_to, choose_dtype
-from unisono.compute.prepare import prepare
-from unisono.models.names import CIFAR_LAYERS
-from unisono.models.registry import make_network
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
+from unisono.models import input_shape, make_network
 from unisono.processor_model import processor
 from unisono.training.accuracy import classification_loss
 
@@ -41,22 +38,7 @@ CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
 WITH_KEPT_MEMORY = (KEPT_MEMORY, OURS)
 """Contenders whose memory is kept from step to step."""
 
-SHAPES = {
-    "overfeat_fast": (3, 231, 231),
-    "small_convnet": (1, 8, 8),
-    **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
-    "cd_dnn": (440,),
-    "gpt_small": (128,),
-}
-"""Shape of a sample, for networks that do not take images of 224 x 224."""
-
 CLASSES = 1000
-
-
-def shape_of(name: str, batch: int, size: int = 0) -> tuple[int, ...]:
-    """Return the shape of a network's inputs, as in its paper, or with images of `size` x `size` pixels."""
-    shape = SHAPES.get(name, (3, 224, 224))
-    return (batch, *shape) if not size or len(shape) == 1 else (batch, shape[0], size, size)
 
 
 @dataclass
@@ -85,7 +67,7 @@ class Contender:
 def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Contender:
     """Return a network as one of the contenders runs it."""
     torch.manual_seed(0)
-    shape = shape_of(name, batch)
+    shape = (batch, *input_shape(name))
     model = make_network(name, "", CLASSES, shape[1])
     model.train()
     inputs, labels = torch.randn(shape), torch.randint(CLASSES, (batch,))

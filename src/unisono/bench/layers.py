@@ -27,7 +27,7 @@ from unisono.bench.peak import Peak
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
-from unisono.compute.precision import autocast_to
+from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
 
 TIMED_REPETITIONS = 3

@@ -15,8 +15,14 @@ from unisono.schedules.numbering import suits_round_robin
 LIBRARY = "library"
 ROUND_ROBIN = "halving/round-robin"
 
-RING_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather")
-"""Collectives that the schedule `ring` offers."""
+STEADY = {
+    "allreduce": "ring",
+    "reduce_scatter": "ring",
+    "all_gather": "ring",
+    "broadcast": "pipeline",
+    "reduce": "pipeline",
+}
+"""Schedule of long payloads on an unmeasured network: each rank sends to one other, which is good on any network."""
 
 LONG_BYTES_PER_RANK = 32 << 10
 """Bytes per rank from which a payload is long. A link of 10 Gbit/s then takes longer for a chunk than the latency of a
@@ -43,11 +49,11 @@ class Choice(NamedTuple):
 def choose_by_price(collective: str, placement: Placement, network: Network, nbytes: int) -> Choice:
     """Return the cheapest candidate for payloads of `nbytes` bytes, rounded up to a power of two.
 
-    On an unmeasured network, long payloads are summed along a ring, which is good on any network.
+    On an unmeasured network, long payloads go by the schedule of STEADY.
     """
-    if not network.measured and nbytes >= LONG_BYTES_PER_RANK * placement.ranks and collective in RING_COLLECTIVES:
+    if not network.measured and nbytes >= LONG_BYTES_PER_RANK * placement.ranks and collective in STEADY:
         several = collective == "allreduce" and placement.ranks > len(placement.nodes)
-        return Choice("hierarchical" if several else "ring", "messages")
+        return Choice("hierarchical" if several else STEADY[collective], "messages")
     return Choice(_find_cheapest(collective, placement, network, 1 << max(2, (nbytes - 1).bit_length())), "messages")
 
 

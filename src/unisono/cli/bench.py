@@ -162,7 +162,7 @@ def networks(
     steps: Annotated[int, typer.Option(help="Timed steps of each contender.")] = 3,
 ) -> None:
     """Time training steps of the papers' networks: images/s of Unisono and of stock PyTorch."""
-    from unisono.models.user_network import check_name
+    from unisono.models import check_name
 
     if batch < 1 or steps < 1:
         raise UsageError(f"--batch {batch} --steps {steps}: both must be at least 1")

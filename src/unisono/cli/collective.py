@@ -181,10 +181,6 @@ def title(nbytes: int, bound: float, auto: str) -> str:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns: the first one to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = [
-            f"{row[0]:{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        print("  ".join(cells).rstrip())
+    from unisono.plan.text_table import text_table
+
+    print("\n".join(text_table([head, *rows], left={0})))

@@ -13,7 +13,7 @@ import typer
 
 from unisono.errors import UsageError
 from unisono.launch import keep_memory
-from unisono.models.user_network import check_name
+from unisono.models import check_name, input_shape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,20 +50,19 @@ def layers(
     import torch
     from rich.console import Console
 
-    from unisono.bench.contender import shape_of
     from unisono.bench.layers import layers_of, measure_layers
     from unisono.bench.peak import measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
-    from unisono.compute.precision import check_precision, choose_dtype
+    from unisono.compute.prepare import check_precision, choose_dtype
     from unisono.compute.response_norm import use_response_norms
-    from unisono.models.registry import make_network
+    from unisono.models import make_network
     from unisono.processor_model import processor
 
     check_precision(precision)
     if plan is not None:
         check_plan(plan)
     here, dtype = processor(), choose_dtype(precision, torch.float32, "cpu", processor())
-    shape = shape_of(model, batch, size)
+    shape = (batch, *input_shape(model, size))
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(highlight=False, soft_wrap=True, width=wide)
     known = {} if plan is None else read_plan(plan, machine(here.name))

@@ -11,7 +11,7 @@ import typer
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
-    from unisono.data.pack.options import PackOptions
+    from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import Splits
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -51,22 +51,22 @@ def pack(
     Run it again to resume after a stop. Broken and empty samples, and links in tar files, are skipped and listed; the
     exit code is then 1.
     """
-    from unisono.data.requirements import check_installed
+    from unisono.data.pack.layout import check_installed
 
     check_installed()
     if describe is not None:
         if source is not None:
             raise UsageError("--describe takes no SOURCE")
-        from unisono.data.pack.describe import describe as lines_of
+        from unisono.data.pack.index import describe as lines_of
 
         for line in lines_of(describe):
             print(line)
         return
     if source is None or out is None:
         raise UsageError("missing SOURCE or OUT: unisono pack SOURCE OUT")
-    from unisono.data.pack.options import PackOptions
+    from unisono.data.kinds.text import TextOptions
+    from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import find
-    from unisono.data.text.options import TextOptions
 
     options = PackOptions(short_side, stripes, nbytes_of(stripe_size), quality)
     skipped = _pack(find(source, TextOptions(window, tokenizer)), out, options)

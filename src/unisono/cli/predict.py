@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.data.requirements import check_installed
+from unisono.data.pack.layout import check_installed
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, ranks_started
 

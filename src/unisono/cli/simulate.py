@@ -142,8 +142,7 @@ def _size(
 ) -> dict[str, Any]:
     """Return the simulations of a size as data, quickest first; add schedules with too many messages to `left_out`."""
     from unisono.network import NetworkError
-    from unisono.plan.collective_costs import LeftOut, price_schedule
-    from unisono.plan.simulated_schedule import simulate_schedule
+    from unisono.plan.collective_costs import LeftOut, price_schedule, simulate_schedule
 
     bound = case.bound(nbytes, uneven)
     rows: list[dict[str, Any]] = []

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from types import FrameType, TracebackType
+from typing import Annotated, Any, Self
 
 import typer
 
-from unisono.cli.start_sign import StartSign
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import (
     find_mpiexec,
@@ -29,6 +28,7 @@ from unisono.launch import (
     survival_options,
 )
 from unisono.rules import Exchange
+from unisono.rules.asynchronous import has_servers
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
@@ -39,6 +39,43 @@ from unisono.training.recipe_file import find_recipe, read_recipe
 from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE, Listener
+
+ERASE = "\x1b[K"
+"""Control code that erases a terminal's line from the cursor to its end."""
+
+
+class StartSign:
+    """Seconds since the ranks were started, in a terminal's last line; elsewhere nothing.
+
+    The cursor stays at the beginning of that line, so what a rank prints replaces it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks, self._begun = ranks, time.monotonic()
+        self._shown, self._active = -1, sys.stdout.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def show(self) -> None:
+        """Show the seconds if they have changed."""
+        seconds = int(time.monotonic() - self._begun)
+        if self._active and seconds != self._shown:
+            self._shown = seconds
+            words = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
+            print(words, end="\r", flush=True)
+
+    def clear(self) -> None:
+        """Erase the sign, for good."""
+        if self._shown >= 0:
+            print(ERASE, end="", flush=True)
+        self._shown, self._active = -1, False
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Signals that request the end of a run."""
@@ -147,7 +184,7 @@ def _recipe(
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
         found = run_directory.recipe_of(replay, [])
-        if not is_user_function(found.rule.name) and not named_rule(found.rule, Exchange()).asynchronous:
+        if not is_user_function(found.rule.name) and not has_servers(named_rule(found.rule, Exchange())):
             raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
         return found, []
     if resume is None:

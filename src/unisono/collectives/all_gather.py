@@ -18,9 +18,11 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, move_dtype_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import prepare
+from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
+from unisono.transports.fused import bytes_at
 from unisono.wires import wire_of
 
 
@@ -32,6 +34,9 @@ def all_gather(
     `shard` has as many elements as `reduce_scatter` of a tensor like `out` gives this rank. It may be that part of
     `out` itself. Any dtype: nothing is reduced. Raises TensorError for a shard that does not fit `out`.
     """
+    parameters = "all_gather", algorithm, wire
+    if start_ready(group, parameters, shard, out):
+        return out
     start, stop = bounds(out.numel(), group.size, group.rank)
     with Checks(group, "all_gather"):
         if shard.numel() != stop - start or shard.dtype != out.dtype:
@@ -46,10 +51,16 @@ def all_gather(
         nbytes_of(out)
         plan = group.plan("all_gather", algorithm, out, wire, op=None, move_dtype=move_dtype)
     buffer = receive_buffer(out)
-    flat, part = buffer.detach().view(-1).view(move_dtype), flat_of(shard).view(move_dtype)
-    if part.data_ptr() != flat[start:stop].data_ptr():
-        flat[start:stop].copy_(part)
-    if group.size > 1:
-        group.start(prepare(group, plan), flat[start:stop], flat)
+    part, nbytes = flat_of(shard), shard.nbytes
+    source, target, own = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
+    gather = bind(prepare(group, plan), own, target) if group.size > 1 else None
+
+    def play() -> None:
+        if source != own:
+            bytes_at(own, nbytes)[:] = bytes_at(source, nbytes)
+        if gather is not None:
+            gather()
+
+    start_and_keep(group, parameters, play, part, buffer)
     copy_back([out], [buffer])
     return out

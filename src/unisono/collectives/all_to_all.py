@@ -16,7 +16,8 @@ import torch
 from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
-from unisono.collectives.prepare import prepare
+from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 
 
@@ -29,27 +30,29 @@ def all_to_all(
     of elements as `tensor`, and shares no memory with it. Raises TensorError if p does not divide the number of
     elements, or if `out` does not fit.
     """
+    result = torch.empty(tensor.shape, dtype=tensor.dtype) if out is None else out
+    parameters = "all_to_all", algorithm
+    if start_ready(group, parameters, tensor, result):
+        return result
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)
         if tensor.numel() % group.size:
             raise TensorError(
                 f"rank {group.rank}: all_to_all of {tensor.numel()} elements, not divisible by {group.size} ranks"
             )
-        if out is not None:
-            if nbytes_of(out) != nbytes or out.dtype != tensor.dtype:
-                raise TensorError(
-                    f"rank {group.rank}: out, {out.numel()} x {out.dtype}, does not fit {tensor.numel()} x "
-                    f"{tensor.dtype}"
-                )
-            check_memory(group, "all_to_all", [out], [tensor])
+        if nbytes_of(result) != nbytes or result.dtype != tensor.dtype:
+            raise TensorError(
+                f"rank {group.rank}: out, {result.numel()} x {result.dtype}, does not fit {tensor.numel()} x "
+                f"{tensor.dtype}"
+            )
+        check_memory(group, "all_to_all", [result], [tensor])
         plan = group.plan("all_to_all", algorithm, tensor, op=None, move_dtype=torch.uint8)
-    content = send_buffer(tensor)
-    if out is None:
-        out = torch.empty_like(content, requires_grad=False)
-    buffer = receive_buffer(out)
+    content, buffer = send_buffer(tensor), receive_buffer(result)
     if group.size == 1:
         bytes_of(buffer)[:] = bytes_of(content)
     else:
-        group.start(prepare(group, plan), content, buffer)
-    copy_back([out], [buffer])
-    return out
+        start_and_keep(
+            group, parameters, bind(prepare(group, plan), content.data_ptr(), buffer.data_ptr()), content, buffer
+        )
+    copy_back([result], [buffer])
+    return result

@@ -92,6 +92,8 @@ class Group:
         """Prepared collectives by plan."""
         self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
         """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
+        self.ready: dict[tuple[object, ...], dict[tuple[object, ...], Callable[[], None]]] = {}
+        """Other collectives that were carried out (`ready.py`), by their parameters, then by their tensors' places."""
         self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
             dup._prepared_with.append(self.ready_allreduces)
@@ -303,14 +305,6 @@ class Group:
             self.keep_alive(request, *buffers)
             raise
 
-    def start(self, prepared: Start, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Carry out a prepared collective on contiguous tensors."""
-        try:
-            prepared(source.data_ptr(), target.data_ptr())
-        except BaseException:  # other ranks may still write into them, whatever has ended the wait
-            self.keep_alive_if_pending(source, target)
-            raise
-
     def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], call: Call, number: int) -> None:
         """Send and receive parcels of any sizes as messages, in the call `call`. `number` was yielded by `call_of`."""
         piece = piece_bytes_of(self.table.network)
@@ -330,6 +324,7 @@ class Group:
         if self._memory is None:
             return torch.zeros(length, dtype=dtype)
         self._memory.signals.barrier(call)
+        self.ready.clear()
         for ready in self._prepared_with:
             ready.clear()  # what was ordinary memory at an address may be shared now
         return self._memory.empty(length, dtype)
@@ -341,6 +336,7 @@ class Group:
             return
         self._forget_calls()
         self.ready_allreduces.clear()
+        self.ready.clear()
         self.prepared.clear()
         for mailboxes in filter(None, self._mailboxes):
             mailboxes.free()

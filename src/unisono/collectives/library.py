@@ -1,14 +1,18 @@
 """Collectives of the MPI library, with a check across nodes that all ranks are in the same call.
 
-An allreduce (sum) of up to 64 KiB carries the check along, in one exchange:
+A sum of up to 64 KiB carries the check along, in one exchange; f, f', f" are 60 bits of the call's number:
 
-    mine      |  f   f'  f"  | payload ...  | 0 0 ...         f, f', f": 60 bits of the call's, in small numbers
+    mine      |  f   f'  f"  | payload ...  | 0 0 ...         in small numbers
     sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
 
 If one rank is in another call, no rank finds p times its own number. The parcel has one of a few lengths, so that most
 ranks in different calls exchange equally many bytes. Otherwise the library reports a truncated message, or the ranks
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
-20 here, and only other calls of one number can match it. An exchange of 16 bytes precedes all other calls.
+20 here, and only other calls of one number can match it.
+
+The same sum makes other short collectives, as the check has to come back to every rank: a broadcast, in which all but
+the root give zeros; a reduce, which the root alone keeps; up to 1 KiB an all_gather, of chunks among zeros, and a
+reduce_scatter. An exchange of 16 bytes precedes all other calls.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.fused import Start
+from unisono.transports.fused import Start, bytes_at
 
 CHECKED_PAYLOAD_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -37,6 +41,9 @@ FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch
 """Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
 
 MAX_CHECKED_RANKS = 1 << 14
+
+MAX_PART_BYTES = 1 << 10
+"""Largest payload in bytes of which a sum is as fast as its scattering or gathering alone."""
 
 FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
 """Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
@@ -97,8 +104,8 @@ def by_library(group: Group, plan: Plan) -> Start:
 
 
 def _allreduce(group: Group, plan: Plan) -> Start:
-    if plan.op == "sum" and _carries_check(group, plan):
-        return _short_allreduce(group, plan.length, plan.dtype, plan.call)
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
+        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call)
 
     def start(_: int, target: int) -> None:
         flat = _tensor_at(target, plan.length, plan.dtype)
@@ -110,9 +117,28 @@ def _allreduce(group: Group, plan: Plan) -> Start:
     return start
 
 
+def _reduce(group: Group, plan: Plan) -> Start:
+    is_root = group.rank == plan.root
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
+        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call, keeps=is_root)
+
+    def start(_: int, target: int) -> None:
+        flat = _tensor_at(target, plan.length, plan.dtype)
+        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+        whole = [memory_of(numbers), numbers.numel(), kind]
+        with group.enter_library_call(plan.call):
+            group.comm.Reduce(MPI.IN_PLACE if is_root else whole, whole if is_root else None, reduction, plan.root)
+        if is_root:
+            restore(numbers, flat)
+
+    return start
+
+
 def _reduce_scatter(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
+    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan, MAX_PART_BYTES):
+        return _checked_part(group, plan)
 
     def start(source: int, target: int) -> None:
         flat = _tensor_at(source, plan.length, plan.dtype)
@@ -132,6 +158,8 @@ def _reduce_scatter(group: Group, plan: Plan) -> Start:
 def _all_gather(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
+    if _carries_check(group, plan, MAX_PART_BYTES):
+        return _checked_part(group, plan)
 
     def start(_: int, target: int) -> None:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
@@ -142,6 +170,10 @@ def _all_gather(group: Group, plan: Plan) -> Start:
 
 
 def _broadcast(group: Group, plan: Plan) -> Start:
+    if _carries_check(group, plan):
+        root = group.rank == plan.root
+        return _checked_sum(group, plan.nbytes, _moved_as(plan.nbytes), plan.call, gives=root, keeps=not root)
+
     def start(_: int, target: int) -> None:
         with group.enter_library_call(plan.call):
             group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
@@ -166,6 +198,7 @@ _CALLS: Mapping[str, Callable[[Group, Plan], Start]] = {
     "all_gather": _all_gather,
     "broadcast": _broadcast,
     "all_to_all": _all_to_all,
+    "reduce": _reduce,
 }
 """Functions that prepare the collectives of the library, by name."""
 
@@ -177,24 +210,29 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
 
 
-def _carries_check(group: Group, plan: Plan) -> bool:
-    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FINGERPRINT_FIELDS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+def _carries_check(group: Group, plan: Plan, largest: int = CHECKED_PAYLOAD_BYTES[-1]) -> bool:
+    """Return True if the payload has at most `largest` bytes, and goes across nodes."""
+    fit = 0 < plan.nbytes <= largest
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _short_allreduce(group: Group, length: int, dtype: torch.dtype, call: Call) -> Start:
-    """Prepare the sum of `length` elements in place, with the check in the same message."""
-    nbytes = length * dtype.itemsize
-    payload_bytes = nbytes if length == 1 else next(parcel for parcel in CHECKED_PAYLOAD_BYTES if parcel >= nbytes)
+def _checked_sum(
+    group: Group, nbytes: int, dtype: torch.dtype, call: Call, gives: bool = True, keeps: bool = True
+) -> Start:
+    """Prepare the sum of `nbytes` bytes of a dtype in place, with the check in the same message.
+
+    A rank that does not give adds zeros; one that does not keep the sum leaves its memory as it is.
+    """
+    length = -(-nbytes // dtype.itemsize)
+    whole_bytes = length * dtype.itemsize
+    payload_bytes = whole_bytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= whole_bytes)
     check = _check_of(call, dtype, length)
     whole = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
     memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
-    unlabelled = check.tobytes(), (check * group.size).tobytes()
+    unlabelled, zeros = (check.tobytes(), (check * group.size).tobytes()), bytes(nbytes)
     buffer = [whole, MPI_TYPES[dtype]]
-    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
-    allreduce = _allreduce_in_steps(group) if interruptible else group.comm.Allreduce
+    exchange = _checked_call(group, call, group.comm.Allreduce, group.comm.Iallreduce)
     cache: dict[int, Any] = {}
 
     def start(_: int, address: int) -> None:
@@ -206,40 +244,81 @@ def _short_allreduce(group: Group, length: int, dtype: torch.dtype, call: Call) 
             payload = cache[address] = memoryview(view)
         mine, expected = unlabelled
         if group.label:
-            check = _check_of(call_of(words + group.label), dtype, length)
+            check = _check_of(call_of(call.words + group.label), dtype, length)
             mine, expected = check.tobytes(), (check * group.size).tobytes()
         header[:] = mine
-        body[:] = payload
-        outer = calls.begin(words + group.label, not interruptible)
-        try:
-            allreduce(MPI.IN_PLACE, buffer)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            header[:] = bytes(len(header))
-        finally:
-            calls.end(outer)
-        if header.tobytes() != expected:
-            with group.enter_call(call):
-                group.raise_mismatch(call)
-        payload[:] = body
+        body[:] = payload if gives else zeros
+        if not exchange(MPI.IN_PLACE, buffer) or header.tobytes() != expected:
+            _raise_mismatch(group, call)
+        if keeps:
+            payload[:] = body
 
     return start
+
+
+def _checked_part(group: Group, plan: Plan) -> Start:
+    """Prepare a short reduce_scatter, or an all_gather in which each rank adds zeros to the others' chunks."""
+    gathers = plan.collective == "all_gather"
+    dtype = _moved_as(plan.nbytes) if gathers else plan.dtype
+    whole = np.zeros(plan.nbytes, np.uint8)
+    start, stop = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
+    total = _checked_sum(group, plan.nbytes, dtype, plan.call)
+
+    def gather(_: int, target: int) -> None:
+        whole[:] = 0
+        whole[start:stop] = bytes_at(target + start, stop - start)
+        total(0, whole.ctypes.data)
+        bytes_at(target, plan.nbytes)[:] = whole
+
+    def scatter(source: int, target: int) -> None:
+        whole[:] = bytes_at(source, plan.nbytes)
+        total(0, whole.ctypes.data)
+        bytes_at(target, stop - start)[:] = whole[start:stop]
+
+    return gather if gathers else scatter
+
+
+def _moved_as(nbytes: int) -> torch.dtype:
+    """Return a dtype in which bytes are summed with zeros: one number of up to 4 bytes, else numbers of 8."""
+    return torch.int32 if nbytes <= 4 else torch.int64
+
+
+def _checked_call(
+    group: Group, call: Call, blocking: Callable[..., None], nonblocking: Callable[..., MPI.Request]
+) -> Callable[[Any, Any], bool]:
+    """Return a function of two buffers that carries a collective out; its result is False for a truncated message.
+
+    Where the wait of the group can be interrupted, it is our own.
+    """
+    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
+
+    def carry_out(mine: Any, buffer: Any) -> bool:
+        outer = calls.begin(words + group.label, not interruptible)
+        try:
+            if interruptible:
+                group.wait_for(nonblocking(mine, buffer), mine, buffer)
+            else:
+                blocking(mine, buffer)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+                raise
+            return False
+        finally:
+            calls.end(outer)
+        return True
+
+    return carry_out
+
+
+def _raise_mismatch(group: Group, call: Call) -> None:
+    with group.enter_call(call):
+        group.raise_mismatch(call)
 
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
     """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
     fields = FINGERPRINT_FIELDS[dtype] if length == 1 else 2 * FINGERPRINT_FIELDS[dtype]
     return np.array(fingerprint(call, fields, FINGERPRINT_BITS[dtype]), NUMPY_DTYPES[dtype])
-
-
-def _allreduce_in_steps(group: Group) -> Callable[[Any, Any], None]:
-    """Return a non-blocking allreduce with our own wait, which can be ended."""
-
-    def allreduce(mine: Any, buffer: Any) -> None:
-        group.wait_for(group.comm.Iallreduce(mine, buffer), buffer)
-
-    return allreduce
 
 
 def fingerprint(call: Call, fields: int, bits: int) -> list[int]:

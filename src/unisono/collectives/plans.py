@@ -75,7 +75,7 @@ class Plans:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._families: dict[str, Family] = {}
-        self._rotated: dict[tuple[str, int], Algorithm] = {}
+        self._rotated: dict[tuple[str, str, int], Algorithm] = {}
 
     def find(self, algorithm: str) -> Family:
         """Return the schedule of that name for the placement of these ranks."""
@@ -84,12 +84,12 @@ class Plans:
         return self._families[algorithm]
 
     def schedule(self, plan: Plan) -> Algorithm:
-        """Return the schedule that a plan names. For a root other than 0, ranks of the broadcast are rotated."""
+        """Return the schedule that a plan names. For a root other than 0, ranks are rotated."""
         algorithm: Algorithm | None = getattr(self.find(plan.algorithm), plan.collective)
         assert algorithm is not None, "the plan names what the schedule has"
         if not plan.root:
             return algorithm
-        key = plan.algorithm, plan.root
+        key = plan.collective, plan.algorithm, plan.root
         if key not in self._rotated:
             ranks = self._placement.ranks
             self._rotated[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
@@ -164,7 +164,7 @@ class Plans:
     ) -> Plan:
         """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
         length = nbytes // dtype.itemsize
-        words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective == "broadcast" else [])]
+        words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective in ("broadcast", "reduce") else [])]
         words += [choice.algorithm]
         words += [f"op {op}"] if op not in ("sum", None) else []
         words += [f"wire {wire}"] if wire is not None else []

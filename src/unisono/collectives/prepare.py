@@ -186,17 +186,19 @@ def _played(
             raise
 
     begin, end = (itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
+    loses = plan.collective == "reduce_scatter" or (plan.collective == "reduce" and group.rank != plan.root)
 
     def start(source: int, target: int) -> None:
         with group.enter_call(plan.call) as number:
-            if plan.collective == "broadcast":
-                group.check_same_call(plan.call)  # no rank waits for those below it in a tree, so would detect nothing
-            if plan.collective != "reduce_scatter":
+            if plan.collective in ("broadcast", "reduce"):
+                group.check_same_call(plan.call)  # no rank waits for both ends of a tree, so would detect nothing
+            if not loses:
                 play_at(target, number)
                 return
-            scratch = np.array(bytes_at(source, plan.nbytes))  # all but the own chunk is lost
+            scratch = np.array(bytes_at(source, plan.nbytes))  # partial sums overwrite all but the own chunk
             play_at(scratch.ctypes.data, number, scratch)
-            bytes_at(target, end - begin)[:] = scratch[begin:end]
+            if plan.collective == "reduce_scatter":
+                bytes_at(target, end - begin)[:] = scratch[begin:end]
 
     return start
 

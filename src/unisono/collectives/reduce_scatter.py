@@ -17,7 +17,8 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import prepare
+from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 
@@ -37,21 +38,23 @@ def reduce_scatter(
     and errors are those of `allreduce`. Also raises TensorError for an `out` that does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
+    result = torch.empty(stop - start, dtype=tensor.dtype) if out is None else out
+    parameters = "reduce_scatter", algorithm, wire, op
+    if start_ready(group, parameters, tensor, result):
+        return result
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
         plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)
         if out is not None:
             _check_out(group, tensor, out, start, stop)
-    flat = flat_of(tensor)
-    buffer = torch.empty(stop - start, dtype=tensor.dtype) if out is None else receive_buffer(out)
+    flat, buffer = flat_of(tensor), receive_buffer(result)
     if group.size == 1:
         buffer.detach().view(-1).copy_(flat)
     else:
-        group.start(prepare(group, plan), flat, buffer)
-    if out is None:
-        return buffer
-    copy_back([out], [buffer])
-    return out
+        play = bind(prepare(group, plan), flat.data_ptr(), buffer.data_ptr())
+        start_and_keep(group, parameters, play, flat, buffer)
+    copy_back([result], [buffer])
+    return result
 
 
 def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.compute.algorithms.registry import ALGORITHMS, DEFAULT
+from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry, Pass
 from unisono.errors import TableError, UsageError
 from unisono.files import temporary_beside, write_atomically

@@ -1,4 +1,4 @@
-"""Geometry of a convolution: its sizes, its three passes, and the operations and bytes they need.
+"""Geometry of a convolution: its sizes, its three passes, and the operations and bytes they need; the algorithm of it.
 
     forward        outputs  =  inputs * weight
     grad_input     gradient of the inputs  =  gradient of the outputs * weight
@@ -11,11 +11,13 @@ Each pass makes the same number of multiplications: samples x output pixels x in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 Pair = tuple[int, int]
 
@@ -107,3 +109,28 @@ def padded(inputs: torch.Tensor, padding: Pair, least: Pair = (0, 0)) -> torch.T
     out = inputs.new_zeros(samples, *whole, channels)
     out[:, down : down + height, right : right + width] = inputs
     return out
+
+
+Compute = Callable[[Geometry, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ConvolutionAlgorithm:
+    """Algorithm for the three passes of a convolution.
+
+    Inputs and outputs are (samples, channels, height, width), the weight is (out_channels, in_channels / groups,
+    height, width), each in any memory format.
+    """
+
+    fits: Callable[[Geometry], bool]
+    forward: Compute
+    """Returns the outputs, from the inputs and the weight."""
+    grad_input: Compute
+    """Returns the gradient of the inputs, from that of the outputs and the weight."""
+    grad_weight: Compute
+    """Returns the gradient of the weight, from the inputs and the gradient of the outputs."""
+
+    def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
+        """Return the result of one of the passes."""
+        passes = {Pass.FORWARD: self.forward, Pass.GRAD_INPUT: self.grad_input, Pass.GRAD_WEIGHT: self.grad_weight}
+        return passes[which](geometry, first, second)

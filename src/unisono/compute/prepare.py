@@ -1,17 +1,30 @@
-"""Preparation of a model for the fastest known computation; its parameters and names do not change.
+"""Preparation of a step for the fastest known computation: number format of products, layers, and memory that is free.
+
+    weights float32 ─ rounded ─▶ bfloat16 products ─▶ float32 gradients ─ allreduce, update ─▶ weights float32
+
+bfloat16 is for processors that support it. PyTorch's autocast rounds the inputs of products. On a CPU the layers after
+them (batch norm, relu, pooling) stay in bfloat16, and losses are float32.
 
 convolutions               follow a plan
 local response norms       channels last
-parameters                 stay contiguous, as gradient buckets need that order
+parameters                 stay contiguous, as gradient buckets need that order; their names do not change
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
 from torch import nn
 
+from unisono.compute import AUTO, PRECISIONS
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.response_norm import use_response_norms
+from unisono.errors import UsageError
+from unisono.processor_model import Processor
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:
@@ -19,3 +32,36 @@ def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:
     plan_convolutions(model, plan)
     use_response_norms(model)
     return model
+
+
+StepContext = Callable[[], AbstractContextManager[object]]
+"""Function that returns the context in which a step is computed."""
+
+
+def choose_dtype(requested: str, weights: torch.dtype, device: str, processor: Processor) -> torch.dtype:
+    """Return the dtype of products, for weights of dtype `weights` on `device` ("cpu", "cuda")."""
+    if weights != torch.float32:
+        return weights
+    if requested == AUTO:
+        return torch.bfloat16 if device == "cuda" or processor.bfloat16 else torch.float32
+    return torch.bfloat16 if requested == "bfloat16" else torch.float32
+
+
+def autocast_to(dtype: torch.dtype, weights: torch.dtype, device: str) -> AbstractContextManager[object]:
+    """Return a context in which a model with weights of dtype `weights` computes its products in `dtype`."""
+    return nullcontext() if dtype == weights else torch.autocast(device, dtype)
+
+
+def check_precision(requested: str) -> None:
+    """Raise UsageError for an unknown precision."""
+    if requested not in PRECISIONS:
+        raise UsageError(f"precision {requested!r}; there are {', '.join(PRECISIONS)}")
+
+
+def release_free_memory() -> bool:
+    """Return free memory to the system. Return True if this C library can do so (glibc's `malloc_trim`)."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return False
+    library.malloc_trim(0)
+    return True

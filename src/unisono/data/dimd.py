@@ -18,22 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.loading import Batch, Mode, Prefetcher
+from unisono.data.kinds.kind import TransformOptions
+from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import permutation, random_draw
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TRAIN_SPLITS, split_folder
-from unisono.data.storage import AUTO, STREAMED
+from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
 from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError
 from unisono.world import World
-
-if TYPE_CHECKING:
-    from unisono.data.storage.storage import Storage
 
 
 def partitioned_load(
@@ -55,11 +51,9 @@ def partitioned_load(
     Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed.
     """
     check_installed()
-    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`, as the next
-    from unisono.data.pack.index import read_index  # noqa: PLC0415
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.packed_feed import check_alike, transform_of  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
-    from unisono.data.storage.storage import StorageOptions, read_storage  # noqa: PLC0415
 
     index = world.call_on_all(lambda: read_index(split_folder(Path(pack), TRAIN_SPLITS)))
     check_alike(index.folder, index.fingerprint, world)
@@ -68,16 +62,16 @@ def partitioned_load(
     chosen = resolve_storage(wanted, index, world)
     if chosen.options.name == STREAMED:
         raise PackError(f"{index.folder} does not fit: {chosen.reason}; take Loader, which streams it, or more nodes")
-    storage = read_storage(chosen.options, index, world)
-    return InMemoryPartition(world, len(index), storage, Prefetcher(index, storage, transform, threads), seed)
+    loader = Prefetcher(index, read_storage(chosen.options, index, world), transform, threads)
+    return InMemoryPartition(world, len(index), loader, seed)
 
 
 class InMemoryPartition(Closing):
     """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
 
-    def __init__(self, world: World, samples: int, storage: Storage, prefetcher: Prefetcher, seed: int) -> None:
-        """Take the storage and the threads that decode from it, both of `samples` samples over all ranks."""
-        self._world, self._storage, self._prefetcher, self._seed = world, storage, prefetcher, seed
+    def __init__(self, world: World, samples: int, loader: Prefetcher, seed: int) -> None:
+        """Take the threads that decode from a storage of `samples` samples over all ranks."""
+        self._world, self._storage, self._loader, self._seed = world, loader.sampler, loader, seed
         self._running: Generator[Batch] | None = None
         self._batch, self._draws, self._shuffles = 0, 0, 0
         self.samples = samples
@@ -123,8 +117,7 @@ class InMemoryPartition(Closing):
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
         self._stop()
-        self._prefetcher.close()
-        self._storage.close()
+        self._loader.close()
 
     def _batches(self, samples: int) -> Generator[Batch]:
         """Yield random batches without end. Crops of a sample change after as many draws as all samples held take."""
@@ -133,7 +126,7 @@ class InMemoryPartition(Closing):
             first = self._draws
             draws = range(first, first + len(held) // samples)
             numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in draws)
-            yield from self._prefetcher.batches(numbers, Mode.TRAIN, self._seed, first)
+            yield from self._loader.batches(numbers, self._seed, first)
 
     def _stop(self) -> None:
         """Stop the batches that are being prepared: a shuffle would move the samples that they read."""

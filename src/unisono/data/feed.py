@@ -1,18 +1,24 @@
-"""Feeds: batches of a run, here from a data set that every rank holds; `packed_feed.py` has that of packs."""
+"""Feed: the batches of a run, from a training set and a test set, in memory on every rank or from packs.
+
+order of an epoch (`order.py`) ── share of this rank, step by step ──▶ reader ──▶ batches
+                                                                        a data set in memory: rows of tensors
+                                                                        a pack: decoded ahead (`loading.py`)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from unisono.data.dataset import Dataset, Samples
+from unisono.data.builtin import Dataset, Samples
 from unisono.data.loading import Batch
-from unisono.data.order import epoch_order, own_numbers, share, steps_of, test_ranges, worker_order
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of, test_ranges
+from unisono.data.storage import Sampler
 from unisono.engine import Observe, observed
 from unisono.world import World
 
@@ -29,37 +35,24 @@ class InputFacts(Protocol):
         ...
 
 
-class Feed(InputFacts, Protocol):
-    """Batches for the ranks of a world. The order of an epoch depends on the seed and the shuffle, not on the ranks."""
+class Reader(Protocol):
+    """Batches of the samples of one set, by their numbers: of a pack a `Prefetcher`."""
 
-    samples: int
-    """Number of training samples, on all ranks together."""
-    test_samples: int
-    """Number of test samples, on all ranks together."""
-    fingerprint: str
-    """Fingerprint of the data, with which a resumed run checks that they are the same."""
-    notes: tuple[str, ...]
-    """Lines on what was chosen, for the start of a run."""
-    labels_per_sample: int
-    """Labels of a sample: 1, its class, or the tokens of a window of text, which are its channels."""
-
-    def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
+    @property
+    def sampler(self) -> Sampler:
+        """Order of the samples, and the place of each."""
         ...
 
-    def test_batches(self, batch: int) -> Iterator[Batch]:
-        """Return this rank's share of the test set, in batches of at most ceil(batch / ranks) samples."""
+    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
+        """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
         ...
 
-    def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
-        """Return batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective.
-
-        The rank visits all samples that it holds in an order of its own, then again in another.
-        """
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
         ...
 
-    def all_test_batches(self, batch: int) -> Iterator[Batch]:
-        """Return the whole test set on this rank, in batches of at most `batch` samples. Not collective."""
+    def stop(self) -> None:
+        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
         ...
 
     def close(self) -> None:
@@ -67,61 +60,153 @@ class Feed(InputFacts, Protocol):
         ...
 
 
-class InMemoryFeed:
-    """Feed from a small data set, of which every rank holds a copy."""
+@dataclass
+class FeedFacts:
+    """Facts of a run's data: all that a rank without batches, a server's, knows."""
 
-    def __init__(
-        self,
-        data: Dataset,
-        world: World,
-        seed: int,
-        observe: Observe | None = None,
-        shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
-    ) -> None:
-        """Keep the data set. `observe` is called with the span of each shuffle and of each batch that is read."""
-        self._data, self._world, self._seed, self._observe = data, world, seed, observe
-        self._shuffle = shuffle
-        self.samples, self.test_samples, self.classes = len(data.train), len(data.test), data.classes
-        self.channels, self.fingerprint = data.train.inputs.shape[1], f"{self.samples} in memory"
-        self.notes: tuple[str, ...] = ()
-        self.labels_per_sample = 1
-
-    def epoch(self, epoch: int, batch: int, done: int) -> Iterator[Batch]:
-        """Yield this rank's share of each step."""
-        with observed(self._observe, "shuffle", "shuffle"):
-            order = epoch_order(self.samples, batch, self._seed, epoch, self._shuffle)
-        for step in range(done, steps_of(self.samples, batch)):
-            rows = torch.from_numpy(share(order, batch, step, self._world.rank, self._world.size))
-            yield self._read(self._data.train, rows)
-
-    def test_batches(self, batch: int) -> Iterator[Batch]:
-        """Yield this rank's share of the test set."""
-        for part in test_ranges(self.test_samples, batch, self._world.rank, self._world.size):
-            yield self._read(self._data.test, slice(part.start, part.stop))
-
-    def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
-        """Yield batches of this rank's own, from all samples."""
-        numbers_of_all = np.arange(self.samples)
-
-        def draw(epoch: int, _: int) -> NDArray[np.int64]:
-            return worker_order(numbers_of_all, self._seed, self._world.rank, epoch)
-
-        for _, numbers in own_numbers(draw, self.samples, batch, step):
-            rows = torch.from_numpy(numbers)
-            yield self._read(self._data.train, rows)
-
-    def all_test_batches(self, batch: int) -> Iterator[Batch]:
-        """Yield the whole test set."""
-        for part in test_ranges(self.test_samples, batch, 0, 1):
-            yield self._read(self._data.test, slice(part.start, part.stop))
+    samples: int
+    """Number of training samples, on all ranks together."""
+    test_samples: int
+    """Number of test samples, on all ranks together."""
+    classes: int
+    channels: int
+    first: torch.Tensor
+    """Zeros with the shape and memory layout of a batch of one sample."""
+    fingerprint: str
+    """Fingerprint of the data, with which a resumed run checks that they are the same."""
+    labels_per_sample: int = 1
+    """Labels of a sample: 1, its class, or the tokens of a window of text, which are its channels."""
+    notes: tuple[str, ...] = ()
+    """Lines on what was chosen, for the start of a run."""
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return torch.zeros(samples, *self._data.train.inputs.shape[1:])
+        shape = (samples, *self.first.shape[1:])
+        last = self.first.dim() == 4 and self.first.is_contiguous(memory_format=torch.channels_last)
+        return torch.zeros(shape, dtype=self.first.dtype).contiguous(
+            memory_format=torch.channels_last if last else torch.contiguous_format
+        )
 
     def close(self) -> None:
-        """Do nothing: there are no threads and no shared memory."""
+        """Do nothing."""
 
-    def _read(self, samples: Samples, rows: torch.Tensor | slice) -> Batch:
-        with observed(self._observe, "read batch", "loading"):
-            return samples.inputs[rows], samples.labels[rows]
+
+class Feed(FeedFacts):
+    """Batches for the ranks of a world. The order of an epoch depends on the seed and the shuffle, not on the ranks."""
+
+    def __init__(
+        self,
+        facts: FeedFacts,
+        train: Reader,
+        test: Reader,
+        world: World,
+        seed: int,
+        *,
+        shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
+        own: int = 0,
+        observe: Observe | None = None,
+    ) -> None:
+        """Read batches from both sets. `own` is the number of samples that are this rank's own, if any are.
+
+        `observe` is called with the span of each shuffle.
+        """
+        super().__init__(**vars(facts))
+        self._train, self._test, self._world, self._seed = train, test, world, seed
+        self._shuffle, self._own, self._observe = shuffle, own, observe
+
+    @property
+    def facts(self) -> FeedFacts:
+        """Facts alone, without batches."""
+        return FeedFacts(**{name: getattr(self, name) for name in FeedFacts.__dataclass_fields__})
+
+    def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
+        """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
+        with observed(self._observe, "shuffle", "shuffle"):
+            order = self._train.sampler.order(self._seed, epoch, batch, self._shuffle)
+            self._train.sampler.epoch(order, batch, done)
+        steps = range(done, steps_of(self.samples, batch))
+        wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
+        return self._train.batches(wanted, self._seed, epoch)
+
+    def test_batches(self, batch: int) -> Iterator[Batch]:
+        """Return this rank's share of the test set, in batches of at most ceil(batch / ranks) samples."""
+        return self._tested(batch, self._world.rank, self._world.size)
+
+    def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
+        """Return batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective.
+
+        The rank visits all samples that it holds in an order of its own, then again in another.
+        """
+        assert self._own, "the feed is that of ranks out of step"
+
+        def draw(epoch: int, done: int) -> Numbers:
+            return self._train.sampler.own_epoch(self._seed, epoch, batch, done)
+
+        found = own_numbers(draw, self._own, batch, step)
+        for epoch, several in groupby(found, key=lambda pair: pair[0]):
+            yield from self._train.batches((numbers for _, numbers in several), self._seed, epoch)
+
+    def all_test_batches(self, batch: int) -> Iterator[Batch]:
+        """Return the whole test set on this rank, in batches of at most `batch` samples. Not collective."""
+        return self._tested(batch, 0, 1)
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
+        return self._train.blank(samples)
+
+    def stop_threads(self) -> None:
+        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
+        self._train.stop()
+        self._test.stop()
+
+    def close(self) -> None:
+        """Stop the threads and free the memory. Collective."""
+        self.stop_threads()
+        self._train.close()
+        self._test.close()
+
+    def _tested(self, batch: int, rank: int, ranks: int) -> Iterator[Batch]:
+        return self._test.batches(np.array(part) for part in test_ranges(self.test_samples, batch, rank, ranks))
+
+
+class RowReader:
+    """Batches of samples in the memory of every rank."""
+
+    def __init__(self, samples: Samples, world: World, observe: Observe | None) -> None:
+        """Keep the samples. `observe` is called with the span of each batch that is read."""
+        self.sampler, self._samples, self._observe = Sampler(len(samples), world), samples, observe
+
+    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:  # noqa: ARG002  nothing is random
+        """Yield the rows with these numbers."""
+        for numbers in wanted:
+            rows = torch.from_numpy(numbers)
+            with observed(self._observe, "read batch", "loading"):
+                batch = self._samples.inputs[rows], self._samples.labels[rows]
+            yield batch
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape of the inputs of a batch."""
+        return torch.zeros(samples, *self._samples.inputs.shape[1:])
+
+    def stop(self) -> None:
+        """Do nothing: there are no threads."""
+
+    def close(self) -> None:
+        """Do nothing: there is no shared memory."""
+
+
+def in_memory_feed(
+    data: Dataset,
+    world: World,
+    seed: int,
+    observe: Observe | None = None,
+    shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
+) -> Feed:
+    """Return the feed of a small data set, of which every rank holds a copy.
+
+    `observe` is called with the span of each shuffle and of each batch that is read.
+    """
+    train, test = (RowReader(samples, world, observe) for samples in (data.train, data.test))
+    samples, channels = len(data.train), data.train.inputs.shape[1]
+    facts = FeedFacts(samples, len(data.test), data.classes, channels, train.blank(1), f"{samples} in memory")
+    return Feed(facts, train, test, world, seed, shuffle=shuffle, own=samples, observe=observe)

@@ -12,6 +12,14 @@
                9 4 | 1 8                 rank 1
     state      {"epoch": 0, "step": 2, ...}
     resumed              3 6             rank 0: the rest of the epoch, each sample once
+
+`Loader.dataset` is for the loops of other libraries: an IterableDataset with a length and a state.
+
+    Loader          0 1 2 3 │ 4 5 6 7 │ 8 9     memory of a batch is reused; the last step may be short
+    BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has its own memory; only full batches
+
+Such loops read batches ahead, collect several before a step (accumulation), and average ranks with equal weight: so
+batches are copied, and all ranks have equally many samples in each. Bytes copied: those of each batch, once.
 """
 
 from __future__ import annotations
@@ -21,11 +29,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unisono.data.batch_dataset import BatchDataset
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
-from unisono.data.order import steps_of
-from unisono.data.requirements import check_installed
-from unisono.data.shuffle_options import parse_shuffle
+from unisono.data.order import parse_shuffle, steps_of
+from unisono.data.pack.layout import check_installed
+from unisono.data.storage import StorageOptions
 from unisono.errors import UsageError
 from unisono.world import World
 
@@ -64,9 +75,7 @@ class Loader:
         if some ranks would have no samples or a number is out of range, RecipeError for another `shuffle`.
         """
         check_installed()
-        from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  of the extra `data`
-        from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415
-        from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
+        from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  of the extra `data`
 
         if batch < world.size:
             raise UsageError(
@@ -87,7 +96,7 @@ class Loader:
             raise UsageError(f'groups = {groups}, but storage = "{storage}": only "partitioned" takes groups; omit it')
         place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
         interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
-        self._feed = PackedFeed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
+        self._feed = packed_feed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
         self._ranks, self._seed, self._shuffle = world.size, seed, interval
         self._running: Generator[Batch] | None = None
         self.batch = batch
@@ -202,3 +211,63 @@ def check_numbers(**given: int) -> None:
     for name, value in given.items():
         if value < (least := int(name in AT_LEAST_ONE)):
             raise UsageError(f"{name} = {value}; it is {least} at least")
+
+
+class BatchDataset(IterableDataset[Any]):
+    """This rank's batches of a loader, which other libraries iterate; made by `Loader.dataset`."""
+
+    def __init__(self, loader: Loader, ranks: int, names: tuple[str, str] | None = None) -> None:
+        """Take the batches of `loader`, as (inputs, labels) or with `names` as a dict. Raises UsageError if the shares
+        of `ranks` ranks would differ, or no batch is full."""
+        if loader.batch % ranks:
+            raise UsageError(
+                f"{ranks} ranks share batches of {loader.batch} samples unevenly, but a dataset's batches are averaged "
+                f"with equal weight; take a multiple of {ranks}, or iterate the loader and call unisono.add_samples"
+            )
+        if loader.batch > loader.samples:
+            raise UsageError(
+                f"batches of {loader.batch} samples from {loader.samples} leave no whole step; lower the batch"
+            )
+        self._loader, self._names = loader, names
+
+    def __len__(self) -> int:
+        """Return the number of full batches of an epoch."""
+        return self._loader.samples // self._loader.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the epoch from the loader's step on; the next epoch follows. Collective.
+
+        Raises UsageError in a worker process of a DataLoader: a fork of a rank has no MPI.
+        """
+        if get_worker_info() is not None:
+            raise UsageError(
+                "a worker process of a DataLoader cannot read a pack in the memory of MPI ranks; set num_workers=0, "
+                "and decode with Loader(..., threads=...)"
+            )
+        self._leave_ended_epoch()
+        for inputs, labels in self._loader:
+            yield self._form(inputs.clone(), labels.clone())  # labels of texts lie in the memory of their inputs
+            if self._loader.step >= len(self):
+                break
+        self._leave_ended_epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch; the current one continues at its step."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loader, alike on all ranks: the batch that was handed out last counts as used."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the position of `state`. Raises UsageError as `Loader.load_state_dict`."""
+        self._loader.load_state_dict(state)
+        self._leave_ended_epoch()
+
+    def _leave_ended_epoch(self) -> None:
+        """Begin the next epoch where no whole step is left: loops may count batches, and never ask for one more."""
+        if self._loader.step >= len(self):
+            self.set_epoch(self._loader.epoch + 1)
+
+    def _form(self, inputs: torch.Tensor, labels: torch.Tensor) -> Any:
+        return (inputs, labels) if self._names is None else dict(zip(self._names, (inputs, labels), strict=True))

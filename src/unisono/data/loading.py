@@ -4,8 +4,7 @@
     loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the waiting time is recorded
 
 PREFETCHED_BATCHES batches are prepared in advance, each by all threads together. The loader uses threads, not
-processes: Unisono never forks after MPI has started, and decoding releases the GIL. Modes: train (with random changes),
-validate (without), stop.
+processes: Unisono never forks after MPI has started, and decoding releases the GIL.
 
 The random numbers of a sample depend on the seed, the epoch and its number alone, so they are the same on any number
 of ranks and after any resume.
@@ -17,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.kinds import find_kind
+from unisono.data.order import Numbers
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
@@ -34,7 +33,7 @@ from unisono.schedules.pieces import bounds
 if TYPE_CHECKING:
     from unisono.data.kinds.kind import SampleTransform
     from unisono.data.pack.index import Index
-    from unisono.data.storage.storage import SampleReader
+    from unisono.data.storage import Storage
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -42,7 +41,6 @@ PREFETCHED_BATCHES = 2
 DECODING = "decoding"
 """Name of the threads of a loader, and kind of the spans of their work."""
 
-Numbers = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs, in the layout of `SampleTransform.batch`, and labels, int64.
 
@@ -56,44 +54,36 @@ def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
-class Mode(Enum):
-    """Purpose of batches: training, with random changes, or validation, without."""
-
-    TRAIN = "train"
-    VALIDATE = "validate"
-
-
 class Prefetcher:
     """Batches of a pack's samples, prepared in advance by threads of its own."""
 
     def __init__(
         self,
         index: Index,
-        storage: SampleReader,
+        storage: Storage,
         transform: Callable[[], SampleTransform],
         threads: int,
-        dtype: torch.dtype = torch.float32,
         name: str = DECODING,
         observe: Observe | None = None,
     ) -> None:
-        """Start the threads. `transform` makes the transform of each thread; `dtype` is float32 or bfloat16, and not
-        used by kinds whose inputs are integers.
+        """Start the threads, called `name`. `transform` makes the transform of each.
 
-        The threads have the name `name`. `observe` is called with the spans of reading and decoding.
+        `storage` is closed with the loader. `observe` is called with the spans of reading and decoding.
         """
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._kind = find_kind(index.about.kind)
-        self._index, self._storage, self._make_transform = index, storage, transform
-        self._dtype = torch.int64 if self._kind.integers else dtype
+        self._index, self.sampler, self._make_transform = index, storage, transform
+        self._dtype = torch.int64 if self._kind.integers else torch.float32
         first = transform()  # loads libraries once here, not in all threads at once
         self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()
         self._pool, self._observe = ThreadPoolExecutor(threads, name, self._begin), observe
         self._spare: list[torch.Tensor] = []
 
-    def batches(self, wanted: Iterable[Numbers], mode: Mode, seed: int = 0, epoch: int = 0) -> Generator[Batch]:
+    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
         """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
 
+        With a seed, samples are changed at random, as in training; without, they are as in validation.
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
         """
         queue: deque[tuple[torch.Tensor, Numbers, list[Future[None]]]] = deque()
@@ -102,7 +92,7 @@ class Prefetcher:
 
         def start_up_to(count: int) -> None:
             while len(queue) < count and (numbers := next(source, None)) is not None:
-                queue.append(self._start(numbers, mode, seed, epoch))
+                queue.append(self._start(numbers, seed, epoch))
 
         try:
             start_up_to(PREFETCHED_BATCHES + 1)
@@ -134,21 +124,25 @@ class Prefetcher:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
         return self._batch(torch.zeros((samples, *self.shape), dtype=self._dtype))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
 
+    def close(self) -> None:
+        """Stop the threads and free the memory. Collective."""
+        self.stop()
+        self.sampler.close()
+
     def _start(
-        self, numbers: Numbers, mode: Mode, seed: int, epoch: int
+        self, numbers: Numbers, seed: int | None, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
         """Submit a batch to the threads, a stretch of samples to each; return its memory, numbers and futures."""
         with observed(self._observe, "read batch", "loading"):
-            memory, samples = self._buffer(len(numbers)), self._storage.samples(numbers)
+            memory, samples = self._buffer(len(numbers)), self.sampler.samples(numbers)
 
         def transform(first: int, last: int) -> None:
             own = numbers[first:last]
-            training = mode is Mode.TRAIN
-            draws = uniform_numbers(seed, epoch, own, DRAWS_PER_SAMPLE).tolist() if training else [None] * len(own)
+            draws = [None] * len(own) if seed is None else uniform_numbers(seed, epoch, own, DRAWS_PER_SAMPLE).tolist()
             with observed(self._observe, "decode", DECODING):
                 for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
                     rng = None if drawn is None else CounterRNG(drawn)

@@ -7,8 +7,15 @@
     rank 0                 7 2       0 5      3
     rank 1                 9 4       1 8      6
 
-If samples move between all ranks only every few epochs, each part of a batch keeps its samples in between, and sees
-them in the order of the epoch's own permutation. The next epoch of the one above, with `"every:2,parts:2"`:
+The interval and the scope of the shuffle, by which samples move between ranks:
+
+    "epoch"             every epoch, a new permutation of the whole set
+    "every:4"           every 4 epochs; in between each rank sees its own samples in new orders
+    "every:4,parts:2"   every 4 epochs; in between samples stay in their half of each batch: that of half of the ranks
+    "once"              in the first epoch only
+
+Parts are those of the batch, not of the ranks. In between, each part keeps its samples, and sees them in the order
+of the epoch's own permutation. The next epoch of the one above, with "every:2,parts:2":
 
     own permutation        5 0 6 1 7 2 4 3 8 9
     of part 0, part 1      5 0 7 2 3            6 1 4 8 9
@@ -21,16 +28,61 @@ its samples if it has whole parts of a batch, as it has where the ranks divide t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.shuffle_options import ShuffleOptions
+from unisono.errors import RecipeError
 from unisono.schedules.pieces import bounds
 
+Numbers = NDArray[np.int64]
+"""Numbers of samples."""
 
-def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+FORM = re.compile(r"(?P<interval>epoch|once|every:(?P<every>[1-9]\d{0,8}))(,parts:(?P<parts>[1-9]\d{0,8}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ShuffleOptions:
+    """Interval and scope of the shuffle."""
+
+    every: int = 1
+    """Epochs from one shuffle between all ranks to the next; 0: only the first epoch has one."""
+    parts: int = 0
+    """Equal parts of each batch in which samples stay in between; 0: as many as the batch has samples."""
+
+    def __str__(self) -> str:
+        interval = {0: "once", 1: "epoch"}.get(self.every, f"every:{self.every}")
+        return f"{interval},parts:{self.parts}" if self.parts else interval
+
+    def first_epoch(self, epoch: int) -> int:
+        """Return the epoch of the last shuffle between all ranks, up to `epoch`.
+
+        >>> [ShuffleOptions(every=3).first_epoch(epoch) for epoch in range(7)]
+        [0, 0, 0, 3, 3, 3, 6]
+        """
+        return epoch - epoch % self.every if self.every else 0
+
+
+def parse_shuffle(text: str) -> ShuffleOptions:
+    """Return the options that a recipe's `data.shuffle` names. Raises RecipeError for other words.
+
+    >>> parse_shuffle("every:4,parts:2")
+    ShuffleOptions(every=4, parts=2)
+    """
+    found = FORM.fullmatch(text)
+    every = 0 if found is None or found["interval"] == "once" else int(found["every"] or 1)
+    if found is None or (every == 1 and found["parts"]):
+        raise RecipeError(
+            f'data.shuffle = "{text}"; it is "epoch", "every:N" or "once", the last two perhaps with ",parts:P", as in '
+            '"every:4,parts:2"'
+        )
+    return ShuffleOptions(every, int(found["parts"] or 0))
+
+
+def permutation(samples: int, seed: int, epoch: int) -> Numbers:
     """Return the order in which an epoch visits the samples: a permutation, int64, shape (samples,)."""
     return epoch_rng(seed, epoch).permutation(samples)
 
@@ -40,7 +92,7 @@ def epoch_rng(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=(seed, epoch)))
 
 
-def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
+def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> Numbers:
     """Return the order in which an epoch with this shuffle visits the samples: a permutation, int64, shape (samples,).
 
     `batch` is the number of samples of a step over all ranks.
@@ -56,7 +108,7 @@ def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: Shuffl
     return order
 
 
-def worker_order(numbers: NDArray[np.int64], seed: int, worker: int, epoch: int) -> NDArray[np.int64]:
+def worker_order(numbers: Numbers, seed: int, worker: int, epoch: int) -> Numbers:
     """Return the order in which one worker visits the samples `numbers` in an epoch of its own, int64.
 
     Workers that are out of step share no order: each draws its own.
@@ -70,8 +122,8 @@ def worker_rng(seed: int, worker: int, epoch: int) -> np.random.Generator:
 
 
 def own_numbers(
-    draw: Callable[[int, int], NDArray[np.int64]], samples: int, batch: int, step: int
-) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    draw: Callable[[int, int], Numbers], samples: int, batch: int, step: int
+) -> Iterator[tuple[int, Numbers]]:
     """Yield, for each step of a worker from `step` on, its epoch and the samples of its batch, without end.
 
     An epoch of a worker ends when it has seen all its `samples` once; its last batch may be short. `draw(epoch, done)`
@@ -86,7 +138,7 @@ def own_numbers(
         step = (epoch + 1) * steps
 
 
-def random_draw(numbers: NDArray[np.int64], seed: int, worker: int, draw: int, samples: int) -> NDArray[np.int64]:
+def random_draw(numbers: Numbers, seed: int, worker: int, draw: int, samples: int) -> Numbers:
     """Return a worker's draw of so many of the samples `numbers`: none twice, independent of its other draws; int64."""
     chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | draw)))
     return chance.choice(numbers, samples, replace=False)
@@ -97,7 +149,7 @@ def steps_of(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
-def share(order: NDArray[np.int64], batch: int, step: int, rank: int, ranks: int) -> NDArray[np.int64]:
+def share(order: Numbers, batch: int, step: int, rank: int, ranks: int) -> Numbers:
     """Return the samples of one rank in one step of an epoch with this order: its part of the global batch."""
     whole = order[step * batch : (step + 1) * batch]
     start, stop = bounds(len(whole), ranks, rank)
@@ -121,5 +173,5 @@ def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
     return seen
 
 
-def _ranks_of_step(length: int, ranks: int) -> NDArray[np.int64]:
+def _ranks_of_step(length: int, ranks: int) -> Numbers:
     return ((np.arange(length) + 1) * ranks - 1) // max(1, length)

@@ -1,27 +1,21 @@
-"""Feed from packs, in the memory of the ranks or read ahead from stripes."""
+"""Feed from two packs, a training set and a test set, in the memory of the ranks or read ahead from stripes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
+from unisono.data.feed import Feed, FeedFacts
 from unisono.data.kinds import find_kind
 from unisono.data.kinds.kind import SampleTransform, TransformOptions
-from unisono.data.loading import DECODING, Batch, Mode, Prefetcher
-from unisono.data.order import own_numbers, permutation, share, steps_of, test_ranges
+from unisono.data.loading import DECODING, Prefetcher
+from unisono.data.order import ShuffleOptions, permutation
 from unisono.data.pack.index import Index, read_index
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
-from unisono.data.storage import AUTO, STREAMED
-from unisono.data.storage.choose import resolve_storage
-from unisono.data.storage.groups import form_groups, scope_note
-from unisono.data.storage.storage import StorageOptions, read_storage
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
+from unisono.data.storage.choose import StorageChoice, resolve_storage
+from unisono.data.storage.ownership import form_groups, scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World
@@ -42,107 +36,67 @@ class FeedOptions:
     """Interval and scope of the shuffle."""
 
 
-class PackedFeed:
-    """Feed from two packs: a training set and a test set."""
+def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe | None = None) -> Feed:
+    """Read both packs into memory, and return their feed. Collective. Raises PackError on every rank.
 
-    def __init__(
-        self,
-        options: FeedOptions,
-        world: World,
-        seed: int,
-        observe: Observe | None = None,
-    ) -> None:
-        """Read both packs into memory. Collective. Raises PackError on every rank.
+    `observe` is called with the spans of reading, decoding and shuffling.
+    """
+    train, test = world.call_on_all(
+        lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
+    )
+    check_splits(train, test)
+    fingerprint = f"{train.fingerprint}, {test.fingerprint}"
+    check_alike(options.folder, fingerprint, world)
+    transform = transform_of(train, options.transform)
+    chosen = _choose(options, train, world)
+    with observed(observe, "read training set", "loading"):
+        storage = read_storage(chosen.options, train, world)
+    with observed(observe, "read test set", "loading"):
+        test_storage = read_storage(StorageOptions("replicated" if options.out_of_step else "partitioned"), test, world)
+    if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
+        fingerprint += f", {storage.order_name}"
+    own = 0
+    if options.out_of_step:
+        with observed(observe, "shuffle", "shuffle"):
+            own = len(storage.own(permutation(len(train), seed, 0)))
+    loader = Prefetcher(train, storage, transform, options.threads, observe=observe)
+    # both may decode at once: a worker reads ahead while it tests
+    tester = Prefetcher(test, test_storage, transform, options.threads, f"test {DECODING}", observe)
+    facts = FeedFacts(
+        samples=len(train),
+        test_samples=len(test),
+        classes=len(train.about.classes),
+        channels=loader.shape[-1],
+        first=loader.blank(1),
+        fingerprint=fingerprint,
+        labels_per_sample=find_kind(train.about.kind).labels_per_sample(train.about.shape),
+        notes=_notes(chosen, options.shuffle, world),
+    )
+    return Feed(facts, loader, tester, world, seed, shuffle=options.shuffle, own=own, observe=observe)
 
-        `observe` is called with the spans of reading, decoding and shuffling.
-        """
-        self._world, self._seed, self._observe, self._shuffle = world, seed, observe, options.shuffle
-        train, test = world.call_on_all(
-            lambda: [read_index(split_folder(options.folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS)]
+
+def _choose(options: FeedOptions, train: Index, world: World) -> StorageChoice:
+    """Return the storage of the training set. Collective. Raises PackError if it does not take the other options."""
+    if options.out_of_step and options.storage.name == AUTO:
+        raise PackError(
+            'data.storage = "auto", but ranks out of step own other samples in another storage, which a replay has '
+            'to repeat: set "partitioned" or "replicated"'
         )
-        check_splits(train, test)
-        self.fingerprint = f"{train.fingerprint}, {test.fingerprint}"
-        check_alike(options.folder, self.fingerprint, world)
-        self.samples, self.test_samples, self.classes = len(train), len(test), len(train.about.classes)
-        transform = transform_of(train, options.transform)
-        test_storage = StorageOptions("replicated" if options.out_of_step else "partitioned")
-        if options.out_of_step and options.storage.name == AUTO:
-            raise PackError(
-                'data.storage = "auto", but ranks out of step own other samples in another storage, which a replay has '
-                'to repeat: set "partitioned" or "replicated"'
-            )
-        chosen = resolve_storage(options.storage, train, world)
-        if chosen.options.name == STREAMED and options.shuffle != ShuffleOptions():
-            raise PackError(
-                f'data.shuffle = "{options.shuffle}", but {train.folder} is streamed, and nothing moves between ranks: '
-                'set "epoch", or another data.storage'
-            )
-        with observed(observe, "read training set", "loading"):
-            self._train = read_storage(chosen.options, train, world)
-        copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
-        formed = form_groups(world.placement, copies).note
-        crossing = scope_note(options.shuffle, world.placement)
-        lines = ("storage", chosen.reason), ("storage", formed), ("shuffle", crossing)
-        self.notes = tuple(f"{subject}: {line}" for subject, line in lines if line)
-        """Lines on the storage and the shuffle: what was chosen, and what crosses switches."""
-        with observed(observe, "read test set", "loading"):
-            self._test = read_storage(test_storage, test, world)
-        if self._train.order_name:  # in the middle of an epoch, a resumed run needs the same order
-            self.fingerprint += f", {self._train.order_name}"
-        self._own = 0
-        if options.out_of_step:
-            with observed(observe, "shuffle", "shuffle"):
-                self._own = len(self._train.own(permutation(self.samples, seed, 0)))
-        self._loader = Prefetcher(train, self._train, transform, options.threads, observe=observe)
-        name = f"test {DECODING}"  # both may decode at once: a worker reads ahead while it tests
-        self._tester = Prefetcher(test, self._test, transform, options.threads, name=name, observe=observe)
-        self.channels = self._loader.shape[-1]
-        self.labels_per_sample = find_kind(train.about.kind).labels_per_sample(train.about.shape)
+    chosen = resolve_storage(options.storage, train, world)
+    if chosen.options.name == STREAMED and options.shuffle != ShuffleOptions():
+        raise PackError(
+            f'data.shuffle = "{options.shuffle}", but {train.folder} is streamed, and nothing moves between ranks: '
+            'set "epoch", or another data.storage'
+        )
+    return chosen
 
-    def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
-        """Shuffle the samples across ranks, then return this rank's share of each step."""
-        with observed(self._observe, "shuffle", "shuffle"):
-            order = self._train.order(self._seed, epoch, batch, self._shuffle)
-            self._train.epoch(order, batch, done)
-        steps = range(done, steps_of(self.samples, batch))
-        wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
-        return self._loader.batches(wanted, Mode.TRAIN, self._seed, epoch)
 
-    def test_batches(self, batch: int) -> Iterator[Batch]:
-        """Return this rank's share of the test set."""
-        parts = test_ranges(self.test_samples, batch, self._world.rank, self._world.size)
-        return self._tester.batches((np.array(part) for part in parts), Mode.VALIDATE)
-
-    def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
-        """Yield batches of the samples that are this rank's own in the storage."""
-        assert self._own, "the feed is that of ranks out of step"
-
-        def draw(epoch: int, done: int) -> NDArray[np.int64]:
-            return self._train.own_epoch(self._seed, epoch, batch, done)
-
-        found = own_numbers(draw, self._own, batch, step)
-        for epoch, several in groupby(found, key=lambda pair: pair[0]):
-            yield from self._loader.batches((numbers for _, numbers in several), Mode.TRAIN, self._seed, epoch)
-
-    def all_test_batches(self, batch: int) -> Iterator[Batch]:
-        """Yield the whole test set."""
-        parts = test_ranges(self.test_samples, batch, 0, 1)
-        return self._tester.batches((np.array(part) for part in parts), Mode.VALIDATE)
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return self._loader.blank(samples)
-
-    def stop_threads(self) -> None:
-        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
-        self._loader.close()
-        self._tester.close()
-
-    def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
-        self.stop_threads()
-        self._train.close()
-        self._test.close()
+def _notes(chosen: StorageChoice, shuffle: ShuffleOptions, world: World) -> tuple[str, ...]:
+    """Return lines on the storage and the shuffle: what was chosen, and what crosses switches."""
+    copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
+    formed, crossing = form_groups(world.placement, copies).note, scope_note(shuffle, world.placement)
+    lines = ("storage", chosen.reason), ("storage", formed), ("shuffle", crossing)
+    return tuple(f"{subject}: {line}" for subject, line in lines if line)
 
 
 def check_alike(folder: Path, own: str, world: World) -> None:

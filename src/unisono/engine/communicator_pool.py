@@ -13,12 +13,16 @@ import atexit
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import torch
 
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import ExclusiveVariable
 from unisono.engine.engine import Engine
 from unisono.world import World
+
+Result = TypeVar("Result")
 
 
 class CommunicatorUser(Protocol):
@@ -113,3 +117,36 @@ def call_labelled(world: World, label: str, act: Callable[[World], object]) -> N
         act(world)
     finally:
         world.label("")
+
+
+class ModelCollectives:
+    """Collectives about one model besides its gradients, labelled with its name: of the main thread, on the first
+    communicator of a pool. They run one at a time with all other exchanges of the world."""
+
+    def __init__(self, pool: CommunicatorPool, user: str) -> None:
+        self.pool, self.user = pool, user
+        self._label, world = f" [{user}]", pool.worlds(1)[0]
+        self.rank, self.size, self.nodes = world.rank, world.size, world.nodes
+
+    def call(self, act: Callable[[World], Result]) -> Result:
+        """Return the result of `act`, which all ranks call together."""
+        results: list[Result] = []
+        world = self.pool.worlds(1)[0]
+
+        def carry_out() -> None:
+            call_labelled(world, self._label, lambda _: results.append(act(world)))
+
+        self.pool.engine.carry_out(carry_out, (), (self.pool.exclusive(0),), "collective")
+        return results[0]
+
+    def all_gather_object(self, value: Result) -> list[Result]:
+        """Return the values of all ranks, by rank (pickled)."""
+        return self.call(lambda world: world.all_gather_object(value))
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy rank 0's `tensor` to every rank, in place, and return it."""
+        return self.call(lambda world: world.broadcast(tensor))
+
+    def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce `tensor` over all ranks with `op`, in place, and return it."""
+        return self.call(lambda world: world.allreduce(tensor, op=op))

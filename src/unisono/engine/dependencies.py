@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -75,22 +74,17 @@ class ExclusiveVariable(Variable):
         self.failure = None
 
 
-@dataclass(eq=False)
 class PendingOperation:
     """Operation to be carried out once all its variables admit it."""
 
-    name: str
-    read: tuple[Variable, ...]
-    mutate: tuple[Variable, ...]
-    open: int = 0
-    """Number of variables that have not admitted it."""
-    failure: Failure | None = None
-
-
-def make_operation(name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> PendingOperation:
-    """Return an operation; a variable that it both reads and mutates counts as mutated."""
-    mutated = dict.fromkeys(mutate)
-    return PendingOperation(name, tuple(one for one in dict.fromkeys(read) if one not in mutated), tuple(mutated))
+    def __init__(self, name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> None:
+        """Name the operation; a variable that it both reads and mutates counts as mutated."""
+        mutated = dict.fromkeys(mutate)
+        self.name, self.mutate = name, tuple(mutated)
+        self.read = tuple(one for one in dict.fromkeys(read) if one not in mutated)
+        self.open = 0
+        """Number of variables that have not admitted it."""
+        self.failure: Failure | None = None
 
 
 def enqueue(operation: PendingOperation) -> bool:

@@ -18,16 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from unisono.engine.closing import Closing
-from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue, make_operation
+from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue
 from unisono.engine.spans import Observe, OperationSpan
 from unisono.engine.thread_pool import ThreadPool
 from unisono.errors import OperationError, UsageError
-
-THREADS: Mapping[str, int] = {"communication": 1, "loading": 1, "update": 1}
-"""Threads for each kind of work, by default."""
 
 MAIN = "main"
 """Kind of the operations that the main thread carries out itself; it waits until they may run."""
@@ -35,20 +32,21 @@ MAIN = "main"
 Action = Callable[[], object]
 
 
-class Handle:
+class Handle(PendingOperation):
     """Operation that was pushed."""
 
     def __init__(
         self,
-        operation: PendingOperation,
-        action: Action | None,
-        kind: str = "",
-        priority: int = 0,
+        name: str,
+        read: Iterable[Variable],
+        mutate: Iterable[Variable],
+        action: Action | None = None,
+        kind: str = MAIN,
         observe: Observe | None = None,
         about: Any = None,
     ) -> None:
-        self.operation, self.action, self.kind, self.priority = operation, action, kind, priority
-        self.observe, self.about = observe, about
+        super().__init__(name, read, mutate)
+        self.action, self.kind, self.observe, self.about = action, kind, observe, about
         self.ready = False
         """True once its variables have admitted it."""
         self.ended = False
@@ -65,26 +63,25 @@ class Handle:
     @property
     def succeeded(self) -> bool:
         """True once it is over without a failure."""
-        return self._over.is_set() and self.operation.failure is None
+        return self._over.is_set() and self.failure is None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is over, `seconds` at most; return True if it is. Raises OperationError when it has failed."""
         if not self._over.wait(seconds):
             return False
-        if (failure := self.operation.failure) is not None:
-            name = self.operation.name
+        if (failure := self.failure) is not None:
+            name = self.name
             where = failure.operation if failure.operation == name else f"{failure.operation}, needed by {name},"
             raise OperationError(f"{where} failed: {type(failure.error).__name__}: {failure.error}") from failure.error
         return True
 
 
 class Engine(Closing):
-    """Engine with so many `threads` for each kind of work; `observe` is called with the span of each operation."""
+    """Engine with so many `threads` for each kind of work."""
 
-    def __init__(self, threads: Mapping[str, int] = THREADS, observe: Observe | None = None) -> None:
+    def __init__(self, threads: Mapping[str, int]) -> None:
         self._pools = {kind: ThreadPool(kind, number) for kind, number in threads.items()}
-        self._observe = observe
-        self._handles: dict[PendingOperation, Handle] = {}  # what is not over
+        self._pending = 0  # operations that are not over
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -95,24 +92,21 @@ class Engine(Closing):
         mutate: Iterable[Variable] = (),
         kind: str = "update",
         name: str = "",
-        priority: int = 0,
         observe: Observe | None = None,
         about: Any = None,
     ) -> Handle:
         """Carry `action` out once earlier operations let it `read` and `mutate` these variables; return its handle.
 
-        Among ready operations of a kind, the highest priority goes first. `observe`, or else the engine's, is called
-        with a span that carries `about`. Raises UsageError for a kind for which the engine has no threads.
+        `observe` is called with a span that carries `about`. Raises UsageError for a kind for which the engine has no
+        threads.
         """
         if kind not in self._pools:
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
-        return self._add(
-            Handle(make_operation(name or kind, read, mutate), action, kind, priority, observe or self._observe, about)
-        )
+        return self._add(Handle(name or kind, read, mutate, action, kind, observe, about))
 
     def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
         """Add an operation that the caller carries out, who then calls `end`. Operations that need it wait for that."""
-        return self._add(Handle(make_operation(name, read, mutate), None))
+        return self._add(Handle(name, read, mutate))
 
     def grow(self, kind: str, threads: int) -> None:
         """Provide at least `threads` threads for a kind of work."""
@@ -131,11 +125,10 @@ class Engine(Closing):
 
         Raises OperationError when an operation that it needs has failed, and whatever `action` raises.
         """
-        handle = self.expect(mutate, name, read)
-        handle.kind, handle.observe, handle.about = MAIN, observe or self._observe, about
+        handle = self._add(Handle(name, read, mutate, observe=observe, about=about))
         try:
             handle.may_run.wait()
-            if handle.operation.failure is not None:
+            if handle.failure is not None:
                 handle.wait()
             begin = time.perf_counter()
             action()
@@ -155,7 +148,7 @@ class Engine(Closing):
                 return
             expected.ended = True
             if error is not None:
-                expected.operation.failure = Failure(expected.operation.name, error)
+                expected.failure = Failure(expected.name, error)
             ready = expected.ready
         if ready:
             self._finish(expected)
@@ -165,21 +158,21 @@ class Engine(Closing):
 
         Raises OperationError when one of them, or one that they needed, has failed.
         """
-        probe = Handle(make_operation(f"a wait for {', '.join(one.name for one in variables)}", variables, ()), None)
+        probe = Handle(f"a wait for {', '.join(one.name for one in variables)}", variables, ())
         probe.ended = True
         return self._add(probe).wait(seconds)
 
     def close(self) -> None:
         """End the threads once all pushed operations are over. Failures that no caller waited for are dropped."""
         with self._idle:
-            self._idle.wait_for(lambda: not self._handles)
+            self._idle.wait_for(lambda: not self._pending)
         for pool in self._pools.values():
             pool.close()
 
     def _add(self, handle: Handle) -> Handle:
         with self._lock:
-            self._handles[handle.operation] = handle
-            ready = enqueue(handle.operation)
+            self._pending += 1
+            ready = enqueue(handle)
             over = ready and self._admit(handle)
         if over:
             self._finish(handle)
@@ -190,7 +183,7 @@ class Engine(Closing):
     def _admit(self, handle: Handle) -> bool:
         """Mark the operation as admitted; return True if it is over with that. Called with the lock held."""
         handle.ready = True
-        handle.ended = handle.ended or handle.operation.failure is not None
+        handle.ended = handle.ended or handle.failure is not None
         return handle.ended
 
     def _begin(self, handle: Handle) -> None:
@@ -198,7 +191,7 @@ class Engine(Closing):
         if handle.action is None:
             handle.may_run.set()
         else:
-            self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action), handle.priority)
+            self._pools[handle.kind].submit(partial(self._carry_out, handle, handle.action))
 
     def _carry_out(self, handle: Handle, action: Action) -> None:
         begin = time.perf_counter()
@@ -206,14 +199,14 @@ class Engine(Closing):
             action()
             self._report(handle, begin)
         except BaseException as error:  # noqa: BLE001 - any error must reach whoever waits for the result
-            handle.operation.failure = Failure(handle.operation.name, error)
+            handle.failure = Failure(handle.name, error)
         self._finish(handle)
 
     def _report(self, handle: Handle, begin: float) -> None:
         if handle.observe is not None:
             thread = threading.current_thread().name
             now = time.perf_counter()
-            handle.observe(OperationSpan(handle.operation.name, handle.kind, thread, begin, now, handle.about))
+            handle.observe(OperationSpan(handle.name, handle.kind, thread, begin, now, handle.about))
 
     def _finish(self, handle: Handle) -> None:
         """End the operation: admit others, and end those of them that have nothing to carry out."""
@@ -222,11 +215,10 @@ class Engine(Closing):
             handle = over.pop()
             begin: list[Handle] = []
             with self._idle:
-                for operation in complete(handle.operation):
-                    other = self._handles[operation]
+                for other in cast(list[Handle], complete(handle)):
                     (over if self._admit(other) else begin).append(other)
-                del self._handles[handle.operation]
-                if not self._handles:
+                self._pending -= 1
+                if not self._pending:
                     self._idle.notify_all()
             handle.finish()
             for other in begin:

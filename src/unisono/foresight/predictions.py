@@ -1,6 +1,6 @@
 """Predictions of a run's step, ready to be sealed: from a machine file, or from measurements of the first steps.
 
-    machine file ─ plan_run ─▶ computing, communication, update, interval ─┐
+    machine file ─ predict_run ─▶ computing, communication, update, interval ─┐
     first steps ─ the search's choice, and that without exchanges ─────────┴─▶ SealedPrediction
 
     computing                      update                        communication
@@ -17,35 +17,27 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
 from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
 from unisono.plan.choose import Candidate
 from unisono.plan.exchange_cost import FREE
-from unisono.plan.machines import MachineFacts
-from unisono.plan.run_plan import exchanges_of, plan_run, predict_run
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import predict_run
 from unisono.plan.run_row import INTERVAL_SHARE
-from unisono.plan.run_settings import RunSettings
-from unisono.plan.trace import TracedLayer
 from unisono.plan.trials import TrialChoice
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step, StepProgram
 
 
-def planned_prediction(
-    layers: Sequence[TracedLayer], machine: MachineFacts, settings: RunSettings, facts: RunFacts
-) -> SealedPrediction:
-    """Return the prediction of the settings' only rule on their only number of nodes, as `unisono plan` makes it.
+def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
+    """Return the prediction of a run whose layers are whole, as `unisono plan` makes it.
 
-    Raises UsageError as `plan_run`.
+    Raises UsageError as `predict_run`.
     """
-    (plan,) = plan_run(layers, machine, settings)
-    ((rule, nodes),) = ((rule, nodes) for rule in settings.rules.values() for nodes in settings.nodes)
-    cost = exchanges_of(machine, settings)(rule, nodes).cost
-    run = predict_run(layers, machine, settings, rule, nodes, cost)
-    program, updating = program_of(run.best)
+    plan, _, played = predict_run(run)
+    program, updating = program_of(played)
     return SealedPrediction(
         sealed=BEFORE,
         version=version("unisono"),
@@ -55,7 +47,7 @@ def planned_prediction(
         high=plan.high,
         share=INTERVAL_SHARE,
         program=replace(program, schedule=plan.schedule),
-        costs=CostFacts(*run.best.costs.collective, run.best.costs.computing.update),
+        costs=CostFacts(*played.costs.collective, played.costs.computing.update),
         communicating=plan.communicating,
         updating=updating,
         time=_now(),
@@ -93,8 +85,8 @@ def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> Sealed
 def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
     """Return the program of a predicted step, and the seconds of a step in which it updates weights."""
     setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
-    buckets = costs.layout.buckets
-    tasks = tuple(task for number in range(rule.period) for task in rule(Step(number), 0, costs.layout))
+    buckets, period = costs.layout.buckets, rule.traits.period
+    tasks = tuple(task for number in range(period) for task in rule(Step(number), 0, costs.layout))
     updates = (one for one in tasks if one.lane == UPDATE and one.parameters and one.operation.role is Role.LOCAL)
     facts = ProgramFacts(
         setting.overlap,
@@ -102,10 +94,10 @@ def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
         len(buckets),
         sum(one.nbytes for one in buckets),
         wire=rule.exchange.wire or "",
-        period=rule.period,
+        period=period,
         digest=digest_of(tasks),
     )
-    return facts, sum(one.operation.price(one, costs).seconds for one in updates) / rule.period
+    return facts, sum(one.operation.price(one, costs).seconds for one in updates) / period
 
 
 def digest_of(tasks: StepProgram) -> str:

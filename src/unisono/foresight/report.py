@@ -14,6 +14,7 @@ from unisono.foresight.compare import PartError, explain, hidden_or_not, ms, ste
 from unisono.foresight.ledger import LedgerEntry
 from unisono.foresight.measurement import Measurement
 from unisono.foresight.seal import SealedPrediction
+from unisono.plan.text_table import text_table
 from unisono.processor import describe
 
 WORST = 5
@@ -27,7 +28,7 @@ def ledger_lines(entries: Sequence[LedgerEntry], by: str) -> Iterator[str]:
         cover = f"{found.covered} of {found.intervals}, nominally {found.share:.0%}"
         errors = f"{found.median:.1%}", f"{found.high:.1%}"
         rows.append((found.group, str(found.runs), *errors, cover if found.intervals else "no intervals"))
-    yield from _table(rows)
+    yield from text_table(rows, left={0})
     yield ""
     yield "the largest errors of a step, |predicted - measured| / measured:"
     for one in worst_runs(entries, WORST):
@@ -62,7 +63,7 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
     rows = [row(one, one.part) for one in step_parts(prediction, measured)]
     rows.append(row(whole_step(prediction, measured), "step"))
     rows += [row(one, f"{one.part}, hidden or not") for one in hidden_or_not(prediction, measured)]
-    yield from _table([head, *rows])
+    yield from text_table([head, *rows], left={0})
     yield ""
     if prediction.high > prediction.low:
         within = prediction.low <= measured.step.median <= prediction.high
@@ -105,11 +106,3 @@ def _title(prediction: SealedPrediction, measured: Measurement) -> str:
         f"{run.recipe}: {run.model}, {run.rule}, {run.batch} samples a step, {on}{machine}; sealed {prediction.sealed}"
         f", measured over {measured.steps} steps after the first {measured.skipped}"
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join(cells).rstrip()

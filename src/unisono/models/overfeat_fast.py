@@ -9,11 +9,12 @@ A relu follows each layer but the last; the second row is the size there. For 1,
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
+from unisono.models.convnet import Convnet, wide_classifier
 
-class OverFeatFast(nn.Module):
+
+class OverFeatFast(Convnet):
     """Network from images of shape (samples, channels, 231, 231) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, channels: int = 3) -> None:
@@ -33,18 +34,4 @@ class OverFeatFast(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
         )
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(1024 * 6 * 6, 3072),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(3072, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(4096, classes),
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the scores before the softmax."""
-        scores: torch.Tensor = self.classifier(self.features(images))
-        return scores
+        self.classifier = wide_classifier(1024 * 6 * 6, 3072, 4096, classes)

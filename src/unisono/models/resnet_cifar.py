@@ -11,6 +11,8 @@ channels.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn, relu_
 from torch.nn.functional import pad
@@ -67,3 +69,8 @@ def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNetCIFAR:
     blocks, more = divmod(layers - 2, 6)
     assert not more, f"{layers} layers are not 6 n + 2"
     return ResNetCIFAR(classes, channels, blocks)
+
+
+resnet8, resnet20, resnet32, resnet44, resnet56, resnet110 = (
+    partial(resnet_cifar, layers) for layers in (8, 20, 32, 44, 56, 110)
+)

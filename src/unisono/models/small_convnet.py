@@ -7,11 +7,12 @@ It has 159,626 parameters for 10 classes.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
+from unisono.models.convnet import Convnet
 
-class SmallConvnet(nn.Module):
+
+class SmallConvnet(Convnet):
     """Network from images of shape (samples, channels, 8, 8) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, channels: int = 1) -> None:
@@ -27,8 +28,3 @@ class SmallConvnet(nn.Module):
             nn.MaxPool2d(2),
         )
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the scores before the softmax."""
-        scores: torch.Tensor = self.classifier(self.features(images))
-        return scores

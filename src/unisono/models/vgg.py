@@ -10,15 +10,16 @@ For 1,000 classes and 3 channels: A has 132,863,336 parameters and takes 7.61 bi
 
 from __future__ import annotations
 
-import torch
 from torch import nn
+
+from unisono.models.convnet import Convnet, wide_classifier
 
 WIDTHS = (64, 128, 256, 512, 512)
 DEPTHS_A, DEPTHS_16, DEPTHS_19 = (1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)
 """Numbers of convolutions between two pools."""
 
 
-class VGG(nn.Module):
+class VGG(Convnet):
     """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes)."""
 
     def __init__(self, classes: int, channels: int, depths: tuple[int, ...]) -> None:
@@ -30,25 +31,11 @@ class VGG(nn.Module):
                 in_channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(512 * 7 * 7, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(4096, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(4096, classes),
-        )
+        self.classifier = wide_classifier(512 * 7 * 7, 4096, 4096, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the scores before the softmax."""
-        scores: torch.Tensor = self.classifier(self.features(images))
-        return scores
 
 
 def vgg_a(classes: int, channels: int = 3) -> VGG:

@@ -2,10 +2,9 @@
 
 from unisono.network.bound import bound
 from unisono.network.estimate import estimate
-from unisono.network.links import DEFAULT, Amount, Network, NetworkError, shaped
+from unisono.network.links import DEFAULT, EVEN, Amount, Network, NetworkError, Uneven, shaped
 from unisono.network.price import price
 from unisono.network.simulate import Simulated, simulate
-from unisono.network.uneven import EVEN, Uneven
 
 __all__ = [
     "DEFAULT",

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.network.links import Amount, Network
-from unisono.network.uneven import EVEN, Uneven
+from unisono.network.links import EVEN, Amount, Network, Uneven
 from unisono.placement import Placement
 
 

@@ -30,7 +30,6 @@ class Cause(Enum):
     WITHIN = "messages within nodes"
     SUMS = "sums and overhead"
     LATE = "late ranks"
-    PIECES = "the pieces behind the first"
 
 
 class Delay(NamedTuple):

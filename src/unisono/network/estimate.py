@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from unisono.network.chain import chain_seconds, count_transfers, slowed, with_sources
-from unisono.network.links import Amount, Network
+from unisono.network.links import EVEN, Amount, Network, Uneven
 from unisono.network.price import (
     MAX_EXAMINED_RANKS,
     Load,
@@ -28,7 +28,6 @@ from unisono.network.price import (
     total,
     uplink_chunks,
 )
-from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm, Program
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.network.links import Network
+from unisono.network.links import Network, Uneven
 from unisono.network.traffic import Numbers, Seconds, Traffic
-from unisono.network.uneven import Uneven
 from unisono.placement import Placement
 
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.network.critical_path import Delay, critical_path
-from unisono.network.links import Network
+from unisono.network.links import EVEN, Network, Uneven
 from unisono.network.play import MAX_EXACT_FLOWS, Play
 from unisono.network.routes import Routes
 from unisono.network.traffic import traffic
-from unisono.network.uneven import EVEN, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm
 
@@ -79,15 +78,10 @@ def simulate(
     routes = Routes(every, placement, network, uneven)
     play = Play(every, routes, network, in_flight, eager, np.array(uneven.starts(placement)), max_exact_flows)
     play.run()
-    return summary(play)
-
-
-def summary(play: Play) -> Simulated:
-    """Return the result of a play that has run."""
     return Simulated(
         play.now,
-        len(play.every.nbytes) * play.every.pieces,
-        *play.routes.busiest(play.every),
+        len(every.nbytes) * every.pieces,
+        *routes.busiest(every),
         play.steps,
         play.resolution,
         tuple(play.ends().tolist()),

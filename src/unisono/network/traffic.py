@@ -4,14 +4,17 @@
     lane   0     1      0     1
     round  0 1 2 3 4 5  6 7 ...              numbered through; a message is a pair of rounds: (sent in, received in)
 
-Programs are made one after another, or one for many ranks, and discarded; only a few numbers per message are kept.
+Programs are made one after another and discarded; only a few numbers per message are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +22,8 @@ from numpy.typing import NDArray
 from unisono.errors import ScheduleError
 from unisono.network.links import NetworkError
 from unisono.network.price import spread
-from unisono.network.transfer_ends import ends_of_forms, ends_of_programs
 from unisono.schedules.pieces import Cut, cut
-from unisono.schedules.schedule import Action, Algorithm, Form
+from unisono.schedules.schedule import Action, Algorithm, Program
 
 Numbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
@@ -51,10 +53,6 @@ class Traffic:
     """Bytes of each message."""
     added: Seconds
     """Bytes that each round sums into place."""
-
-    def scaled(self, factor: float) -> Traffic:
-        """Return the same messages with `factor` times the bytes."""
-        return replace(self, nbytes=self.nbytes * factor, added=self.added * factor)
 
     @property
     def rounds(self) -> int:
@@ -91,15 +89,29 @@ def _starts(round_of: Numbers, rounds: int) -> Numbers:
     return np.concatenate([[0], np.cumsum(np.bincount(round_of, minlength=rounds))])
 
 
-def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int, forms: Sequence[Form] = ()) -> Traffic:
+class _Ends(NamedTuple):
+    """Ends of all messages, both of each."""
+
+    lanes: int
+    rounds: Numbers
+    """Number of rounds of each rank and lane."""
+    transfers: Numbers
+    """Number of transfers of each round."""
+    action: Numbers
+    """Action of each transfer: 0 for SEND, 1 for RECEIVE, 2 for ADD."""
+    peer: Numbers
+    chunk: Numbers
+    span: Numbers
+
+
+def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Traffic:
     """Return the messages of a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
 
-    Chunks without elements are omitted, as in a play; the others have equal sizes. `forms` are the programs of all
-    ranks at once; without any, `algorithm` makes them one by one. Raises ScheduleError if sent and received messages do
-    not match, NetworkError for too many messages.
+    Chunks without elements are omitted, as in a play; the others have equal sizes. Raises ScheduleError if sent and
+    received messages do not match, NetworkError for too many messages.
     """
     whole = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
-    ends = ends_of_forms(forms, ranks) if forms else ends_of_programs(algorithm(rank, ranks) for rank in range(ranks))
+    ends = _ends_of(algorithm(rank, ranks) for rank in range(ranks))
     sends, receives = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
     nbytes_of = _sizes(whole, nbytes, ends.chunk, ends.span)
     first_round = np.concatenate([[0], np.cumsum(ends.rounds)])
@@ -134,6 +146,30 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int, for
         nbytes=nbytes_of[sends][some],
         added=np.bincount(round_of[sums], nbytes_of[sums], minlength=len(thread)).astype(np.float64),
     )
+
+
+def _ends_of(programs: Iterable[Program]) -> _Ends:
+    """Return the ends of the programs of ranks 0, 1, ... Raises ScheduleError for different numbers of lanes."""
+    rounds, transfers, action, peer, chunk, span = (array("i") for _ in range(6))
+    lanes = 0
+    for program in programs:
+        if lanes and len(program.lanes) != lanes:
+            raise ScheduleError(f"a rank has {len(program.lanes)} lanes where rank 0 has {lanes}")
+        lanes = len(program.lanes)
+        for lane in program.lanes:
+            rounds.append(len(lane))
+            transfers.extend(map(len, lane))
+            flat = list(chain.from_iterable(lane))
+            action.extend([_number(t[0]) for t in flat])
+            peer.extend([t[1] for t in flat])
+            chunk.extend([t[2] for t in flat])
+            span.extend([t[3] for t in flat])
+    columns = (np.array(column, np.int64) for column in (rounds, transfers, action, peer, chunk, span))
+    return _Ends(lanes, *columns)
+
+
+def _number(action: Action) -> int:
+    return 0 if action is Action.SEND else 1 if action is Action.RECEIVE else 2
 
 
 def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> Cut:

@@ -1,6 +1,6 @@
 """Optimizers that a recipe can name, LARS and LAMB among them, and the selection of parameters for weight decay.
 
-Each optimizer has one file, and one row here.
+Each optimizer has one file (those of PyTorch a function in `build.py`), and one row here.
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
-    from unisono.optimizers.groups import by_decay
+    from unisono.optimizers.build import by_decay
     from unisono.optimizers.lamb import LAMB
     from unisono.optimizers.lars import LARS
 
@@ -17,8 +17,8 @@ __all__ = ["LAMB", "LARS", "OPTIMIZERS", "by_decay"]
 OPTIMIZERS = Registry(
     "optimizer",
     {
-        "sgd": "unisono.optimizers.sgd:make",
-        "adamw": "unisono.optimizers.adamw:make",
+        "sgd": "unisono.optimizers.build:make_sgd",
+        "adamw": "unisono.optimizers.build:make_adamw",
         "lars": "unisono.optimizers.lars:make",
         "lamb": "unisono.optimizers.lamb:make",
     },
@@ -30,6 +30,6 @@ __getattr__ = lazy_attributes(
     {
         "LAMB": "unisono.optimizers.lamb",
         "LARS": "unisono.optimizers.lars",
-        "by_decay": "unisono.optimizers.groups",
+        "by_decay": "unisono.optimizers.build",
     },
 )

@@ -69,7 +69,7 @@ def cut(whole: Mapping[str, Any], parameter: torch.Tensor, segments: Iterable[Se
         one: {
             name: _elements(value, parameter)[one.first : one.last].clone()
             if _is_whole(name, value, parameter)
-            else _copy(value)
+            else copied(value)
             for name, value in whole.items()
         }
         for one in segments
@@ -86,7 +86,7 @@ def join(parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Te
             if isinstance(value, torch.Tensor) and value.dim():
                 found[name] = _whole(name, value.dtype, parts, parameter)
             else:
-                found[name] = _copy(value)
+                found[name] = copied(value)
     return found
 
 
@@ -117,5 +117,6 @@ def _elements(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor; any other value as it is."""
     return value.clone() if isinstance(value, torch.Tensor) else value

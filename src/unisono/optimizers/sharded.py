@@ -18,7 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
-from unisono.optimizers.segments import Segment, State
+from unisono.optimizers.segments import Segment, State, copied
 
 ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -61,11 +61,34 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"Sharded updates shards of parameters, and {kind.__name__} is not known to update each element by itself: "
             "use unisono.BSP()"
         )
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+    if has_hooks(optimizer):
         raise UsageError(hooks_refused(optimizer))
-    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    if is_patched(optimizer):
         raise UsageError(f"the step of {kind.__name__} was replaced, so Sharded cannot make it: use unisono.BSP()")
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True where hooks see the optimizer's step, its own or those of all optimizers."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def is_patched(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True where the program has replaced the optimizer's step."""
+    return "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups with a copy of their options (learning rate): later changes have no effect."""
+    return [{name: copied(value) for name, value in group.items()} for group in optimizer.param_groups]
+
+
+def part_of(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return an optimizer of the same class and state with these groups, but for empty ones."""
+    part = object.__new__(type(optimizer))
+    part.__dict__ |= {name: value for name, value in vars(optimizer).items() if name != "step"}
+    part.param_groups = [group for group in groups if group["params"]]
+    return part
 
 
 def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
@@ -89,10 +112,7 @@ class ShardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer = optimizer
-        self._options = [
-            {name: _copy(value) for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
+        self._options = options_of(optimizer)
         numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._group = {
             numbers[id(parameter)]: place
@@ -130,22 +150,21 @@ class ShardedStep:
         if isinstance(self._optimizer, LayerwiseOptimizer):
             self._move(self._optimizer, known)
             return
-        part = object.__new__(type(self._optimizer))
-        part.__dict__ |= {name: value for name, value in vars(self._optimizer).items() if name != "step"}
-        part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
-        part._optimizer_step_post_hooks = OrderedDict()
-        part.param_groups = [{**options, "params": []} for options in self._options]
-        part.state = defaultdict(dict)
+        groups: list[dict[str, Any]] = [{**options, "params": []} for options in self._options]
+        states = defaultdict[Any, State](dict)
         for segment, weights, gradient in known:
             weights.grad = gradient
-            part.param_groups[self._group[segment.number]]["params"].append(weights)
-            part.state[weights] = self._state(segment)
-        part.param_groups = [group for group in part.param_groups if group["params"]]
+            groups[self._group[segment.number]]["params"].append(weights)
+            states[weights] = self._state(segment)
+        part = part_of(self._optimizer, groups)
+        part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
+        part._optimizer_step_post_hooks = OrderedDict()
+        part.state = states
         part.step()
         for segment, weights, _ in known:
             weights.grad = None
-            if part.state[weights]:
-                self._keep(segment, part.state[weights])
+            if states[weights]:
+                self._keep(segment, states[weights])
 
     def _move(self, optimizer: LayerwiseOptimizer, updates: Sequence[SegmentUpdate]) -> None:
         assert self._norms is not None, "the program sums norms before it updates"
@@ -168,7 +187,3 @@ class ShardedStep:
     def _keep(self, segment: Segment, state: State) -> None:
         states: dict[Any, State] = self._optimizer.state
         states[segment] = state
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

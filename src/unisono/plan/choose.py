@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from unisono.plan.order import sequence, sequence_of_halves
 from unisono.rules import BaseRule
-from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
 from unisono.step.layout import ActivationExchange, Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
+from unisono.step.rule import AUTO, Members, RankState
 
 BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
 """Bucket sizes to choose from, in bytes at most: 512 KiB to 128 MiB."""
@@ -89,8 +89,6 @@ class PredictionInputs(NamedTuple):
     """Largest norm of all gradients together, for which updates wait."""
     layer_norms: bool = False
     """True where the optimizer's step needs norms of whole layers."""
-    simulated: Mapping[int, float] = MappingProxyType({})
-    """Seconds of an allreduce of these bytes, where they were simulated."""
     nodes: int = 1
     """Number of nodes that the ranks are on."""
     groups: Mapping[tuple[int, ...], Cost] = MappingProxyType({})
@@ -120,7 +118,8 @@ def space_of(rule: BaseRule) -> Space:
 def is_searched(rule: BaseRule) -> bool:
     """Return True where steps are alike, so that their setting is searched: a period has unlike ones, and workers of an
     asynchronous rule are out of step."""
-    return rule.period == 1 and not rule.asynchronous
+    traits = rule.traits
+    return traits.period == 1 and traits.members is Members.ALL
 
 
 def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
@@ -129,7 +128,7 @@ def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
     overlap = ("none" if ranks == 1 else "chain") if rule.overlap == AUTO else rule.overlap
     largest = rule.exchange.bucket_bytes or INITIAL_BUCKET_BYTES
     while rule.exchange.bucket_bytes is None and largest > SMALLEST_BUCKET_BYTES:
-        if len(buckets(largest, END_RATIOS[0])) >= rule.least_buckets:
+        if len(buckets(largest, END_RATIOS[0])) >= rule.traits.buckets:
             break
         largest //= 2
     return Setting(overlap, largest, (), space_of(rule).outstandings[0])
@@ -204,7 +203,7 @@ def predicted(
     computing, buckets = inputs.computing, inputs.buckets(size, end_ratio)
     own_order = inputs.deferred and overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
-    if own_order and inputs.rule.sharded:
+    if own_order and inputs.rule.traits.state is RankState.SHARDED:
         by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
         order = tuple(dict.fromkeys(by_number))
         keys = {number: key for key, number in enumerate(order, 1)}
@@ -217,7 +216,7 @@ def predicted(
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
     rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
     setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
-    costs = Costs(layout, computing, inputs.cost, inputs.simulated, inputs.groups, durations)
+    costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
     return Candidate(setting, predict(rule, costs), rule, costs)
 
 

@@ -12,7 +12,7 @@ it makes the predicted step shorter. Layers of the same sizes are split alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -46,6 +46,15 @@ class SplitChoice(NamedTuple):
     prediction: Candidate
     whole: Candidate
     """Prediction of data parallelism."""
+
+
+class SplitModel(NamedTuple):
+    """Model whose layers can be split."""
+
+    facts: Callable[[int], tuple[LayerFacts, ...]]
+    """Function (ranks) -> facts of its layers."""
+    choose: Callable[[SplitInputs], Mapping[str, str]] = lambda inputs: choose_splits(inputs).splits
+    """Function that returns the splits; by default those that a run would choose."""
 
 
 _Unit = tuple[float, tuple[LayerFacts, ...], tuple[str, ...]]

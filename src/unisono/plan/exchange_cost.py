@@ -18,23 +18,30 @@
 Worked example: 4 nodes with links of 1 GB/s and 10 us. `direct` has 2 rounds, and each rank sends 1.5 n bytes: 20 us +
 1.5 ns a byte, which for 8 MiB are 12.6 ms. If a probe on 2 nodes took 10.1 ms for 8 MiB, where the estimate is 1.0 n
 bytes, 8.41 ms, all is 1.2 times as long: 15.1 ms on 4 nodes.
+
+Nearest rows are those of the nearest bytes on the wire, then of numbers of nodes, then of ranks of a node, by ratio:
+
+    wanted: allreduce, bfloat16, 8 nodes x 1 rank       rows: 2 nodes, float32     further: other bytes on the wire
+                                                              2 nodes, bfloat16    nearest
+                                                              1 node,  float32     none: it has no link
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 from typing import NamedTuple
 
 from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.network import Network, Uneven, estimate
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.collective_rows import nearest_rows, rows_of
 from unisono.plan.machines import MachineFacts
 from unisono.plan.measured_rows import FLOAT32_WIRE, CollectiveRow
-from unisono.rules.base import AUTO
 from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
+from unisono.step.rule import AUTO
 from unisono.wires import encoded_share
 
 BYTES_OF_A_SUM = 3
@@ -184,3 +191,29 @@ def placement_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Plac
     supernode = machine.topology.supernode or nodes
     node_of_rank = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
     return place(node_of_rank, [node // supernode for node in node_of_rank])
+
+
+def rows_of(rows: Sequence[CollectiveRow], collective: str, wire: str, nodes: int, ranks: int) -> list[CollectiveRow]:
+    """Return the rows of this exchange by rising bytes; empty if it was not measured."""
+    wanted = (collective, wire, nodes, ranks)
+    found = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
+    return sorted(found, key=lambda row: row.bytes)
+
+
+def nearest_rows(
+    rows: Sequence[CollectiveRow], collective: str, share: float, nodes: int, ranks: int
+) -> list[CollectiveRow]:
+    """Return the rows of the nearest exchange between nodes, by rising bytes; empty if there is none.
+
+    `share` is the encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken.
+    """
+
+    def distance(row: CollectiveRow) -> tuple[float, float, float, int]:
+        of_wire, each = encoded_share(row.wire) / share, row.ranks / row.nodes
+        return abs(log(of_wire)), abs(log(row.nodes / nodes)), abs(log(each * nodes / ranks)), row.nodes
+
+    between = [row for row in rows if row.collective == collective and row.nodes > 1]
+    if not between:
+        return []
+    nearest = min(between, key=distance)
+    return rows_of(rows, collective, nearest.wire, nearest.nodes, nearest.ranks)

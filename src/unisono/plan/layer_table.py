@@ -17,12 +17,16 @@ Layers without parameters and FLOPs are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.plan.layer_costs import product_seconds
-from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import inputs_of
 from unisono.plan.split import SplitInputs, sent_of
-from unisono.plan.trace import TracedLayer
+from unisono.plan.split_plan import split_inputs
+from unisono.plan.text_table import text_table
+from unisono.rules import BSP
 
 DATA = "data"
 """Parallelism of a layer that is not split."""
@@ -48,25 +52,33 @@ class PlannedLayer(NamedTuple):
     """Bytes that a rank sends in a step."""
 
 
-def planned_layers(
-    layers: Sequence[TracedLayer], traced: int, machine: MachineFacts, inputs: SplitInputs, splits: Mapping[str, str]
-) -> list[PlannedLayer]:
-    """Return the layers with parameters or FLOPs, traced for `traced` samples, in the order of the forward pass."""
-    by_name = {layer.name: layer for layer in layers}
+def layers_of(run: PlannedRun, splits: Mapping[str, str]) -> list[PlannedLayer]:
+    """Return the layers of a run with these splits, exchanged as gradients by an allreduce.
+
+    The run has a model to split.
+    """
+    assert run.split is not None
+    plain = replace(run, rule=BSP())
+    return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), run.split), splits)
+
+
+def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, str]) -> list[PlannedLayer]:
+    """Return the layers with parameters or FLOPs in the order of the forward pass."""
+    by_name = {layer.name: layer for layer in run.layers}
     samples = inputs.samples * inputs.links.placement.ranks
-    seconds = sum(product_seconds(layer, layer.flops, machine) for layer in layers)
+    seconds = sum(product_seconds(layer, layer.flops, run.machine) for layer in run.layers)
     found = list[PlannedLayer]()
     for facts in inputs.layers:
         layer = by_name.get(facts.name)
         if layer is None or not (layer.flops or layer.parameters):
             continue
         sent = sent_of(inputs, facts, splits.get(facts.name))
-        share = product_seconds(layer, layer.flops, machine) / seconds if seconds else 0.0
+        share = product_seconds(layer, layer.flops, run.machine) / seconds if seconds else 0.0
         found.append(
             PlannedLayer(
                 facts.name or "(model)",
                 layer.kind,
-                layer.flops * samples / traced,
+                layer.flops * samples / run.traced,
                 facts.weights,
                 splits.get(facts.name, DATA),
                 inputs.step.computing.whole * share,
@@ -80,15 +92,7 @@ def planned_layers(
 
 def layer_lines(rows: Sequence[PlannedLayer]) -> Iterator[str]:
     """Yield the table, a line each."""
-    cells = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = {0, 1, 4}
-    for line in cells:
-        padded = (
-            cell.ljust(width) if number in left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        yield "  ".join(padded).rstrip()
+    yield from text_table([HEAD, *(_cells(row) for row in rows)], left={0, 1, 4})
 
 
 def _cells(row: PlannedLayer) -> tuple[str, ...]:

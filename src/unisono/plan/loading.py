@@ -89,14 +89,17 @@ def held_bytes(facts: SampleFacts, samples: int | None, nodes: int, ranks: int) 
 def unknown_rates(machine: MachineFacts, facts: SampleFacts) -> list[str]:
     """Return a line for each part of loading that takes no time in a plan because a value is missing."""
     if not facts.pixels and not facts.nbytes:
-        return ["loading and decoding take no time here: give --sample-pixels, and --sample-bytes with --from-disk"]
+        return [
+            "loading and decoding take no time here: --set samples.pixels=N, and samples.bytes=N with "
+            "data.storage=streamed"
+        ]
     lacks = {"node.cores": machine.node.cores, "decoding.pixels": machine.decoding.pixels} if facts.pixels else {}
     lacks |= {"disk.bandwidth": machine.disk.bandwidth} if facts.from_disk else {}
     lines = [
         f"{_part(key)} takes no time here: the machine file has no {key}" for key, value in lacks.items() if not value
     ]
     if facts.from_disk and not facts.nbytes:
-        lines.append("reading takes no time here: give --sample-bytes")
+        lines.append("reading takes no time here: --set samples.bytes=N")
     return lines
 
 

@@ -18,20 +18,25 @@
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
+
+Keys, types and ranges are checked, errors are one line. Tables may lack keys, rows have every key. Numbers are above 0,
+or not below a field's `least`; texts are not empty, and one of a field's `one_of`.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from unisono.errors import UsageError
 from unisono.network import Network
 from unisono.plan.measured_rows import CollectiveRow, MessageRow, NetworkRow, ProbeFacts, ProductRow
-from unisono.plan.parse_tables import parse_factors, parse_rows, parse_table
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
@@ -202,7 +207,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
     """
     known = {"name", *TABLES, *REASONS, *ROWS, "slow_links"}
     if unknown := sorted(set(tables) - known):
-        raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}")
+        raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}{_nearest(unknown[0], known)}")
     name = tables.get("name", "")
     if not isinstance(name, str) or not name:
         raise UsageError(f"name = {name!r}; it is text, such as a processor and a network")
@@ -223,3 +228,86 @@ def _parse_reasons(name: str, tables: Mapping[str, Any]) -> Mapping[str, str]:
         if table not in TABLES or value not in tables.get(table, {}) or not isinstance(reason, str):
             raise UsageError(f'{name}."{key}" = {reason!r}; it gives the reason, as text, for a value of this file')
     return reasons
+
+
+def parse_table(table: str, kind: type[Any], values: Any) -> Any:
+    """Return the dataclass `kind` of a table's values; missing keys have their defaults.
+
+    Raises UsageError for a key or a value that the table cannot have.
+    """
+    known = {one.name: one for one in fields(kind)}
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{table} = {values!r}; it is a table of {', '.join(known)}")
+    if unknown := [key for key in values if key not in known]:
+        raise UsageError(f"{table}.{unknown[0]} is not one of {', '.join(known)}{_nearest(unknown[0], known)}")
+    return kind(**{key: _parse_value(f"{table}.{key}", known[key], value) for key, value in values.items()})
+
+
+def parse_rows(name: str, kind: type[Any], rows: Any) -> tuple[Any, ...]:
+    """Return the dataclasses `kind` of a list of tables, none of which lacks a key.
+
+    Raises UsageError for anything else, naming the row by its number.
+    """
+    if not isinstance(rows, list):
+        raise UsageError(f"{name} = {rows!r}; it is a list of rows: begin each with [[{name}]]")
+    known = [one.name for one in fields(kind)]
+    for number, row in enumerate(rows):
+        if isinstance(row, Mapping) and (missing := [key for key in known if key not in row]):
+            raise UsageError(f"{name} row {number} has no {missing[0]}; it has {', '.join(known)}")
+    return tuple(parse_table(f"{name} row {number}", kind, row) for number, row in enumerate(rows))
+
+
+def parse_factors(table: str, values: Any) -> dict[int, float]:
+    """Return factors of 1 or more by the number of a node. Raises UsageError for anything else."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f'{table} = {values!r}; it is a table of factors by node: "3" = 4.0')
+    for key, value in values.items():
+        if not (key.isascii() and key.isdecimal() and key == str(int(key))):
+            raise UsageError(f'{table}."{key}": a node is a number from 0, as in "3" = 4.0')
+        if not _is_number(value) or not 1 <= value < float("inf"):
+            raise UsageError(f'{table}."{key}" = {value!r}; it is a factor of 1 or more')
+    return {int(key): float(value) for key, value in values.items()}
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parse_value(name: str, field: Field[Any], value: Any) -> Any:
+    if field.type == "str":
+        allowed = field.metadata.get("one_of")
+        if not isinstance(value, str) or not value or (allowed and value not in allowed):
+            raise UsageError(f"{name} = {value!r}; it is {'one of ' + ', '.join(allowed) if allowed else 'text'}")
+        return value
+    if field.type == "tuple[str, ...]":
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{name} = {value!r}; it is a list of texts")
+        return tuple(value)
+    wanted = {"int": int, "float": float}[str(field.type)]
+    least = field.metadata.get("least")
+    fits = isinstance(value, int) if wanted is int else True
+    if not (_is_number(value) and fits and (value > 0 or value == least) and value < float("inf")):
+        limit = "above 0" if least is None else f"of {least:g} or more"
+        raise UsageError(f"{name} = {value!r}; it is a {'whole ' if wanted is int else ''}number {limit}")
+    return wanted(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def machine_text(machine: MachineFacts) -> str:
+    """Return the file of a machine, as `parse_machine` reads it; values that are not known are left out."""
+    content: dict[str, Any] = {"name": machine.name}
+    content |= {name: _known(getattr(machine, name)) for name in TABLES}
+    content["slow_links"] = {str(node): factor for node, factor in machine.slow_links.items()}
+    content |= {name: dict(getattr(machine, name)) for name in REASONS}
+    tables = tomli_w.dumps({key: value for key, value in content.items() if value})
+    rows = [f"\n[[{name}]]\n{tomli_w.dumps(asdict(row))}" for name in ROWS for row in getattr(machine, f"{name}s")]
+    return "".join((tables, *rows))
+
+
+def _known(table: Any) -> dict[str, Any]:
+    """Return the values of a table that differ from their defaults: 0, or what a machine has without a word of it."""
+    return {one.name: value for one in fields(table) if (value := getattr(table, one.name)) != one.default}

@@ -26,6 +26,7 @@ import torch
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
+from unisono.step.rule import RankState
 
 
 class RankMemory(NamedTuple):
@@ -52,8 +53,8 @@ def rank_memory(
     numbers that the optimizer keeps for each weight, `held` the bytes of its encoded samples."""
     weights = float(sum(layer.parameter_bytes for layer in layers))
     activations = sum(layer.activation_bytes for layer in layers) * samples / traced
-    state = weights * kept / (ranks if rule.sharded else 1)
-    return RankMemory(weights, weights, state, weights if rule.keeps_anchor else 0.0, activations, held)
+    state = weights * kept / (ranks if rule.traits.state is RankState.SHARDED else 1)
+    return RankMemory(weights, weights, state, weights if rule.traits.state.has_anchor else 0.0, activations, held)
 
 
 def numbers_kept(optimizer: str, momentum: float) -> float:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from unisono.plan.run_row import RunPlan
+from unisono.plan.text_table import text_table
 
 PARTS = ("computing", "communication", "update", "loading")
 
@@ -68,15 +69,7 @@ def comparison_lines(rows: Sequence[Comparison]) -> Iterator[str]:
         yield f"what if: steps that change by less than {LEAST_CHANGE:.1%}, left out: {len(rows) - len(larger)}"
     if not larger:
         return
-    cells = [HEAD, *(_cells(row) for row in larger)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = {0, 6, len(HEAD) - 1}
-    for line in cells:
-        padded = (
-            cell.ljust(width) if number in left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        yield "  ".join(padded).rstrip()
+    yield from text_table([HEAD, *(_cells(row) for row in larger)], left={0, 6, len(HEAD) - 1})
 
 
 def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unisono.plan.machines import MachineFacts
+from unisono.plan.loading import unknown_rates
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
 from unisono.plan.scaling import last_worthwhile
-from unisono.plan.simulated_cost import SIMULATED
 from unisono.plan.split import describe_borders
 from unisono.plan.split_plan import without_splits
+from unisono.plan.text_table import text_table
+from unisono.plan.wall_time import job_seconds, slurm_time
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
 RESULT = ("speedup", "efficiency")
@@ -24,18 +26,18 @@ SETTING = ("memory", "overlap", "buckets", "schedule", "wire")
 BASIS_WORDS = {
     "measured": "measured",
     "corrected": "estimated from the link, times what was measured over its own estimate",
-    SIMULATED: "simulated",
     "estimated": "estimated from the link",
 }
-"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`), and for simulated ones."""
+"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
 
 MIN_WHOLE_SECONDS = 10
 """Seconds of an epoch from which on they are printed as whole ones."""
 
 
-def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, notes: Sequence[str] = ()) -> Iterator[str]:
-    """Yield a table of the plans, the bottleneck of each, its splits, the last worthwhile numbers of nodes, and what is
-    assumed; `notes` are lines about what is not predicted."""
+def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterator[str]:
+    """Yield a table of the plans of a run, the bottleneck of each, its splits, the last worthwhile numbers of nodes,
+    wall times, and what is not predicted or assumed."""
+    machine = run.machine
     yield from _table(plans)
     yield ""
     for plan in plans:
@@ -50,17 +52,16 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
         yield f"{rule}: more nodes pay up to {nodes}, where each further node has added {least:g} to the speedup"
+    yield _wall_times(plans, run)
     yield (
         f"from - to: the error of predicted communication, {INTERVAL_ERROR:.1%} of a step in 9 of 10 runs in the lab; "
         "computing and the cost of a collective follow from the machine file"
     )
     if any(plan.basis for plan in plans):
         yield f"exchanges: {_bases(plans)}"
-    for name in sorted({name for plan in plans for name in plan.estimated.split(", ") if name}):
-        yield f"estimated, not simulated: buckets along {name}; so many ranks are simulated for halving and ring alone"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
-    yield from notes
+    yield from unknown_rates(machine, run.samples)
     for row in machine.networks:
         yield (
             f"computing: {row.samples_per_second:g} samples/s of a node, as the machine file has them for {row.name}, "
@@ -70,23 +71,25 @@ def as_lines(plans: Sequence[RunPlan], machine: MachineFacts, least: float, note
         yield f"assumed, {key}: {reason}"
 
 
-def as_data(plans: Sequence[RunPlan], machine: MachineFacts, least: float) -> dict[str, Any]:
-    """Return the plans as data for JSON: seconds, bytes and shares."""
+def as_data(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> dict[str, Any]:
+    """Return the plans of a run as data for JSON: seconds, bytes and shares."""
     rows = [
         {
             **asdict(plan),
             "memory": {**plan.memory._asdict(), "total": plan.memory.total},
             "step": plan.step,
             "efficiency": plan.efficiency,
+            "job": _job_data(plan, run),
         }
         for plan in plans
     ]
     return {
-        "machine": machine.name,
-        "assumed": dict(machine.assumptions),
+        "machine": run.machine.name,
+        "assumed": dict(run.machine.assumptions),
         "rows": rows,
         "least_marginal_efficiency": least,
         "worthwhile_nodes": worthwhile(plans, least),
+        "notes": unknown_rates(run.machine, run.samples),
     }
 
 
@@ -103,13 +106,25 @@ def worthwhile(plans: Sequence[RunPlan], least: float) -> dict[str, int]:
     return {rule: last_worthwhile(sorted(found.items()), least) for rule, found in speedups.items()}
 
 
+def _wall_times(plans: Sequence[RunPlan], run: PlannedRun) -> str:
+    """Return a line with the wall times of the whole job, as `sbatch --time` reads them."""
+    if run.epoch_samples is None:
+        return "wall time for sbatch --time: not known without the samples of an epoch: --set samples.train=N"
+    times = ", ".join(f"{slurm_time(job_seconds(run, plan).total)} ({_name(plan)})" for plan in plans)
+    return f"wall time for sbatch --time, {run.epochs} epoch{'s' * (run.epochs > 1)}: {times}"
+
+
+def _job_data(plan: RunPlan, run: PlannedRun) -> dict[str, Any] | None:
+    if run.epoch_samples is None:
+        return None
+    seconds = job_seconds(run, plan)
+    return {**seconds._asdict(), "total": seconds.total, "time": slurm_time(seconds.total)}
+
+
 def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
     loads, epochs = any(plan.decoding or plan.reading for plan in plans), any(plan.epoch is not None for plan in plans)
     head = (*HEAD, *(("loading",) if loads else ()), *RESULT, *(("epoch",) if epochs else ()), *SETTING)
-    rows = [head, *(_cells(plan, loads) for plan in plans)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from text_table([head, *(_cells(plan, loads) for plan in plans)])
 
 
 def _bases(plans: Sequence[RunPlan]) -> str:

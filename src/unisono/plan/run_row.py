@@ -12,20 +12,27 @@ the machine file, and collectives at their estimate.
 
 Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
 node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
+
+**Bottleneck**, as a sentence: memory that is too small, samples that come too late, else the longest of the step's
+parts; before it the slow link that costs most. All ranks wait for a slow link: a step of 100 ms that is one of 71 ms
+without node 3's slow link loses 29 ms to it.
+
+step   │ computing 12 ms │ communication 30 ms │ update 1 ms │       communication: of its collectives' 36 ms, 30 ms
+                                                                     are bytes on links and 6 ms are latency
+batch  │ decoding 60 ms ────────────────────────────────────────▶│    starved: decoding 60 ms, a step without it 43 ms
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from math import isclose
 
-from unisono.plan.bottleneck import StepShares, bottleneck
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.loading import least_step
-from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_settings import RunSettings, samples_of_rank
 from unisono.plan.scaling import epoch_seconds
 
 INTERVAL_ERROR = 0.048
@@ -70,9 +77,7 @@ class RunPlan:
     split: Mapping[str, str] = field(default_factory=dict)
     """Split of each layer, by its name, in words of a parallel plan; empty: data parallelism."""
     basis: str = ""
-    """Basis of the cost of exchanges (`exchange_cost.BASES`, or "simulated"); empty where nothing goes over a link."""
-    estimated: str = ""
-    """Schedules of buckets whose simulation was refused, so that their seconds are estimates."""
+    """Basis of the cost of exchanges (`exchange_cost.BASES`); empty where nothing goes over a link."""
 
     @property
     def step(self) -> float:
@@ -85,56 +90,119 @@ class RunPlan:
         return self.speedup / self.nodes
 
 
-class PlannedStep(NamedTuple):
-    """Predicted step of a rule on a number of nodes, with the setting that it is predicted for."""
+def row_of(
+    run: PlannedRun, inputs: PredictionInputs, played: Candidate, memory: RankMemory, exchanged: float, alone: float
+) -> RunPlan:
+    """Return the row of a step that was played.
 
-    rule: str
-    shares: StepShares
-    memory: RankMemory
-    exchanged: float
-    """Bytes of gradients or weights that a step exchanges, by which its shares' cost counts."""
-    overlap: str
-    bucket_bytes: int
-    schedule: str
-    wire: str | None
-    split: Mapping[str, str] = {}
-    basis: str = ""
-    estimated: str = ""
-    slower: str = ""
-    """Sentence about the slow link or node that costs most (`unequal.py`); empty: none does."""
-
-
-def row_of(machine: MachineFacts, settings: RunSettings, nodes: int, found: PlannedStep, alone: float) -> RunPlan:
-    """Return the row of a predicted step; `alone` are the seconds of that step on one node, with its loading."""
-    shares, step = found.shares, found.shares.step
-    least = least_step(shares.computing, shares.update, shares.samples)
-    error = INTERVAL_ERROR * shares.alone if shares.cost != FREE else 0.0
-    capacity = machine.node.memory_bytes / settings.ranks_per_node
-    samples = settings.epoch_samples
-    longest = bottleneck(shares, found.exchanged, found.memory.total, capacity)
-    return RunPlan(
-        rule=found.rule,
-        nodes=nodes,
-        ranks=nodes * settings.ranks_per_node,
-        samples=samples_of_rank(settings, nodes),
-        overlap=found.overlap,
-        bucket_bytes=found.bucket_bytes,
-        schedule=found.schedule,
-        computing=shares.computing,
-        communication=shares.communication,
-        update=shares.update,
-        communicating=shares.communicating,
-        low=max(least, shares.alone - error),
-        high=max(least, shares.alone + error),
+    `exchanged` are bytes of gradients or weights that a step exchanges, by which the inputs' cost counts; `alone` the
+    seconds of the step on one node, with its loading.
+    """
+    setting, prediction, loading = played.setting, played.prediction, run.loading
+    computing = inputs.computing.whole
+    update = max(0.0, silent_step(inputs, setting) - computing)
+    communication = max(0.0, prediction.step - computing - update)
+    whole, least = computing + communication + update, least_step(computing, update, loading)
+    error, step = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0, max(whole, least)
+    row = RunPlan(
+        rule=run.rule_name,
+        nodes=run.nodes,
+        ranks=run.ranks,
+        samples=run.samples_of_rank,
+        overlap=setting.overlap,
+        bucket_bytes=setting.bucket_bytes,
+        schedule=run.exchange.schedule,
+        computing=computing,
+        communication=communication,
+        update=update,
+        communicating=prediction.communicating,
+        low=max(least, whole - error),
+        high=max(least, whole + error),
         speedup=alone / step,
-        memory=found.memory,
-        bottleneck=f"{found.slower}; {longest}" if found.slower else longest,
-        epoch=None if samples is None else epoch_seconds(samples, settings.minibatch, step),
-        wire=found.wire or "float32",
-        loading=shares.loading,
-        reading=shares.samples.reading,
-        decoding=shares.samples.decoding,
-        split=found.split,
-        basis=found.basis,
-        estimated=found.estimated,
+        memory=memory,
+        bottleneck="",
+        epoch=None if run.epoch_samples is None else epoch_seconds(run.epoch_samples, run.minibatch, step),
+        wire=run.rule.exchange.wire or "float32",
+        loading=step - whole,
+        reading=loading.reading,
+        decoding=loading.decoding,
+        basis=run.exchange.basis,
     )
+    links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
+    return replace(row, bottleneck=bottleneck(row, links, capacity))
+
+
+def silent_step(inputs: PredictionInputs, setting: Setting) -> float:
+    """Return the seconds of a step in this setting whose exchanges take no time."""
+    return predicted_again(setting, inputs._replace(cost=FREE, groups={}, activations=())).prediction.step
+
+
+LEAST_COST = 0.01
+"""Share of a step from which a slow link is named."""
+
+
+def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
+    """Return the sentence for a row; `links` are the seconds of its collectives that are bytes on links, `capacity` the
+    bytes of memory that a rank has (0: not known)."""
+    memory, step = row.memory.total, row.step
+    if capacity and memory > capacity:
+        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB"
+    largest = max(row.computing, row.communication, row.update)
+    starved = isclose(step, max(row.reading, row.decoding))
+    if row.loading and (starved or row.loading >= largest):
+        return _starved(row) if starved else _decoding(row)
+    if largest == row.computing:
+        hidden = row.communicating - row.communication
+        behind = f"; {_ms(hidden)} of communication hide" if row.communicating else ""
+        return f"computing: {largest / step:.0%} of the step{behind}"
+    if largest == row.update:
+        return f"updates: {largest / step:.0%} of the step wait for memory"
+    links = min(links, row.communicating)
+    waits = row.communicating - links
+    which = "latency" if waits > links else "bandwidth"
+    return (
+        f"communication, by {which}: {largest / step:.0%} of the step; of {_ms(row.communicating)} "
+        f"of collectives {_ms(waits)} are latency"
+    )
+
+
+def slow_link(slow: Mapping[int, float], step: float, without: float) -> str:
+    """Return a sentence with the node whose link is slowest, by these factors; "" if that costs the step little.
+
+    `without` are the seconds of a step whose links are all equal.
+
+    >>> slow_link({3: 4.0}, 0.1, 0.071)
+    "node 3's link, 4 times slower: 29 ms of the step; without it 1.41 times as fast"
+    """
+    if step - without < LEAST_COST * step:
+        return ""
+    node = max(slow, key=lambda one: slow[one])
+    others = f" (the slowest of {len(slow)})" if len(slow) > 1 else ""
+    return (
+        f"node {node}'s link{others}, {slow[node]:g} times slower: {_ms(step - without)} of the step; "
+        f"without it {step / without:.3g} times as fast"
+    )
+
+
+def _decoding(row: RunPlan) -> str:
+    """Return the sentence for a step that waits for cores that decode."""
+    return (
+        f"decoding: {row.loading / row.step:.0%} of the step, on the cores that compute: more cores, or fewer pixels "
+        "of a sample"
+    )
+
+
+def _starved(row: RunPlan) -> str:
+    """Return the sentence for a step that waits for samples, with the remedy."""
+    reads = row.reading > row.decoding
+    part, remedy = (
+        ("reading", "keep the samples in memory, or take a faster disk")
+        if reads
+        else ("decoding", "more cores, or fewer pixels of a sample")
+    )
+    longest = _ms(max(row.reading, row.decoding))
+    return f"starved: {part} takes {longest}, a step without it {_ms(row.step - row.loading)}: {remedy}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -16,26 +16,22 @@ Known limit: the error of predicted steps was measured without splits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from unisono.plan.choose import PredictionInputs, initial_setting
-from unisono.plan.choose_split import choose_splits
+from unisono.plan.choose_split import SplitModel
 from unisono.plan.exchange_cost import exchange_cost, placement_of
-from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_settings import RunSettings, samples_of_rank
 from unisono.plan.split import (
     COLUMN,
     TAKES,
     GroupLinks,
-    LayerFacts,
     LinkCosts,
     SplitInputs,
     gradient_bytes,
     size_of,
 )
-from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Cost
 
 MAX_BUCKETS = 64
@@ -45,36 +41,20 @@ WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
 
-class SplitModel(NamedTuple):
-    """Model whose layers can be split."""
-
-    facts: Callable[[int], tuple[LayerFacts, ...]]
-    """Function (ranks) -> facts of its layers."""
-    choose: Callable[[SplitInputs], Mapping[str, str]] = lambda inputs: choose_splits(inputs).splits
-    """Function that returns the splits; by default those that a run would choose."""
-
-
-def split_inputs(
-    layers: Sequence[TracedLayer],
-    machine: MachineFacts,
-    settings: RunSettings,
-    nodes: int,
-    step: PredictionInputs,
-    model: SplitModel,
-) -> SplitInputs:
-    """Return the inputs of the choice for a step on `nodes` nodes that is predicted in data parallelism.
+def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> SplitInputs:
+    """Return the inputs of the choice for a step that is predicted in data parallelism.
 
     Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS buckets.
     """
-    per_node, samples = settings.ranks_per_node, samples_of_rank(settings, nodes)
-    placement = placement_of(machine, nodes, per_node)
-    with_parameters = [layer for layer in layers if layer.parameters]
+    nodes, per_node = run.nodes, run.ranks_per_node
+    placement = placement_of(run.machine, nodes, per_node)
+    with_parameters = [layer for layer in run.layers if layer.parameters]
     weights = tuple(layer.parameter_bytes for layer in with_parameters)
     setting = initial_setting(step.rule, step.buckets, placement.ranks)
     setting = setting._replace(bucket_bytes=max(setting.bucket_bytes, sum(weights) // MAX_BUCKETS))
 
     def costs(wire: str | None) -> LinkCosts:
-        network, node = (exchange_cost(machine, count, per_node, wire).cost for count in (nodes, 1))
+        network, node = (exchange_cost(run.machine, count, per_node, wire).cost for count in (nodes, 1))
         return LinkCosts(of_sent(network, nodes * per_node), of_sent(node, per_node))
 
     links = GroupLinks(placement, costs(step.rule.exchange.wire), costs(None))
@@ -84,7 +64,7 @@ def split_inputs(
         setting,
         {layer.name: number for number, layer in enumerate(with_parameters)},
         weights,
-        samples,
+        run.samples_of_rank,
         links,
     )
 

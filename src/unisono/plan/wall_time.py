@@ -2,7 +2,7 @@
 
     │ start │ pack │ tuning │ epoch 0: steps │ test │ checkpoint │ epoch 1: steps │ test │ checkpoint │ ...
 
-    start         interpreter, imports, MPI, end of the run: 20 s, or --start-seconds
+    start         interpreter, imports, MPI, end of the run: 20 s
     pack          bytes of a node's samples / disk.bandwidth, once
     tuning        5 steps whose communication does not hide, and 6 trials of 5 steps, each 15% slower than the best
                   (`reducer/tuning.py`); with convolutions timed before the first step, 15 times a step's computing
@@ -20,17 +20,14 @@ them 200 s. With the start that is 20 + 0.28 + 339 + 5 + 200 = 564.28 s, for whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from unisono.errors import UsageError
+from unisono.plan.choose import is_searched
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.loading import held_bytes
-from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_row import RunPlan
-from unisono.plan.run_settings import RunSettings, slowest_node
-from unisono.plan.trace import TracedLayer
 
 START_SECONDS = 20.0
 """Seconds of a run besides those that follow from it: 6.0 and 6.5 s were measured with one and two ranks on 2 busy
@@ -51,18 +48,6 @@ AUTOTUNE_CALLS = 15
 """Calls of each pass of a convolution before the first step: 5 algorithms, once untimed and twice timed."""
 
 
-class Job(NamedTuple):
-    """Job that trains, besides its steps."""
-
-    epochs: int = 1
-    test_samples: int = 0
-    checkpoint_every: int = 0
-    """Steps between two checkpoints within an epoch; 0: there are none."""
-    start: float = START_SECONDS
-    autotunes: bool = False
-    """True where convolutions are timed before the first step."""
-
-
 class JobSeconds(NamedTuple):
     """Seconds of a job, by part."""
 
@@ -79,36 +64,23 @@ class JobSeconds(NamedTuple):
         return sum(self)
 
 
-def job_seconds(
-    plan: RunPlan,
-    machine: MachineFacts,
-    settings: RunSettings,
-    layers: Sequence[TracedLayer],
-    searched: bool,
-    job: Job,
-) -> JobSeconds:
-    """Return the seconds of a job on the nodes of `plan`; `searched` is True where a run searches its overlap.
-
-    Raises UsageError without the samples of an epoch.
-    """
-    if settings.epoch_samples is None:
-        raise UsageError("--time needs the samples of an epoch: give --epoch-samples")
-    steps = ceil(settings.epoch_samples / settings.minibatch)
-    disk = machine.disk.bandwidth or DISK_BANDWIDTH
-    held = held_bytes(settings.samples, settings.epoch_samples, plan.nodes, plan.ranks) * settings.ranks_per_node
-    forward = sum(product_seconds(one, one.forward_flops, machine) for one in layers) / settings.traced
-    own = ceil(job.test_samples / plan.ranks)
+def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
+    """Return the seconds of the whole job of a run, on the nodes of `plan`. Its samples of an epoch are known."""
+    assert run.epoch_samples is not None
+    steps, disk = ceil(run.epoch_samples / run.minibatch), run.machine.disk.bandwidth or DISK_BANDWIDTH
+    held = held_bytes(run.samples, run.epoch_samples, plan.nodes, plan.ranks) * run.ranks_per_node
+    forward = sum(product_seconds(one, one.forward_flops, run.machine) for one in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
-    test = own * (settings.ranks_per_node * forward * slowest_node(settings, plan.nodes) + loading)
-    checkpoint = sum(layer.parameter_bytes for layer in layers) * (1 + settings.kept) / disk
-    within = (steps - 1) // job.checkpoint_every if job.checkpoint_every else 0
+    test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
+    checkpoint = sum(layer.parameter_bytes for layer in run.layers) * (1 + run.kept) / disk
+    within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
     return JobSeconds(
-        job.start,
+        START_SECONDS,
         held / disk,
-        _tuning(plan, searched) + (AUTOTUNE_CALLS * plan.computing if job.autotunes else 0.0),
-        job.epochs * steps * plan.step * STEP_MARGIN,
-        job.epochs * test,
-        job.epochs * (1 + within) * checkpoint,
+        _tuning(plan, is_searched(run.rule)) + (AUTOTUNE_CALLS * plan.computing if run.autotunes else 0.0),
+        run.epochs * steps * plan.step * STEP_MARGIN,
+        run.epochs * test,
+        run.epochs * (1 + within) * checkpoint,
     )
 
 

@@ -27,9 +27,6 @@ CHANGES: Mapping[str, tuple[str, str]] = {
 }
 """Table and key of a machine file by the word that changes it."""
 
-OTHERS = "wire=bfloat16 or rule=local_sgd:16"
-"""Examples of changes that are not of the machine, for the error."""
-
 CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscription")
 """Changes with which measured exchanges are those of another machine."""
 
@@ -46,7 +43,8 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
         raise UsageError(
-            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or {OTHERS}"
+            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
+            "recipe, as in exchange.wire=bfloat16"
         )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)

@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from unisono.launch import available_cores
-from unisono.plan.machines import MachineFacts
-from unisono.plan.write_machine import machine_text
+from unisono.plan.machines import MachineFacts, machine_text
 from unisono.probe.facts import ProbedSite, machine_facts
 from unisono.probe.plan import plan_probe
 from unisono.probe.player import play

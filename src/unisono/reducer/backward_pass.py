@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
 import torch
 
-from unisono.errors import UsageError
+from unisono.errors import UnisonoError, UsageError
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage, ControlResult, decode, difference_of, encode
-from unisono.reducer.model_comparison import digest
+from unisono.reducer.structure import digest
 from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, UPDATE_LOCAL
 from unisono.step.program import Task
-from unisono.step.rule_memory import RuleMemory
+from unisono.step.replica import RuleMemory
 from unisono.world import World
 
 
@@ -110,11 +110,15 @@ class BackwardPass:
         with self.lock:
             self.discarded = True
 
-    # Operations of tasks
+    def step_error(self, _: Sequence[str]) -> UnisonoError | None:
+        """Return the error that the ranks have agreed on in the optimizer's step, with these names of parameters."""
+        return None
+
+    # Operations of tasks (`step/replica.py`)
 
     def agree(self, world: World) -> None:
-        """Sum the control messages of all ranks. The pass is discarded where that shows an error."""
-        own, weights = encode(self.control_message, world.rank, world.size), self.memory.weights_of_ranks(world.size)
+        own = encode(self.control_message, world.rank, world.size)
+        weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
             weights[world.rank] = 1.0 if self.control_message.samples is None else self.control_message.samples
         total = torch.tensor([*own, *weights], dtype=torch.float64)
@@ -131,7 +135,7 @@ class BackwardPass:
 
     def _compare_weights(self, world: World) -> str:
         """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
-        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts_of(number) == 1]
+        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
         table = torch.zeros(world.size, 3, dtype=torch.float64)
         changes = self.control_message.changes
         if changes is not None:
@@ -146,7 +150,7 @@ class BackwardPass:
         bucket_slice = self.memory.bucket_slice(key)
         parts = bucket_slice.parts
         if parts > 1:
-            weight = self.memory.part_weight(self._loss_weights, self._rank, parts, mean=scaled)
+            weight = self.memory.parts.weight(self._loss_weights, self._rank, parts, mean=scaled)
         else:
             weight = self.weight if scaled else 1.0
         self.memory.pack(bucket_slice, self.gradients, weight)
@@ -156,16 +160,13 @@ class BackwardPass:
                 self.gradients[number] = None
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket that are sent, as a flat tensor."""
         return self.memory.elements(self.memory.bucket_slice(key))
 
     def sums(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds gradients, without the flags behind it."""
         bucket_slice = self.memory.bucket_slice(key)
         return self.bucket(key)[: bucket_slice.flags - bucket_slice.start]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         bucket_slice = self.memory.bucket_slice(key)
         return self.bucket(key)[bucket_slice.flags - bucket_slice.start :]
 
@@ -185,29 +186,24 @@ class BackwardPass:
                     self.memory.parameters[number].grad = view
 
     def sum_squares(self, world: World) -> None:
-        """Sum the squares of all gradients over the ranks, each part of a split one once."""
         total = torch.zeros((), dtype=torch.float64)
         for number, parameter in enumerate(self.memory.parameters):
             if parameter.grad is not None:
                 square = torch.linalg.vector_norm(parameter.grad).double().square()
-                total += square * self.memory.parts_of(number) / world.size
+                total += square * self.memory.parts.of(number) / world.size
         self._norm = world.allreduce(total).sqrt()
 
     def clip(self) -> None:
-        """Scale all gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
 
     def clip_local(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip([one for one in self.gradients.values() if one is not None])
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters."""
         assert self._optimizer is not None, "a program with updates has an optimizer"
         self._optimizer.update(parameters)
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         with self.lock:
             if not self.discarded:
                 for number in parameters:
@@ -216,52 +212,30 @@ class BackwardPass:
         self.update(parameters)
 
     def pack_weights(self, key: int) -> None:
-        """Write weights, divided by the number of ranks, into a bucket."""
         self.memory.pack_weights(self.memory.bucket_slice(key), self.layout.ranks)
 
     def unpack_weights(self, key: int) -> None:
-        """Copy the contents of a bucket to the weights of its parameters."""
         self.memory.unpack_weights(self.memory.bucket_slice(key))
 
     def read_weights(self, key: int) -> torch.Tensor:
-        """Return a copy of the weights of a bucket, flat, with as many elements as the bucket."""
         return self.memory.read_weights(self.memory.bucket_slice(key))
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a tensor like that of `read_weights` to the weights of a bucket."""
         self.memory.write_weights(self.memory.bucket_slice(key), flat)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a tensor like that of `read_weights` into a bucket."""
         self.bucket(key).copy_(flat)
 
     def pack_buffers(self) -> None:
-        """Copy the model's present buffers to the memory they are sent from. All ranks will take rank 0's."""
         self.buffers_pending = True
         self._buffers.pack()
 
     def buffers(self) -> torch.Tensor:
-        """Return the memory that the model's buffers are sent in."""
         return self._buffers.flat
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
         assert self.layout.clip is not None, "a program without clip has no clip task"
         norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
+        factor = torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0)
         for gradient in gradients:
-            gradient.mul_(torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0))
-
-
-class BackwardEndCallback:
-    """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
-    called, before the program sees the failure."""
-
-    def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
-        self._ended, self._failed, self._called = ended, failed, False
-
-    def __call__(self) -> None:
-        self._ended()
-        self._called = True
-
-    def __del__(self) -> None:
-        if not self._called:
-            self._failed()
+            gradient.mul_(factor)

@@ -1,16 +1,66 @@
-"""Memory that gradients are sent from. With a single node it is shared with the node's other ranks."""
+"""Memory that gradients are sent from. With a single node it is shared with the node's other ranks.
+
+Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
+over the groups {0, 1} and {2, 3}, layer B over none:
+
+    rank        0    1    2    3          summed over               weight of a rank
+    A           a0   a1   a0   a1         {0, 2} and {1, 3}         samples of its group / samples of all
+    B           b    b    b    b          all four                  samples of the rank / samples of all
+
+The gradient of a part is a mean over the samples of the group, by which its layers weigh the losses of its ranks
+(`tensor_parallel/layouts.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
+from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryLayout, memory_kinds, plan_memory, required_elements
-from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
 from unisono.step.layout import Bucket
 from unisono.world import World
+
+
+@dataclass(frozen=True)
+class ParameterParts:
+    """Number of parts of each trainable parameter, and the groups of ranks that hold all parts of one."""
+
+    counts: tuple[int, ...] = ()
+    """Number of parts of each parameter, by its number; 1: every rank holds it whole. Empty: all are whole."""
+    groups: Mapping[int, Partition] = field(default_factory=dict)
+    """Groups whose member k holds part k, by the number of parts (2 or more)."""
+
+    @cached_property
+    def holders(self) -> Mapping[int, Partition]:
+        """Ranks that hold the same part, for each part, by the number of parts."""
+        return {count: holders_of(groups) for count, groups in self.groups.items()}
+
+    def of(self, number: int) -> int:
+        """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
+        return self.counts[number] if self.counts else 1
+
+    def weight(self, weights: Sequence[float], rank: int, count: int, mean: bool) -> float:
+        """Return the factor of gradients with `count` parts, of the mean of this rank's group: the group's share of the
+        `weights` of all ranks' losses in a `mean`, the number of its losses that count in a sum."""
+        ranks = next((group for group in self.groups.get(count, ()) if rank in group), (rank,))
+        group, total = [weights[one] for one in ranks], sum(weights)
+        if mean:
+            return sum(group) / total if total else 0.0
+        return float(sum(one > 0 for one in group))
+
+    def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
+        """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
+        groups = self.holders.get(self.of(number), ())
+        return next((group for group in groups if rank in group), range(ranks))
+
+
+UNSPLIT = ParameterParts()
+"""No parameter is split."""
 
 
 class BucketMemory:
@@ -25,7 +75,7 @@ class BucketMemory:
     ) -> None:
         """Allocate memory for parameters of which `parts` are split; `holders` has the world of the ranks that hold the
         same part as this one, by the number of parts."""
-        self.parameters, self._parts = parameters, parts
+        self.parameters, self.parts = parameters, parts
         self._kinds = [_kind(parameter) for parameter in parameters]
         self._memories = memory_kinds(self._kinds, parts.counts)
         worlds = {1: world, **(holders or {})}
@@ -43,7 +93,7 @@ class BucketMemory:
         Return the layout; earlier contents are lost."""
         for flat in self._flat.values():
             flat.zero_()  # the gaps between gradients are summed with them
-        self.layout = plan_memory(self._kinds, order, largest, self._parts.counts, end_ratio)
+        self.layout = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
         buckets = self.layout.buckets
         self._sent_buckets = tuple(buckets[number] for number in sequence) or buckets
         self.views = [
@@ -56,32 +106,12 @@ class BucketMemory:
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
-        slices = plan_memory(self._kinds, order, largest, self._parts.counts, end_ratio).buckets
+        slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets
         return [self.bucket_of(one) for one in slices]
 
     def bucket_of(self, place: BucketSlice) -> Bucket:
         """Return a bucket as rules see it."""
-        return Bucket(place.nbytes, place.parameters, groups=self._parts.holders.get(place.parts, ()))
-
-    def parts_of(self, number: int) -> int:
-        """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
-        return self._parts.of(number)
-
-    def weights_of_ranks(self, ranks: int) -> list[float]:
-        """Return a place for the weight of each rank's loss; none where no parameter is split."""
-        return [0.0] * ranks if self._parts.groups else []
-
-    def part_weight(self, weights: Sequence[float], rank: int, parts: int, mean: bool) -> float:
-        """Return the factor of gradients with so many parts, of the mean of this rank's group: the group's share of the
-        weights of all ranks' losses in a `mean`, the number of its losses that count in a sum."""
-        group, total = [weights[one] for one in self._parts.group_of(parts, rank)], sum(weights)
-        if mean:
-            return sum(group) / total if total else 0.0
-        return float(sum(one > 0 for one in group))
-
-    def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
-        """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
-        return self._parts.holders_of(number, rank, ranks)
+        return Bucket(place.nbytes, place.parameters, groups=self.parts.holders.get(place.parts, ()))
 
     def bucket_slice(self, key: int) -> BucketSlice:
         """Return the place of the bucket with this key."""

@@ -8,37 +8,27 @@ averaged    the model has the rule's anchor within a block, or the mean of all r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.model_collectives import ModelCollectives
-from unisono.reducer.pending_work import PendingWork
-from unisono.reducer.rule_choice import RuleChoice
-from unisono.world import World
+from unisono.reducer.programs import Programs
+from unisono.step.rule import RankState
 
 
 class ModelWeights:
     """Weights and buffers of one rank's model, which is not kept alive."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        memory: BucketMemory,
-        buffers: Buffers,
-        collectives: ModelCollectives | World,
-        choice: RuleChoice,
-        pending: PendingWork,
-    ) -> None:
-        self._model, self._memory, self._buffers = weakref.ref(model), memory, buffers
-        self._collectives, self._choice, self._pending = collectives, choice, pending
+    def __init__(self, model: torch.nn.Module, programs: Programs, buffers: Buffers, wait: Callable[[], None]) -> None:
+        """Find the weights of `programs`' model; `wait` waits for everything that is pending."""
+        self._model, self._programs, self._buffers = weakref.ref(model), programs, buffers
+        self._memory, self._wait = programs.memory, wait
 
     def flats(self) -> dict[int, torch.Tensor]:
         """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
-        self._pending.wait()
+        self._wait()
         return self._flats(len(self._memory.layout.buckets))
 
     @contextmanager
@@ -47,7 +37,7 @@ class ModelWeights:
     ) -> Iterator[None]:
         """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
         if wait:
-            self._pending.wait()
+            self._wait()
         with torch.no_grad():
             own = self._flats(len(centre))
             own_buffers = [None if (one := slot.current()) is None else one.clone() for slot in self._buffers.slots]
@@ -67,17 +57,18 @@ class ModelWeights:
     def averaged(self) -> Iterator[None]:
         """Give the model, for an evaluation, the weights that all ranks have in common within the block, where theirs
         differ: the rule's anchor, or else their mean. Buffers are the mean of all ranks'."""
-        self._pending.wait()
-        if not self._choice.rule.differs:
+        self._wait()
+        if not self._programs.traits.state.differs:
             yield
             return
         model, parameters = self._model(), self._memory.parameters
         buffers = () if model is None else model.buffers()
         averaged = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
         own = [one.clone() for one in averaged]
-        has_anchor = self._choice.rule.evaluates_anchor and self._choice.rule_memory.write_anchor()
+        has_anchor = self._programs.traits.state is RankState.ANCHORED and self._programs.rule_memory.write_anchor()
+        collectives = self._programs.collectives
         for one in averaged[len(parameters) if has_anchor else 0 :]:
-            one.copy_(self._collectives.allreduce(one.div(self._collectives.size)))
+            one.copy_(collectives.allreduce(one.div(collectives.size)))
         try:
             yield
         finally:

@@ -11,13 +11,13 @@ the main thread waits for it. LBFGS evaluates the loss several times in a step, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from unisono.errors import UsageError
+from unisono.optimizers.sharded import has_hooks, is_patched, options_of, part_of
 from unisono.step.layout import Updates
 
 PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
@@ -31,10 +31,7 @@ class SplitStep:
         self._optimizer, self._parameters = optimizer, parameters
         self.updates = Updates.PARTS if _can_be_split(optimizer) else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
-        self._groups = [
-            {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
-            for group in optimizer.param_groups
-        ]
+        self._groups = options_of(optimizer)
 
     def update(self, parameters: Sequence[int]) -> None:
         """Make the step for these parameters, given by number; for all parameters where it is not made in parts."""
@@ -43,10 +40,7 @@ class SplitStep:
             return
         mine = {id(self._parameters[number]) for number in parameters}
         groups = [{**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups]
-        part = object.__new__(type(self._optimizer))
-        part.__dict__ |= {name: value for name, value in vars(self._optimizer).items() if name != "step"}
-        part.param_groups = [group for group in groups if group["params"]]
-        part.step()
+        part_of(self._optimizer, groups).step()
 
 
 class BucketedOptimizer:
@@ -73,22 +67,27 @@ class BucketedOptimizer:
 
         Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
         """
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in self._known:
-                    raise UsageError(
-                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or "
-                        "was frozen when the model was made parallel: its gradients would differ from rank to rank"
-                    )
+        begin_step(self._optimizer, self._known)
         return SplitStep(self._optimizer, self._parameters)
 
 
+def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
+    """Mark the optimizer's step as made. Raises UsageError for a trainable parameter whose id is not among the `known`
+    ones of the model."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) not in known:
+                raise UsageError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or was "
+                    "frozen when the model was made parallel: its gradients would differ from rank to rank. Put all "
+                    "that the optimizer trains into one torch.nn.ModuleDict, and make that parallel"
+                )
+
+
 def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
-    global_hooks = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or global_hooks
-    changed = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    return type(optimizer).__module__.startswith(PER_PARAMETER_MODULES) and not changed and not hooks
+    per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
+    return per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
 
 
 class _WaitingMethod:

@@ -1,16 +1,22 @@
-"""Step programs of a model under a setting: built once, prepared for the engine, and run again in each step."""
+"""Step programs of a model under its setting, which is searched in the first steps (`tuning.py`) or resumed.
+
+A program is built once, prepared for the engine, and run again in each step. All ranks have the same measurements, so
+they adopt the same setting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from unisono.engine import OperationSpan
-from unisono.engine.communicator_pool import CommunicatorPool
+from unisono.engine.communicator_pool import ModelCollectives
+from unisono.engine.spans import Observe
 from unisono.placement import Partition
-from unisono.plan.choose import Setting
 from unisono.reducer.bucket_memory import BucketMemory
-from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.rule_state import RuleState, without_changes
+from unisono.reducer.tuning import Log, StepTimes, Tuning
 from unisono.rules import BaseRule
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared
@@ -19,84 +25,105 @@ from unisono.step.verify import check_groups, check_threads
 
 
 class Programs:
-    """Step programs of one model. All ranks of a world construct it together."""
+    """Step programs of one model. All ranks construct it together, and ask it together, while nothing is running."""
+
+    player: Player
+    """Player that runs the programs."""
+    by_main: bool
+    """True where the main thread runs collectives."""
 
     def __init__(
         self,
-        memory: BucketMemory,
-        pool: CommunicatorPool,
         rule: BaseRule,
+        memory: BucketMemory,
         collectives: ModelCollectives,
-        user: str,
-        observe: Callable[[OperationSpan], None],
+        times: StepTimes,
+        observe: Observe,
         buffers: bool,
         link: LinkOf | None = None,
         partitions: Sequence[Partition] = (),
     ) -> None:
-        """Store the inputs of the programs. `buffers`: True where buffers are sent; the last two are `Player`'s."""
-        self._link, self._partitions = link, partitions
-        self._memory, self._pool, self._rule, self._collectives = memory, pool, rule, collectives
-        self._user, self._observe, self._has_buffers = user, observe, buffers
-        self._player: Player | None = None
-        self._communicators = 0
+        """Adopt a rule with its first setting. `buffers`: True where buffers are sent; the last two are `Player`'s.
+        Raises UsageError for an unknown overlap."""
+        self.memory, self.collectives, self.times, self.observe = memory, collectives, times, observe
+        self.traits = rule.traits
+        self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
+        """Rule's memory of this rank."""
         self.number = 0
         """Number of the next step that synchronizes."""
         self.first = 0
         """Number of the step with which the first period begins."""
-        self._buckets: tuple[Bucket, ...] = ()
-        self._filled: tuple[int, ...] = ()
-        self._halves: tuple[int, ...] = ()
+        self.communicators = 0
+        """Number of communicators of the programs."""
         self.layer_norms = False
         """True where the optimizer's step needs norms of whole layers."""
+        self._rule, self._has_buffers, self._link, self._partitions = rule, buffers, link, partitions
+        self.tuning = Tuning(memory, collectives, times, rule)
+        """Search for the setting that gradients are exchanged with."""
+        weakref.finalize(self, self.tuning.close).atexit = False
         self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
         """Prepared programs. Equal steps of a period share one."""
         self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
+        self._adopt()
 
-    @property
-    def player(self) -> Player:
-        """Player that runs the programs."""
-        assert self._player is not None, "it is made with the first setting"
-        return self._player
+    # Setting
 
-    @property
-    def communicators(self) -> int:
-        """Number of communicators of the programs."""
-        return self._communicators
+    def next_step(self, deferred: bool) -> bool:
+        """Adopt what has been found for the coming step. Return True where the buckets have changed.
 
-    @property
-    def by_main(self) -> bool:
-        """True where the main thread runs collectives."""
-        return self._rule.found_overlap.by_main
+        `deferred`: True where parameters are waited for when they are needed.
+        """
+        if changed := self.tuning.next_step(deferred):
+            self._adopt()
+        self.rule_memory.lay_out(self.traits.state.has_anchor)
+        return changed
 
-    def adopt(self, setting: Setting, order: Sequence[int]) -> None:
-        """Adopt a setting, for gradients that become ready in `order`. No program may be running."""
-        memory = self._memory
-        for parameter, view in zip(memory.parameters, memory.views, strict=False):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                parameter.grad = parameter.grad.clone()  # what accumulates there
-        buckets = memory.lay_out(order, setting.bucket_bytes, setting.sequence, setting.end_ratio).buckets
-        sequence = setting.sequence or range(len(buckets))
-        keys = {number: key for key, number in enumerate(sequence, 1)}
-        self._buckets = tuple(memory.bucket_of(buckets[number]) for number in sequence)
-        self._filled = tuple(keys[number] for number in range(len(buckets)))
-        self._halves = setting.halves
-        self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
-        self._made.clear()
-        self._prepared.clear()
-        if self._player is None or self._communicators != self._rule.communicators:
-            self._communicators = self._rule.communicators
-            self._player = Player(
-                self._pool, self._communicators, self._user, self._observe, self._link, self._partitions
-            )
+    def log_with(self, log: Log, details: Log | None = None) -> None:
+        """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
+        `details`, which is `log` unless given."""
+        self.tuning.log = details or log
+        buckets, wanted = len(self.memory.layout.buckets), self.traits.buckets
+        if buckets < wanted and self.collectives.rank == 0:
+            log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
+
+    # A run that resumes
+
+    def restore(self, state: dict[str, Any] | None) -> bool:
+        """Adopt the setting of the run that is resumed, if it had as many ranks and the same options. Return True where
+        the buckets have changed."""
+        if state is None or not self.tuning.restore(state):
+            return False
+        self._adopt()
+        return True
+
+    def rule_state(self) -> dict[str, Any]:
+        """Return the rule's memory of this rank and the place in its period, for a checkpoint. No exchange may be in
+        flight."""
+        return {"cycle": list(self.traits.cycle), "first": self.first, "kept": self.rule_memory.segments()}
+
+    def resume(self, step: int, rule_state: dict[str, Any] | None = None) -> None:
+        """Continue after `step` steps, of which a rule's program depends on the number, with the state of this rank.
+
+        Without a state, or where the rule has another period now, a period begins; then no change is in flight.
+        """
+        self.number, has_anchor = step, self.traits.state.has_anchor
+        if rule_state is None:
+            self.first = step if has_anchor else 0
+            return
+        same = list(self.traits.cycle) == rule_state["cycle"]
+        self.first = rule_state["first"] if same else step
+        if has_anchor:
+            self.rule_memory.load(rule_state["kept"] if same else without_changes(rule_state["kept"]))
+
+    # Programs
 
     def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
-        number = (self.number - self.first) % self._rule.period
+        number = (self.number - self.first) % self.traits.period
         self.number += 1
         made = self._made.get((updates, deferred, clip, number))
         if made is None:
-            made = self._make(updates, deferred, clip, number)
-            self._made[updates, deferred, clip, number] = made
+            made = self._made[updates, deferred, clip, number] = self._make(updates, deferred, clip, number)
         return made
 
     def take_back(self) -> None:
@@ -105,16 +132,43 @@ class Programs:
 
     def layout(self) -> Layout:
         """Return the layout of the buckets that were adopted last."""
-        count = len(self._memory.parameters)
-        made = Layout(self._collectives.size, count, self._buckets, self._filled, buffers=self._has_buffers)
-        return replace(made, layer_norms=self.layer_norms, halves=self._halves)
+        return Layout(
+            self.collectives.size,
+            len(self.memory.parameters),
+            self._buckets,
+            self._filled,
+            buffers=self._has_buffers,
+            layer_norms=self.layer_norms,
+            halves=self.tuning.setting.halves,
+        )
 
     def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
-        layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)
-        program = self._rule(Step(number), self._collectives.rank, layout)
+        layout, rank = replace(self.layout(), updates=updates, deferred=deferred, clip=clip), self.collectives.rank
+        program = self._rule(Step(number), rank, layout)
         found = self._prepared.get((updates, deferred, clip, program))
         if found is None:
-            check_groups(self._collectives.rank, program)
-            check_threads(self._collectives.rank, program, self._rule.threads())
+            check_groups(rank, program)
+            check_threads(rank, program, self._rule.threads())
             found = self._prepared[updates, deferred, clip, program] = layout, self.player.prepare(program)
         return found
+
+    def _adopt(self) -> None:
+        """Lay the buckets out by the setting; the rule's memory follows them. No program may be running."""
+        self.rule_memory.gather()
+        memory, setting = self.memory, self.tuning.setting
+        for parameter, view in zip(memory.parameters, memory.views, strict=False):
+            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
+                parameter.grad = parameter.grad.clone()  # what accumulates there
+        layout = memory.lay_out(self.tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
+        sequence = setting.sequence or range(len(layout.buckets))
+        keys = {number: key for key, number in enumerate(sequence, 1)}
+        self._buckets: tuple[Bucket, ...] = tuple(memory.bucket_of(layout.buckets[number]) for number in sequence)
+        self._filled = tuple(keys[number] for number in range(len(layout.buckets)))
+        self._made.clear()
+        self._prepared.clear()
+        self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
+        self.by_main = self._rule.found_overlap.by_main
+        if self.communicators != self._rule.communicators:
+            self.communicators = self._rule.communicators
+            pool, user = self.collectives.pool, self.collectives.user
+            self.player = Player(pool, self.communicators, user, self.observe, self._link, self._partitions)

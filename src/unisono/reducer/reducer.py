@@ -7,13 +7,13 @@
 
 Its parts, each of which has its own state:
 
-    accumulation  gradients of this rank alone, between averages                `accumulation.py`
-    control      samples and requests of this rank, and what all ranks said     `step_control.py`
-    choice       setting of the coming step, the same on all ranks              `rule_choice.py`
-    runner       the backward pass that runs                                    `pass_runner.py`
-    pending      waits for what was begun                                       `pending_work.py`
-    optimizer    the user's optimizer: in shards, or called by the program      `user_optimizer.py`
-    weights      of the model outside of steps: a centre's, or in common        `model_weights.py`
+    memory       buckets that gradients are sent from                           `bucket_memory.py`
+    programs     step programs, by the setting that all ranks have chosen       `programs.py`, `tuning.py`
+    runner       the backward pass that runs; waits for what was begun          `pass_runner.py`
+    control      samples and requests of this rank, and what all ranks said     `control.py`
+    sharded      the user's optimizer, where its state is in shards             `sharded_optimizer.py`
+
+Beside them are gradients between averages (`accumulation.py`), and weights outside of steps (`model_weights.py`).
 """
 
 from __future__ import annotations
@@ -28,33 +28,28 @@ from torch.autograd import Variable
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.engine import OperationSpan
-from unisono.engine.communicator_pool import CommunicatorPool
+from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.attachment import attach, detach, reducer_of
-from unisono.reducer.backward_pass import BackwardEndCallback, BackwardPass, OptimizerStep
-from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
+from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import LossWeight
-from unisono.reducer.gradient_hooks import accumulators_of, register_hooks
-from unisono.reducer.model_collectives import ModelCollectives
+from unisono.reducer.control import LossWeight, StepControl
+from unisono.reducer.family_passes import AppliedBy, ServerLinks, pass_of
+from unisono.reducer.hooks import BackwardEndCallback, accumulators_of, attach, detach, reducer_of, register_hooks
 from unisono.reducer.model_weights import ModelWeights
-from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
-from unisono.reducer.pass_of_rule import AppliedBy, pass_of
 from unisono.reducer.pass_runner import PassRunner
-from unisono.reducer.pending_work import PendingWork
 from unisono.reducer.programs import Programs
-from unisono.reducer.rule_choice import RuleChoice
-from unisono.reducer.server_links import ServerLinks
-from unisono.reducer.step_control import StepControl
-from unisono.reducer.step_times import StepTimes
+from unisono.reducer.scattered_gradient import clear
+from unisono.reducer.sharded_optimizer import ShardedOptimizer
 from unisono.reducer.structure import Structure
-from unisono.reducer.user_optimizer import UserOptimizer
+from unisono.reducer.tuning import StepTimes
 from unisono.rules import BaseRule
-from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
 from unisono.step.layout import Updates
+from unisono.step.rule import RankState
 from unisono.weak import weakly
 from unisono.world import World
 
@@ -70,9 +65,9 @@ class Reducer:
 
     def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule, parts: ParameterParts = UNSPLIT) -> None:
         """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together."""
-        self._model, self.structure = weakref.ref(model), Structure(model)
-        self.parameters = self.structure.parameters
-        self.times = StepTimes(len(self.parameters))
+        self._model, self.structure, size = weakref.ref(model), Structure(model), world.size
+        self.rule, self.traits = rule, rule.traits
+        self.parameters, self.times = self.structure.parameters, StepTimes(len(self.structure.parameters))
         self.observe: Callable[[OperationSpan], None] = lambda _: None
         """Called with the Span of each operation that the engine runs."""
         self.buffers = Buffers(model)
@@ -83,44 +78,33 @@ class Reducer:
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
         self._applied_by = AppliedBy()  # of the backward pass that runs
         self._prepared = False  # whether the setting of the coming backward pass has been asked for
-        pool, observe = world.resource(CommunicatorPool), weakly(self._observe)
-        self._collectives = ModelCollectives(pool, name := f"model {pool.register(self)}")
-        partitions = list(parts.holders.values())
+        pool = world.resource(CommunicatorPool)
+        collectives = ModelCollectives(pool, f"model {pool.register(self)}")
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
-        self.memory = self._collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
-        summands = float(world.size) if rule.sums_gradients else 1.0
-        self.accumulation = Accumulation(self.memory, summands)
-        has_buffers = bool(self.buffers.slots) and world.size > 1
-        self.links = ServerLinks(rule, world, self._collectives) if isinstance(rule, BaseAsynchronousRule) else None
+        self.memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
+        self.accumulation = Accumulation(self.memory, float(size) if self.traits.sums else 1.0)
+        self.links = ServerLinks(rule, world, collectives) if has_servers(rule) else None
         """Links to the servers of an asynchronous rule."""
+        has_buffers, partitions = bool(self.buffers.slots) and size > 1, list(parts.holders.values())
+        observe = weakly(self._observe)
         self.programs = programs = Programs(
-            self.memory, pool, rule, self._collectives, name, observe, has_buffers, self.links, partitions
+            rule, self.memory, collectives, self.times, observe, has_buffers, self.links, partitions
         )
-        self.control = StepControl(world.rank, world.size, lambda: programs.player.wait(CONTROL))
-        self._runner = PassRunner(self.parameters, programs, self.times, observe, self.accumulation)
-        self.pending = PendingWork(
-            self.parameters, self.buffers, programs, self._runner, self.control, self.times, observe, world.rank
-        )
-        self.choice = RuleChoice(rule, self.memory, self._collectives, self.times, programs, self.pending.wait_for_all)
-        self.optimizer = UserOptimizer(
-            self.memory, self._collectives, programs, self._runner, self.pending.wait, self.structure.names
-        )
-        self.weights = ModelWeights(model, self.memory, self.buffers, self._collectives, self.choice, self.pending)
+        self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
+        self.runner = PassRunner(programs, self.buffers, self.accumulation, self.control, self.structure.names)
+        self.sharded: ShardedOptimizer | None = None
+        """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
+        self.weights = ModelWeights(model, programs, self.buffers, self.runner.wait)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
-        self._accumulators = accumulators_of(self.parameters) if rule.sums_gradients else []
+        self._accumulators = accumulators_of(self.parameters) if self.traits.sums else []
         for number, accumulator in enumerate(self._accumulators):
             self._hooks.append(accumulator.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
 
-    @property
-    def rule(self) -> BaseRule:
-        """Rule that steps follow."""
-        return self.choice.rule
-
     def loss_weight(self) -> LossWeight:
         """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
         samples = self.control.samples
-        if samples is None or (samples and self.rule.sums_gradients):
+        if samples is None or (samples and self.traits.sums):
             samples = 1.0
         return LossWeight(self.control.averages, samples)
 
@@ -133,24 +117,24 @@ class Reducer:
 
     def backward(self, backward: Callable[[], Any], step: OptimizerStep | ShardedStep, updates: Updates) -> None:
         """Run a backward pass whose gradients an optimizer's step applies. A step in parts returns before all are
-        applied: wait for all (`pending.wait`), or for each parameter that is read (`pending.wait_for`)."""
+        applied: wait for all (`runner.wait`), or for each parameter that is read (`runner.wait_for`)."""
 
         def run() -> None:
             backward()
-            if self._runner.current is not None and not self._runner.current.ended:  # autograd has not ended it
+            if self.runner.current is not None and not self.runner.current.ended:  # autograd has not ended it
                 self.finalize()
 
         self._applied_by = AppliedBy(step, updates)
         try:
             self.prepare_for_backward()
             if self.programs.by_main:
-                self._runner.run_beside_main(run)
+                self.runner.run_beside_main(run)
             else:
                 run()
             if updates is Updates.WHOLE:
-                self.pending.wait()
+                self.runner.wait()
         except BaseException:  # also after an interrupt the next pass must not find this one half done
-            self._discard(self._runner.current)
+            self._discard(self.runner.current)
             raise
         finally:
             self._applied_by = AppliedBy()
@@ -170,20 +154,22 @@ class Reducer:
 
     def zero_grad(self) -> None:
         """Wait for pending work and clear all gradients: the next backward pass makes new ones."""
-        self.pending.wait()
+        self.runner.wait()
         for parameter in self.parameters:
             parameter.grad = None
 
     def finish(self) -> None:
         """Wait for pending work before the program ends or memory is freed; print an error of it to stderr."""
-        self.pending.finish()
+        self.runner.finish()
 
     def release(self) -> None:
         """Detach from the model, which behaves like any other from here on."""
         self.finish()
         for handle in self._hooks:
             handle.remove()
-        self.optimizer.release()
+        if self.sharded is not None:
+            self.sharded.release()
+            clear(self.parameters)
         self._hooks.clear()
         self._accumulators.clear()
         model = self._model()
@@ -191,25 +177,51 @@ class Reducer:
             detach(model)
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Adopt the setting of the run that is resumed (`choice.state`), if it had as many ranks and the same
+        """Adopt the setting of the run that is resumed (`tuning.state`), if it had as many ranks and the same
         options."""
-        if self.choice.restore(state):
-            self.optimizer.follow_layout()
+        if self.programs.restore(state) and self.sharded is not None:
+            self.sharded.lay_out()
+
+    def shard(self, optimizer: torch.optim.Optimizer, own_loop: bool) -> None:
+        """Let the optimizer keep the state of this rank's shards alone. Called by all ranks together.
+
+        With `own_loop` its step is made when the program calls it. Raises UsageError for an optimizer that cannot be
+        stepped in shards.
+        """
+        if self.sharded is not None:
+            if self.sharded.optimizer is optimizer:
+                return
+            self.runner.wait()
+            self.sharded.release()
+        self.sharded = ShardedOptimizer(optimizer, self.programs, self.runner, self.structure.names, own_loop)
+
+    def give_back(self) -> None:
+        """Leave the optimizer, if it is in shards, with its whole state. Called by all ranks together."""
+        if self.sharded is not None:
+            self.runner.finish_step()
+            self.sharded.give_back()
+            self.sharded = None
+            clear(self.parameters)
+
+    def rule_state(self) -> dict[str, Any]:
+        """Return the rule's memory of this rank and the place in its period, for a checkpoint; wait for exchanges."""
+        self.runner.wait_for_all()
+        return self.programs.rule_state()
 
     # While a backward pass runs
 
     def prepare_for_backward(self) -> None:
         """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
-        self.pending.wait()
-        if self.choice.next_step(self._applied_by.deferred):
-            self.optimizer.follow_layout()
-            if self._applied_by.deferred and self.optimizer.sharded is not None:
-                self._applied_by = AppliedBy(self.optimizer.sharded.begin(), Updates.PARTS)
+        self.runner.wait()
+        if self.programs.next_step(self._applied_by.deferred) and self.sharded is not None:
+            self.sharded.lay_out()
+            if self._applied_by.deferred:
+                self._applied_by = AppliedBy(self.sharded.begin(), Updates.PARTS)
         self._prepared = True
 
     def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Make room for a gradient beside the sum of an earlier pass. Without samples it counts as zero there."""
-        contributes = self.control.samples != 0 or self.memory.parts_of(number) > 1
+        contributes = self.control.samples != 0 or self.memory.parts.of(number) > 1
         share_alone = self.accumulation.take_share(number, contributes)
         return tuple(map(torch.zeros_like, gradients)) if share_alone else None
 
@@ -225,23 +237,24 @@ class Reducer:
         if not self.accumulation.averages:
             self.accumulation.accumulated = True
             return
-        if self._runner.current is None:
+        if self.runner.current is None:
             begun = self._begin()
             if not self._applied_by.deferred:
                 Variable._execution_engine.queue_callback(
                     BackwardEndCallback(self.finalize, partial(self._discard, begun))
                 )
-        self._runner.mark_ready(number, last)
+        self.runner.mark_ready(number, last)
 
     def finalize(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
-        begun = self._runner.end_backward()
-        self.choice.record_order(begun.order)
+        begun = self.runner.end_backward()
+        self.programs.tuning.record_order(begun.order)
         self.times.begin()
         self.control.end_pass()
         if not self._applied_by.deferred:
-            self.pending.wait()
-            self.optimizer.hide_gradients(begun)
+            self.runner.wait()
+            if self.sharded is not None:
+                self.sharded.hide_gradients(begun)
             self.accumulation.check_pass()
             self.accumulation.end_average()
 
@@ -253,42 +266,44 @@ class Reducer:
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward
         pass."""
-        if self.rule.differs and not self._runner.awaits_step:
+        if self.traits.state.differs and not self.runner.awaits_step:
             self.synchronize()
         try:
-            self.optimizer.finish_step()
+            self.runner.finish_step()
         except UnisonoError as error:
-            if self.rule.differs:
+            if self.traits.state.differs:
                 error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
             raise
 
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
         self.structure.check_pass(self._model())
-        if not self.rule.differs:
-            self.optimizer.finish_step()  # if the program has left it out, as the other ranks gather weights
-        elif self._runner.awaits_step:  # another pass of the same step, with the same setting
+        if not self.traits.state.differs:
+            self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
+        elif self.runner.awaits_step:  # another pass of the same step, with the same setting
             self.programs.take_back()
             self._prepared = True
         if not self._prepared:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
         self.accumulation.begin_pass()
-        compares = not (absent or self._applied_by.deferred or self.rule.differs or self.rule.sharded)
+        compares = self.traits.state is RankState.WHOLE and not (absent or self._applied_by.deferred)
         message = self.control.next_message(absent, self.accumulation.changes() if compares else None)
         layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
-        if self.rule.sharded and self.optimizer.sharded is None:
-            raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.optimizer.shard(optimizer)")
-        parts, step = (self.memory, self.buffers, layout, message), self._applied_by.step
-        begun = pass_of(self.rule, parts, step, self._collectives.rank, self.choice.rule_memory.kept, self.exchange)
+        if self.traits.state is RankState.SHARDED and self.sharded is None:
+            raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
+        begun = pass_of(
+            *(self.traits.state, (self.memory, self.buffers, layout, message), self._applied_by.step),
+            *(self.programs.collectives.rank, self.programs.rule_memory.kept, self.exchange),
+        )
         self.control.begin(begun)
-        self._runner.begin(begun, program, self.rule.differs)
+        self.runner.begin(begun, program, self.traits.state.differs)
         return begun
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
-        awaits_step = self.rule.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
-        if self._runner.discard(begun):
+        awaits_step = self.traits.state.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
+        if self.runner.discard(begun):
             self.control.discard()
             if awaits_step:  # a period counts steps, and none was made
                 self.programs.take_back()

@@ -16,7 +16,7 @@ import torch
 from unisono.plan.bucket_layout import BucketSlice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.schedules.pieces import bounds
-from unisono.step.rule_memory import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory
+from unisono.step.replica import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory
 
 SUM = "sum"
 """Name of the segments of a sum of changes that no outer step has applied yet: contents of a bucket."""

@@ -9,6 +9,8 @@
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
+
+The times of steps, of this rank and as means over ranks, are those of `StepTimes`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 
 import torch
 
+from unisono.engine import OperationSpan
+from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UsageError
 from unisono.plan.choose import (
     END_RATIOS,
@@ -42,14 +46,89 @@ from unisono.plan.choose import (
 from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
 from unisono.processor import Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
-from unisono.reducer.model_collectives import ModelCollectives
-from unisono.reducer.step_times import StepTimes
 from unisono.rules import BaseRule
-from unisono.rules.base import AUTO
 from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
+from unisono.step.operations import BARRIER
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import UPDATE, Role, Task
+from unisono.step.rule import AUTO, RankState
 from unisono.world import World
+
+
+class StepTimes:
+    """Times of one rank, in seconds. The clock stands still while the rank waits."""
+
+    def __init__(self, parameters: int) -> None:
+        self._parameters = parameters
+        self.communicating = 0.0
+        """Seconds of exchanges, since the start."""
+        self.updating = 0.0
+        """Seconds of parameter updates, since the start."""
+        self.waiting = 0.0
+        """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
+        self._exchange_seconds: dict[int, dict[str, float]] = {}  # of the last step, by key and operation
+        self._update_seconds: dict[int, float] = {}
+        self._began = self.whole = 0.0
+        self.needed = self.ready = [0.0] * parameters
+        self._seen: set[int] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step. It may be called again before the first gradient; the times of the last step are kept."""
+        if self.whole or not self._began:
+            self._last = self.needed, self.ready, self.whole
+        self._began = self._clock()
+        self.needed = [0.0] * self._parameters
+        self.ready = [0.0] * self._parameters
+        self._seen = set()
+        self.whole = 0.0
+
+    def record_read(self, number: int) -> None:
+        """Record that a parameter is read. Only the first time in a step counts."""
+        if number not in self._seen:
+            self._seen.add(number)
+            self.needed[number] = self._clock() - self._began
+
+    def record_ready(self, number: int) -> None:
+        """Record that a parameter's gradient is ready."""
+        self.ready[number] = self.whole = self._clock() - self._began
+
+    def add_waiting(self, since: float) -> None:
+        """Add the time from `since` (a time.perf_counter() value) until now to the waiting time."""
+        self.waiting += time.perf_counter() - since
+
+    def observe(self, span: OperationSpan) -> None:
+        """Record the duration of a task of the step program."""
+        task, seconds = span.about, span.end - span.begin
+        if not isinstance(task, Task):
+            return
+        if task.operation.role is not Role.LOCAL and task.operation is not BARRIER:
+            self.communicating += seconds
+            self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
+        elif task.lane == UPDATE and task.parameters:
+            self.updating += seconds
+            self._update_seconds[task.key] = seconds
+
+    def computing(self, world: ModelCollectives | World, nbytes: int) -> Computing:
+        """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
+        needed, ready, whole = self._last
+        mine = [*needed, *ready, whole, sum(self._update_seconds.values())]
+        mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
+        whole, update = mean[-2:]
+        ready = [
+            one or whole for one in mean[self._parameters : -2]
+        ]  # a parameter without a gradient counts as ready at the end
+        return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
+
+    def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
+        """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
+        mine = torch.tensor([sum(self._exchange_seconds[key].values()) for key in keys], dtype=torch.float64)
+        return (world.allreduce(mine) / world.size).tolist()
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self.waiting
+
 
 STEPS_PER_TRIAL = 4
 """Number of steps over which a setting is measured."""
@@ -80,6 +159,11 @@ class Tuning:
         self._finished = world.size == 1 or not memory.parameters or not is_searched(rule)
         self._search = iter(()) if self._finished else self._search_steps()
         self._deferred = False
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """Chosen setting with its prediction and what was played for it; None where nothing was predicted."""
+        return None if self.choice is None else self.choice.candidate
 
     def next_step(self, deferred: bool) -> bool:
         """Begin a step, while nothing is running. Return True where there is another setting from here on.
@@ -143,7 +227,8 @@ class Tuning:
                 took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
                 sizes.append(mean(one.nbytes for one in buckets))
                 seconds.append(mean(took))  # the mean over buckets
-            updated = sum(one.nbytes for one in buckets) // (self._world.size if self._rule.sharded else 1)
+            holders = self._world.size if self._rule.traits.state is RankState.SHARDED else 1
+            updated = sum(one.nbytes for one in buckets) // holders
             computing = self._times.computing(self._world, updated)
             yield from self._try(computing, fit(sizes, seconds), counters)
         else:

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from unisono.registry import Registry, lazy_attributes
 
 if TYPE_CHECKING:
-    from unisono.rules.base import BaseRule
     from unisono.rules.bsp import BSP
     from unisono.rules.diloco import DiLoCo
     from unisono.rules.easgd import EASGD
-    from unisono.rules.exchange import Exchange
     from unisono.rules.local_sgd import LocalSGD
     from unisono.rules.sharded import Sharded
+    from unisono.step.rule import BaseRule, Exchange
 
 __all__ = [
     "BSP",
@@ -42,9 +41,9 @@ __getattr__ = lazy_attributes(
     {
         "BSP": "unisono.rules.bsp",
         "EASGD": "unisono.rules.easgd",
-        "BaseRule": "unisono.rules.base",
+        "BaseRule": "unisono.step.rule",
         "DiLoCo": "unisono.rules.diloco",
-        "Exchange": "unisono.rules.exchange",
+        "Exchange": "unisono.step.rule",
         "LocalSGD": "unisono.rules.local_sgd",
         "Sharded": "unisono.rules.sharded",
     },

@@ -10,14 +10,16 @@ them at once; each serves whoever comes first. Workers and servers out of step a
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from unisono.errors import UsageError
-from unisono.rules.base import AUTO, BaseRule
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival, RankGroup, Step, StepProgram
-from unisono.step.rule import GradientSource, Guarantee, SeatCounts
+from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, Members, RankState, SeatCounts, Traits
 
 SERVERS = ("rank", "thread")
 """Places of a server: a rank that does nothing else, or a thread beside a worker."""
@@ -49,6 +51,11 @@ class BaseAsynchronousRule(BaseRule):
         if self.server not in SERVERS:
             raise UsageError(f"{name}(server={self.server!r}): there are {', '.join(map(repr, SERVERS))}")
 
+    @property
+    def traits(self) -> Traits:
+        """Properties: the weights of workers differ, and each server has a bucket or more."""
+        return Traits(RankState.OWN, (self.period,), Members.SERVERS, buckets=self.servers)
+
     @abstractmethod
     def serve(self, event: Arrival, server: int, layout: Layout, /) -> StepProgram:
         """Return the tasks by which a server serves an exchange."""
@@ -74,10 +81,12 @@ class BaseAsynchronousRule(BaseRule):
             )
         return SeatCounts(workers, self.servers)
 
-    @property
-    def least_buckets(self) -> int:
-        """Number of buckets that the rule needs: one for each server."""
-        return self.servers
+    def programs(self, layout: Layout, steps: Sequence[Step], seed: int = 0) -> list[StepProgram]:
+        """Return the programs of all seats over these steps, with servers that serve in a random order."""
+        seats = self.seats(layout.ranks)
+        exchanges = [sum(map(self.exchanges, steps))] * seats.workers
+        orders = random_arrivals(exchanges, seats.servers, seed)
+        return [*super().programs(layout, steps), *serving_programs(self, layout, orders)]
 
     def server_of(self, layout: Layout) -> dict[int, int]:
         """Return the server of each key: each bucket goes to the server that has the fewest bytes so far."""
@@ -97,16 +106,50 @@ class BaseAsynchronousRule(BaseRule):
         return Guarantee(GradientSource.OWN if event.synchronize else None, equal=False)
 
     @property
-    def asynchronous(self) -> bool:
-        """True: workers exchange with servers alone."""
-        return True
-
-    @property
-    def differs(self) -> bool:
-        """True: the weights of workers differ."""
-        return True
-
-    @property
     def communicators(self) -> int:
         """Number of threads that exchange: one for each server."""
         return self.servers
+
+
+def has_servers(rule: BaseRule) -> TypeGuard[BaseAsynchronousRule]:
+    """Return True for an asynchronous rule."""
+    return rule.traits.members is Members.SERVERS
+
+
+def random_arrivals(exchanges: Sequence[int], servers: int, seed: int = 0) -> list[list[int]]:
+    """Return, for each server, the workers in the order in which it serves them; worker w has `exchanges[w]` exchanges.
+
+        worker 0   exchange 0 ─────────── exchange 1 ...         server 0 serves    0 1 1 0 ...
+        worker 1        exchange 0  exchange 1 ...               server 1 serves    1 0 1 0 ...
+
+    A worker's exchange goes to all servers at once, and the next one begins when all have served it. So the orders of
+    two servers differ, but not freely: this one is drawn from those that can happen.
+
+    >>> random_arrivals([2, 1], 1)
+    [[1, 0, 0]]
+    """
+    chance = random.Random(seed)
+    orders: list[list[int]] = [[] for _ in range(servers)]
+    left = list(exchanges)
+    waiting = {worker: set(range(servers)) for worker, count in enumerate(left) if count}
+    while waiting:
+        worker = chance.choice(sorted(waiting))
+        server = chance.choice(sorted(waiting[worker]))
+        orders[server].append(worker)
+        waiting[worker].discard(server)
+        if not waiting[worker]:
+            left[worker] -= 1
+            del waiting[worker]
+            if left[worker]:
+                waiting[worker] = set(range(servers))
+    return orders
+
+
+def serving_programs(rule: BaseAsynchronousRule, layout: Layout, orders: Sequence[Sequence[int]]) -> list[StepProgram]:
+    """Return the program of each server that serves workers in these orders."""
+    return [
+        tuple(
+            task for number, worker in enumerate(order) for task in rule.serve(Arrival(number, worker), server, layout)
+        )
+        for server, order in enumerate(orders)
+    ]

@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, PACK, PACK_SUM, SET_GRADS
 from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient
+from unisono.step.rule import BaseRule, Traits
 
 SCALES = {"mean": PACK, "sum": PACK_SUM}
 """Operations that pack a bucket, by the combination of the gradients that they give."""
@@ -44,14 +44,9 @@ class BSP(BaseRule):
             raise UsageError(f"BSP(scale={self.scale!r}): there are {', '.join(map(repr, SCALES))}")
 
     @property
-    def sums_gradients(self) -> bool:
-        """True with `scale="sum"`."""
-        return self.scale == "sum"
-
-    @property
-    def takes_split_layers(self) -> bool:
-        """True: each bucket is averaged over the ranks that hold it."""
-        return True
+    def traits(self) -> Traits:
+        """Properties: each bucket is averaged, or summed, over the ranks that hold it."""
+        return Traits(groups=True, sums=self.scale == "sum")
 
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""

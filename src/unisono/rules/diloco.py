@@ -35,7 +35,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import AGREE
 from unisono.step.outer import begin_exchange, outer_step, take_outer_step
 from unisono.step.program import Operation, Step, Task
-from unisono.step.rule import GradientSource, Guarantee
+from unisono.step.rule import GradientSource, Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class DiLoCo(LocalSGD):
                 f"be more than the delay; set every to {self.fragments * (self.delay + 1)} or more, or fewer fragments"
             )
 
+    @property
+    def traits(self) -> Traits:
+        """Properties: the anchor is what the outer optimizer trains, and each fragment has a bucket or more."""
+        return Traits(RankState.ANCHORED, (self.every, self.fragments, self.delay), buckets=self.fragments)
+
     def _exchange(self, event: Step, layout: Layout) -> list[Task]:
         """Return the tasks of the fragments that are packed in this step, and of those that end in it."""
         count = min(self.fragments, len(layout.buckets))
@@ -104,23 +109,3 @@ class DiLoCo(LocalSGD):
         ends = self._ends_period(event)
         source = GradientSource.OWN if event.synchronize else None
         return Guarantee(source, equal=ends and self.fragments == 1 and not self.delay, outer=ends)
-
-    @property
-    def cycle(self) -> tuple[int, ...]:
-        """Numbers that the steps of a period depend on."""
-        return (self.period, self.fragments, self.delay)
-
-    @property
-    def least_buckets(self) -> int:
-        """Number of buckets that the rule needs: one for each fragment."""
-        return self.fragments
-
-    @property
-    def keeps_anchor(self) -> bool:
-        """True: changes are those since the anchor."""
-        return True
-
-    @property
-    def evaluates_anchor(self) -> bool:
-        """True: the anchor is what the outer optimizer trains."""
-        return True

@@ -17,13 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-from unisono.rules.base import AUTO, BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
 from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
 from unisono.step.program import UPDATE, Operation, Step, StepProgram, Task, bucket, weights
-from unisono.step.rule import GradientSource, Guarantee
+from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,11 @@ class LocalSGD(BaseRule):
                 "does not: set algorithm to 'direct' or 'auto'"
             )
 
+    @property
+    def traits(self) -> Traits:
+        """Properties: with a wire, which would round weights, changes since the last average are exchanged."""
+        return Traits(RankState.OWN if self.exchange.wire is None else RankState.SINCE_ANCHOR, (self.every,))
+
     def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
         passing = build.backward(layout, self.found_overlap.backward_lane(layout.deferred))
@@ -63,7 +67,7 @@ class LocalSGD(BaseRule):
         sends = self.collectives(layout)
         agree = sends.place(AGREE, 0, (build.ENDED,), (build.CONTROL,))
         keys = layout.keys[::-1]
-        if self.keeps_anchor:
+        if self.traits.state.has_anchor:
             step = outer_step(1.0, 0.0, False)
             exchange = self.exchange_operation
             tasks = [*begin_exchange(layout, sends, keys, exchange), *take_outer_step(layout, keys, step)]
@@ -86,12 +90,7 @@ class LocalSGD(BaseRule):
         """Return the guarantee of an event: own gradients are applied; weights are equal where they are averaged."""
         ends = self._ends_period(event)
         source = GradientSource.OWN if event.synchronize else None
-        return Guarantee(source, equal=ends, outer=ends and self.keeps_anchor)
-
-    @property
-    def period(self) -> int:
-        """Number of steps after which the programs repeat."""
-        return self.every
+        return Guarantee(source, equal=ends, outer=ends and self.traits.state.has_anchor)
 
     @property
     def algorithm(self) -> str:
@@ -102,13 +101,3 @@ class LocalSGD(BaseRule):
     def exchange_operation(self) -> Operation:
         """Operation that sums a bucket of changes."""
         return exchange_change(self.exchange.algorithm, self.exchange.wire)
-
-    @property
-    def keeps_anchor(self) -> bool:
-        """True where changes since the last average are exchanged: a wire would round the weights themselves."""
-        return self.exchange.wire is not None
-
-    @property
-    def differs(self) -> bool:
-        """True: ranks' weights differ, unless averaged in every step, and so do the states of their optimizers."""
-        return True

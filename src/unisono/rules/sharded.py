@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
-from unisono.rules.base import BaseRule
 from unisono.step import build
 from unisono.step.layout import Layout, Updates
 from unisono.step.operations import AGREE, PACK
 from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, Value, bucket, gradient, state, thread, weights
+from unisono.step.rule import BaseRule, RankState, Traits
 from unisono.step.shards import (
     AGREE_ON_STEP,
     STEP,
@@ -54,6 +54,11 @@ class Sharded(BaseRule):
     def __post_init__(self) -> None:
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"Sharded(clip={self.clip!r}): the norm must be above 0, or None")
+
+    @property
+    def traits(self) -> Traits:
+        """Properties: each bucket is summed and gathered by the ranks that hold it."""
+        return Traits(RankState.SHARDED, groups=True)
 
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         """Return the tasks of a step."""
@@ -125,16 +130,6 @@ class Sharded(BaseRule):
 
     def _updates_at_once(self, layout: Layout) -> bool:
         return layout.updates is not Updates.OUTSIDE and self._clip(layout) is None and not layout.layer_norms
-
-    @property
-    def takes_split_layers(self) -> bool:
-        """True: each bucket is summed and gathered by the ranks that hold it."""
-        return True
-
-    @property
-    def sharded(self) -> bool:
-        """True: a rank's optimizer has state for this rank's shards alone."""
-        return True
 
 
 def _update(layout: Layout, key: int) -> Task:

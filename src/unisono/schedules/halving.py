@@ -23,13 +23,9 @@ That adds 3 rounds and, for an even rank with a partner, 3n/2 bytes sent.
 Source: Thakur, Rabenseifner and Gropp, 2005; swCaffe section 5.1.
 """
 
-from typing import Any
-
-import numpy as np
-
 from unisono.placement import Placement
-from unisono.schedules.numbering import renumber, renumber_forms, round_robin, suits_round_robin
-from unisono.schedules.schedule import Family, Form, Lane, Program, Round, add, receive, send
+from unisono.schedules.numbering import renumber, round_robin, suits_round_robin
+from unisono.schedules.schedule import Family, Lane, Program, Round, add, receive, send
 
 VARIANTS = ("round-robin",)
 """Round-robin numbering of ranks over supernodes keeps the large messages inside them (swCaffe 5.1)."""
@@ -38,9 +34,8 @@ VARIANTS = ("round-robin",)
 def family(placement: Placement, variant: str) -> Family:
     """Return the schedule in the order of ranks, or with round-robin numbering."""
     if not variant:
-        return Family(halving, allreduce_forms=forms)
-    order = round_robin(placement)
-    return Family(renumber(halving, order), allreduce_forms=renumber_forms(forms, order))
+        return Family(halving)
+    return Family(renumber(halving, round_robin(placement)))
 
 
 def worth(_: str, placement: Placement, variant: str) -> bool:
@@ -58,39 +53,26 @@ def halving(rank: int, ranks: int) -> Program:
     return _program(_odd(rank, core) if rank % 2 else _even(rank, core, folded), core)
 
 
-def forms(ranks: int) -> list[Form]:
-    """Return the programs of all ranks at once: of even and odd ranks that sum a half each, and of all others."""
-    core = 1 << (ranks.bit_length() - 1)
-    folded = ranks - core
-    even, alone = np.arange(0, 2 * folded, 2), np.arange(2 * folded, ranks)
-    lanes = [
-        (even, _even(even, core, folded)),
-        (even + 1, _odd(even + 1, core)),
-        (alone, _core(alone - folded, core, folded)),
-    ]
-    return [Form(some, _program(lane, core)) for some, lane in lanes if len(some)]
-
-
 def _program(lane: Lane, core: int) -> Program:
     return Program(core, (lane,), max(1, core // 2))
 
 
-def _even(rank: Any, core: int, folded: int) -> Lane:
-    """Return the rounds of an even rank, or array of them, that takes part for the odd one behind it."""
+def _even(rank: int, core: int, folded: int) -> Lane:
+    """Return the rounds of an even rank that takes part for the odd one behind it."""
     odd, half = rank + 1, core // 2
     before: Lane = ((send(odd, half, half), add(odd, 0, half)), (receive(odd, half, half),))
     return (*before, *_core(rank // 2, core, folded), (send(odd, 0, core),))
 
 
-def _odd(rank: Any, core: int) -> Lane:
+def _odd(rank: int, core: int) -> Lane:
     even, half = rank - 1, core // 2
     return (send(even, 0, half), add(even, half, half)), (send(even, half, half),), (receive(even, 0, core),)
 
 
-def _core(position: Any, core: int, folded: int) -> Lane:
-    """Return the rounds of one of `core` positions, a power of two, or of an array of them."""
+def _core(position: int, core: int, folded: int) -> Lane:
+    """Return the rounds of one of `core` positions, a power of two."""
 
-    def rank_of(other: Any) -> Any:
+    def rank_of(other: int) -> int:
         """Return twice the position of an even rank with a partner; `folded` more than that of any other."""
         return other + folded - (folded - other) * (other < folded)
 

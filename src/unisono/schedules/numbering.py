@@ -10,13 +10,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from unisono.placement import Placement
-from unisono.schedules.schedule import Algorithm, Form, Program, Transfer
+from unisono.schedules.schedule import Algorithm, Program, Transfer
 
 
 def locality_order(placement: Placement) -> tuple[int, ...]:
@@ -67,14 +64,8 @@ def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = Fals
     return lambda rank, ranks: _moved(algorithm(position_of[rank], ranks), order, chunks_too)
 
 
-def renumber_forms(forms: Callable[[int], list[Form]], order: Sequence[int]) -> Callable[[int], list[Form]]:
-    """Return the forms of `renumber`'s algorithm."""
-    rank_of = np.array(order)
-    return lambda ranks: [Form(rank_of[one.ranks], _moved(one.program, rank_of)) for one in forms(ranks)]
-
-
-def _moved(program: Program, order: Any, chunks_too: bool = False) -> Program:
-    """Return the program with rank `order[position]` for each position; `order` is an array for a form's program."""
+def _moved(program: Program, order: Sequence[int], chunks_too: bool = False) -> Program:
+    """Return the program with rank `order[position]` for each position."""
 
     def moved(transfer: Transfer) -> Transfer:
         chunk = order[transfer.chunk] if chunks_too else transfer.chunk

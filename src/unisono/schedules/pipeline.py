@@ -24,7 +24,7 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 def family(placement: Placement, _: str) -> Family:
     """Return the chain through the ranks of each node and supernode in turn: it enters and leaves each once."""
     order = locality_order(placement)
-    return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order))
+    return Family(renumber(pipeline, order), broadcast=renumber(broadcast, order), reduce=renumber(reduce, order))
 
 
 MAX_RANKS = 256
@@ -33,9 +33,9 @@ another."""
 
 
 def worth(collective: str, placement: Placement, _: str) -> bool:
-    """Return True for a broadcast, and for an allreduce with one rank per node on few ranks."""
+    """Return True for a broadcast, a reduction to a root, and an allreduce with one rank per node on few ranks."""
     alone = placement.ranks == len(placement.nodes)
-    return collective == "broadcast" or (alone and placement.ranks <= MAX_RANKS)
+    return collective in ("broadcast", "reduce") or (alone and placement.ranks <= MAX_RANKS)
 
 
 def broadcast(rank: int, ranks: int) -> Program:
@@ -43,8 +43,13 @@ def broadcast(rank: int, ranks: int) -> Program:
     return Program(1, (_broadcast_rounds(rank, ranks),), steady=True)
 
 
+def reduce(rank: int, ranks: int) -> Program:
+    """Return a reduction along the chain to rank 0. 2 rounds for a middle rank; all but the root send n bytes."""
+    return Program(1, (_reduce_rounds(rank, ranks),), steady=True)
+
+
 def pipeline(rank: int, ranks: int) -> Program:
-    """Return an allreduce: a reduction to the root, then `broadcast`."""
+    """Return an allreduce: `reduce`, then `broadcast`."""
     return Program(1, (_reduce_rounds(rank, ranks) + _broadcast_rounds(rank, ranks),), steady=True)
 
 

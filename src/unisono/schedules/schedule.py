@@ -30,8 +30,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 
 class Action(Enum):
@@ -85,14 +84,6 @@ Algorithm = Callable[[int, int], Program]
 """Function (rank, ranks) -> the program of that rank."""
 
 
-class Form(NamedTuple):
-    """Ranks that do the same: their programs differ in the numbers of peers and chunks alone."""
-
-    ranks: NDArray[np.int64]
-    program: Program
-    """Program whose peers and chunks are numbers, or arrays with one number for each of the ranks."""
-
-
 class Family(NamedTuple):
     """Collectives of one algorithm: an allreduce, its two halves if they end at each rank's own chunk, and others."""
 
@@ -101,11 +92,11 @@ class Family(NamedTuple):
     all_gather: Algorithm | None = None
     broadcast: Algorithm | None = None
     """Broadcast from rank 0; for another root `renumber` it by a rotation."""
+    reduce: Algorithm | None = None
+    """Reduction to rank 0, which alone ends with it; for another root `renumber` it by a rotation."""
     all_to_all: Algorithm | None = None
     """All-to-all of 2p chunks: chunk d < p goes to rank d, chunk p+s came from rank s, so the two ends of a transfer
     name different chunks. The own chunk is not transferred: the player of the schedule copies chunk r to chunk p+r."""
-    allreduce_forms: Callable[[int], list[Form]] | None = None
-    """Function ranks -> programs of the allreduce of all ranks at once, by form; None: they are made one by one."""
 
 
 def send(peer: int, chunk: int, span: int = 1) -> Transfer:

@@ -28,7 +28,7 @@ from unisono.schedules.schedule import Family, Program, Round, add, receive, sen
 def family(placement: Placement, _: str) -> Family:
     """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
     order = locality_order(placement)
-    return Family(renumber(tree, order), broadcast=renumber(broadcast, order))
+    return Family(renumber(tree, order), broadcast=renumber(broadcast, order), reduce=renumber(reduce, order))
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
@@ -41,8 +41,13 @@ def broadcast(rank: int, ranks: int) -> Program:
     return Program(1, (_down(rank, ranks),))
 
 
+def reduce(rank: int, ranks: int) -> Program:
+    """Return a reduction up the tree to rank 0. log2 p steps, p-1 messages in all."""
+    return Program(1, (_up(rank, ranks),), max(1, len(_children(0, ranks))))
+
+
 def tree(rank: int, ranks: int) -> Program:
-    """Return an allreduce: a reduction up to rank 0, then `broadcast`."""
+    """Return an allreduce: `reduce`, then `broadcast`."""
     return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(_children(0, ranks))))
 
 

@@ -7,6 +7,7 @@ are in the round that names them (rule 3 of `schedule.py`), so a schedule that p
     reduce_scatter   begins {r} everywhere,                ends {0..p-1} in chunk r of rank r
     all_gather       begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
     broadcast        begins {0..p-1} in all of rank 0,     ends {0..p-1} in every chunk of every rank
+    reduce           begins {r} everywhere,                ends {0..p-1} in all of rank 0
     all_to_all       begins {r to d} in chunk d of rank r, ends {s to r} in chunk p+s of rank r, for all s but r
 
 A chunk that "begins" does not name holds old memory contents, so that adding to it is detected, too.
@@ -37,6 +38,7 @@ class Goal(Enum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
+    REDUCE = "reduce"
     ALL_TO_ALL = "all_to_all"
 
 
@@ -60,7 +62,7 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placem
 
     held = _played(programs, goal, rounds)
     _check_end(held, ranks, goal)
-    if goal not in (Goal.REDUCE_SCATTER, Goal.ALL_TO_ALL) and (unlike := _unlike(held)) is not None:
+    if goal not in (Goal.REDUCE_SCATTER, Goal.REDUCE, Goal.ALL_TO_ALL) and (unlike := _unlike(held)) is not None:
         rank, chunk = unlike
         if _unlike(_played(programs, goal, lambda _, __: False)) is not None:
             raise ScheduleError(
@@ -129,7 +131,8 @@ def _required(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] |
     if goal is Goal.ALL_TO_ALL:
         sender = chunk - ranks
         return frozenset([sender * ranks + rank]) if sender >= 0 and sender != rank else None
-    return frozenset(range(ranks)) if goal is not Goal.REDUCE_SCATTER or chunk == rank else None
+    here = {Goal.REDUCE_SCATTER: chunk == rank, Goal.REDUCE: rank == 0}.get(goal, True)
+    return frozenset(range(ranks)) if here else None
 
 
 def _describe_error(contributions: frozenset[int], required: frozenset[int], goal: Goal) -> str:

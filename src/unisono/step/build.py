@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from unisono.step import operations as op
 from unisono.step.layout import Layout, Updates
-from unisono.step.overlaps.overlap import Overlap
+from unisono.step.overlaps import Overlap
 from unisono.step.program import (
     MAIN,
     UPDATE,

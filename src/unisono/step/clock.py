@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration
-from unisono.step.matching import Matching, Member
+from unisono.step.matching import Carry, Matching, Member
 from unisono.step.program import Role, StepProgram, Task, graph_of
-
-Carry = Callable[[Sequence[Member]], None]
 
 
 class TaskSpan(NamedTuple):
@@ -120,3 +118,38 @@ class Clock:
 def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int], costs: Costs) -> list[TaskSpan]:
     """Return the begin and end of each task, with the same costs on every rank."""
     return Clock(programs, threads, lambda _, task: task.operation.price(task, costs)).run()
+
+
+class TimeRange(Protocol):
+    """Span of time."""
+
+    @property
+    def begin(self) -> float:
+        """Seconds."""
+        ...
+
+    @property
+    def end(self) -> float:
+        """Seconds."""
+        ...
+
+
+Range = TypeVar("Range", bound=TimeRange)
+
+
+def tracks(spans: Iterable[Range]) -> list[list[Range]]:
+    """Return spans laid out so that no two overlap on a track, each on the first that is free, in order of time. A span
+    may begin when the one before it on its track ends.
+
+        │── 1 ──│           track 0   │── 1 ──│── 3 ──│
+            │── 2 ──│       track 1       │── 2 ──│
+                │── 3 ──│
+    """
+    found: list[list[Range]] = []
+    for span in sorted(spans, key=lambda one: (one.begin, one.end)):
+        free = next((track for track in found if track[-1].end <= span.begin), None)
+        if free is None:
+            found.append([span])
+        else:
+            free.append(span)
+    return found

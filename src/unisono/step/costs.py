@@ -15,7 +15,7 @@ from math import fsum
 from typing import NamedTuple
 
 from unisono.step.layout import Layout
-from unisono.step.program import RankGroup
+from unisono.step.program import RankGroup, Task
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,6 @@ class Costs:
     layout: Layout
     computing: Computing
     collective: Cost
-    simulated: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of an allreduce of these bytes of gradients, where they are known by themselves."""
     groups: Mapping[tuple[int, ...], Cost] = field(default_factory=dict)
     """Cost of an allreduce of some ranks, where it differs from that of all."""
     activations: tuple[Duration, ...] = ()
@@ -75,9 +73,6 @@ class Costs:
         if group is not None and group.ranks in self.groups:
             cost = self.groups[group.ranks]
             return Duration(cost.seconds(nbytes), nbytes * cost.per_byte)
-        seconds = self.simulated.get(int(nbytes))
-        if seconds is not None:
-            return Duration(seconds, max(0.0, seconds - self.collective.latency))
         return Duration(self.collective.seconds(nbytes), nbytes * self.collective.per_byte)
 
     @cached_property
@@ -99,6 +94,33 @@ class Costs:
         times = _rising([begin, first, *full, self.computing.whole])
         between = [after - before for before, after in pairwise(times)]
         return dict(zip((0, *self.layout.filled, -1), between, strict=True))
+
+
+def free(_: Task, __: Costs) -> Duration:
+    """Return a duration of 0: next to a collective, work in a rank's own memory takes no time."""
+    return Duration(0.0)
+
+
+def whole_exchange(task: Task, costs: Costs) -> Duration:
+    """Return the duration of an allreduce of the task's bucket. The cost is that of the rule's wire: it counts bytes
+    before they are encoded."""
+    return costs.exchange(costs.nbytes(task.key), task.group)
+
+
+def half_exchange(task: Task, costs: Costs) -> Duration:
+    """Return half the duration of an allreduce of the task's bucket: half its messages, and each byte is sent once."""
+    whole = costs.exchange(costs.nbytes(task.key), task.group)
+    return Duration(whole.seconds / 2, whole.link / 2)
+
+
+def small_exchange(_: Task, costs: Costs) -> Duration:
+    """Return the duration of a collective of almost no bytes."""
+    return costs.exchange(0)
+
+
+def latency(_: Task, costs: Costs) -> Duration:
+    """Return the latency of a collective."""
+    return Duration(costs.collective.latency)
 
 
 class Prediction(NamedTuple):

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from unisono.step.clock import Clock, TaskSpan
+from unisono.step.clock import Clock, TaskSpan, tracks
 from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
-from unisono.step.rule import Rule
-from unisono.step.tracks import tracks
+from unisono.step.rule import BaseRule
 
 COLUMNS = 4
 """Characters per unit of time."""
@@ -55,7 +54,7 @@ def drawn_costs(layout: Layout) -> Costs:
     return Costs(layout, computing, Cost(1.0, 1.0 / max(1.0, nbytes)), activations=exchanges)
 
 
-def picture_of(rule: Rule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:
+def picture_of(rule: BaseRule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:
     """Return the picture of `steps` consecutive steps."""
     used = costs or drawn_costs(layout)
     program = tuple(task for number in range(steps) for task in rule(Step(number), 0, layout))

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from unisono.errors import StepError
-from unisono.step.costs import Costs, Duration
+from unisono.step.costs import Costs, Duration, free, latency
 from unisono.step.operations import PACK_WEIGHTS
-from unisono.step.prices import free, latency
 from unisono.step.program import Operation, Role, Task, Value
 from unisono.step.symbolic_state import SymbolicState, change_nothing
 
@@ -36,37 +35,6 @@ def server_value(server: int) -> Value:
 def header(server: int) -> Value:
     """Return the value of a server's reply."""
     return Value("header", server)
-
-
-class ElasticReplica(Protocol):
-    """Interface of a worker or a server that the operations act on. A link carries messages to the other of the two."""
-
-    def copy_weights(self, key: int) -> None:
-        """Copy weights to their bucket. Worker."""
-
-    def copy_buffers(self) -> None:
-        """Copy the model's buffers to the memory they are sent from. Worker."""
-
-    def announce(self, server: int, link: Any) -> None:
-        """Exchange headers with a server. The worker's has come already, when the server chose it."""
-
-    def swap(self, key: int, link: Any) -> None:
-        """Send this end's bucket and receive the other's, at the same time."""
-
-    def swap_buffers(self, link: Any) -> None:
-        """Send this end's buffers and receive the other's, at the same time."""
-
-    def replied(self) -> None:
-        """Note that all servers have replied, before any weight changes. Worker."""
-
-    def pull(self, key: int, alpha: float) -> None:
-        """Move the weights of a bucket by the share `alpha` towards the centre that came. Worker."""
-
-    def move(self, key: int, alpha: float) -> None:
-        """Move the centre by the share `alpha` towards the weights that came. Server."""
-
-    def move_buffers(self, alpha: float) -> None:
-        """Move the centre's buffers by the share `alpha` towards those that came. Server."""
 
 
 def _symbolic_swap(ranks: Sequence[SymbolicState], task: Task) -> None:
@@ -109,75 +77,51 @@ def _price_swap(task: Task, costs: Costs) -> Duration:
     return Duration(costs.collective.seconds(costs.nbytes(task.key)))
 
 
-def _act_copy_weights(replica: ElasticReplica, task: Task, _: Any) -> None:
-    replica.copy_weights(task.key)
-
-
-def _act_copy_buffers(replica: ElasticReplica, _: Task, __: Any) -> None:
-    replica.copy_buffers()
-
-
-def _act_announce(replica: ElasticReplica, task: Task, link: Any) -> None:
+def _act_announce(replica: Any, task: Task, link: Any) -> None:
     assert task.group is not None, "a pair announces itself"
     replica.announce(task.group.number, link)
 
 
-def _act_swap(replica: ElasticReplica, task: Task, link: Any) -> None:
-    replica.swap(task.key, link)
-
-
-def _act_swap_buffers(replica: ElasticReplica, _: Task, link: Any) -> None:
-    replica.swap_buffers(link)
-
-
-def _act_replied(replica: ElasticReplica, _: Task, __: Any) -> None:
-    replica.replied()
-
-
-COPY_WEIGHTS = Operation("copy_weights", _act_copy_weights, PACK_WEIGHTS.symbolic, free)
+COPY_WEIGHTS = Operation(
+    "copy_weights", lambda replica, task, _: replica.copy_weights(task.key), PACK_WEIGHTS.symbolic, free
+)
 """Copy of weights to their bucket."""
 
-COPY_BUFFERS = Operation("copy_buffers", _act_copy_buffers, change_nothing, free, letter="n")
+COPY_BUFFERS = Operation(
+    "copy_buffers", lambda replica, _, __: replica.copy_buffers(), change_nothing, free, letter="n"
+)
 """Copy of the model's buffers to the memory they are sent from."""
 
 ANNOUNCE = Operation("announce", _act_announce, change_nothing, latency, Role.COLLECTIVE, "h")
 """Exchange of headers between a worker and a server. A server serves whoever announces itself first."""
 
-SWAP = Operation("swap", _act_swap, _symbolic_swap, _price_swap, Role.COLLECTIVE, "x")
+SWAP = Operation(
+    "swap", lambda replica, task, link: replica.swap(task.key, link), _symbolic_swap, _price_swap, Role.COLLECTIVE, "x"
+)
 """Exchange of a bucket between a worker and a server, both ways at once."""
 
-SWAP_BUFFERS = Operation("swap_buffers", _act_swap_buffers, change_nothing, latency, Role.COLLECTIVE, "y")
+SWAP_BUFFERS = Operation(
+    "swap_buffers", lambda replica, _, link: replica.swap_buffers(link), change_nothing, latency, Role.COLLECTIVE, "y"
+)
 """Exchange of the model's buffers, both ways at once."""
 
-REPLIED = Operation("replied", _act_replied, change_nothing, free)
+REPLIED = Operation("replied", lambda replica, _, __: replica.replied(), change_nothing, free)
 """End of a worker's exchange: all has come, nothing is applied yet."""
 
 
 @cache
 def pull(alpha: float) -> Operation:
     """Return the operation that moves a worker's weights by the share `alpha` towards the centre."""
-
-    def act(replica: ElasticReplica, task: Task, _: Any) -> None:
-        replica.pull(task.key, alpha)
-
-    return Operation("pull", act, _symbolic_pull, free, letter="l")
+    return Operation("pull", lambda replica, task, _: replica.pull(task.key, alpha), _symbolic_pull, free, letter="l")
 
 
 @cache
 def move(alpha: float) -> Operation:
     """Return the operation that moves the centre by the share `alpha` towards a worker's weights."""
-
-    def act(replica: ElasticReplica, task: Task, _: Any) -> None:
-        replica.move(task.key, alpha)
-
-    return Operation("move", act, _symbolic_move, free)
+    return Operation("move", lambda replica, task, _: replica.move(task.key, alpha), _symbolic_move, free)
 
 
 @cache
 def move_buffers(alpha: float) -> Operation:
     """Return the operation that moves the centre's buffers by the share `alpha` towards a worker's."""
-
-    def act(replica: ElasticReplica, _: Task, __: Any) -> None:
-        replica.move_buffers(alpha)
-
-    return Operation("move_buffers", act, change_nothing, free)
+    return Operation("move_buffers", lambda replica, _, __: replica.move_buffers(alpha), change_nothing, free)

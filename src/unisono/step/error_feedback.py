@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from unisono.schedules.pieces import bounds
-from unisono.step.rule_memory import RESIDUAL, SUM_RESIDUAL, RuleMemory
+from unisono.step.replica import RESIDUAL, SUM_RESIDUAL, RuleMemory
 from unisono.wires.wire import Wire
 
 

@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch.func import functional_call
 
+from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
+from unisono.optimizers.sharded import ShardedStep
 from unisono.step import operations as op
 from unisono.step.clock import Clock, TaskSpan
 from unisono.step.costs import Costs
 from unisono.step.in_process_world import InProcessWorld, carry_out
 from unisono.step.layout import Layout, Updates
-from unisono.step.matching import Member
+from unisono.step.matching import Member, play_in_random_order
 from unisono.step.program import Step, StepProgram, Task
-from unisono.step.random_order import play_in_random_order
-from unisono.step.rule import Rule
-from unisono.step.rule_memory import ANCHOR, RuleMemory
+from unisono.step.replica import ANCHOR, RuleMemory
+from unisono.step.rule import BaseRule
+from unisono.step.shard_work import ShardWork
+from unisono.step.shards import STEP
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -87,14 +90,14 @@ class InProcessReplica:
         elif task.operation is op.WAIT and self.layout.updates is Updates.OUTSIDE:
             self.update(task.parameters)
 
+    # Operations of tasks (`replica.py`)
+
     def agree(self, world: InProcessWorld) -> None:
-        """Sum the samples of all ranks, which gives this rank's weight."""
         total = sum(world.all_gather_object(self._samples))
         self._weight = self._samples / total if total else 0.0
         self._samples, self._rank, self._norm = 0, world.rank, None
 
     def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients, times this rank's share of the samples if `scaled`, into a bucket, and flags behind them."""
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
         for number, first, last in self._ranges(key):
@@ -108,19 +111,15 @@ class InProcessReplica:
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket that are sent."""
         return self._sent[key]
 
     def sums(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds gradients."""
         return self._sent[key][: -len(self._ranges(key))]
 
     def flags(self, key: int) -> torch.Tensor:
-        """Return the part of a bucket that holds the flags of its parameters: nonzero where any rank has a gradient."""
         return self._sent[key][-len(self._ranges(key)) :]
 
     def set_grads(self, key: int) -> None:
-        """Make the sums averaged gradients. A parameter without a gradient on any rank gets None."""
         ranges = self._ranges(key)
         at = 0
         for place, (number, first, last) in enumerate(ranges):
@@ -134,7 +133,6 @@ class InProcessReplica:
             at += last - first
 
     def sum_squares(self, world: InProcessWorld) -> None:
-        """Sum the squares of all averaged gradients over the ranks, each part of a split one once."""
         found = [
             float(torch.linalg.vector_norm(one)) ** 2
             * self._parts((self.layout.keys_of[number] or (0,))[0])
@@ -145,23 +143,18 @@ class InProcessReplica:
         self._norm = sum(world.all_gather_object(sum(found))) ** 0.5
 
     def clip(self) -> None:
-        """Scale all averaged gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._averaged)
 
     def clip_local(self) -> None:
-        """Scale all of this rank's own gradients so that their common norm is at most the layout's `clip`."""
         self._clip(self._own)
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with averaged gradients."""
         self._step({number: self._averaged.pop(number) for number in parameters})
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        """Apply the optimizer's step to these parameters, with this rank's own gradients."""
         self._step({number: self._own.pop(number) for number in parameters})
 
     def pack_weights(self, key: int) -> None:
-        """Write weights, divided by the number of ranks, into a bucket."""
         self._sent[key] = self.read_weights(key) / self.layout.ranks
 
     def copy_weights(self, key: int) -> None:
@@ -169,15 +162,12 @@ class InProcessReplica:
         self._sent[key] = self.read_weights(key)
 
     def unpack_weights(self, key: int) -> None:
-        """Copy the sums in a bucket to the weights of its parameters."""
         self.write_weights(key, self._sent[key])
 
     def read_weights(self, key: int) -> torch.Tensor:
-        """Return a copy of the weights of a bucket, flat."""
         return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a flat tensor to the weights of a bucket."""
         at = 0
         with torch.no_grad():
             for number, first, last in self._ranges(key):
@@ -185,15 +175,12 @@ class InProcessReplica:
                 at += last - first
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a flat tensor into a bucket."""
         self._sent[key] = flat.clone()
 
     def pack_buffers(self) -> None:
-        """Copy the floating-point buffers to the memory they are sent from."""
         self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
 
     def buffers(self) -> torch.Tensor:
-        """Return the floating-point buffers that are sent, as one flat float64 tensor."""
         assert self._flat is not None, "buffers are packed before they are sent"
         return self._flat
 
@@ -258,8 +245,70 @@ def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
     return other if one is None else one if other is None else one + other
 
 
+class InProcessShardedReplica(InProcessReplica):
+    """Model of one rank whose tasks update shards, and whose optimizer has state for these alone."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        layout: Layout,
+        batches: Sequence[Batch | None],
+        rank: int,
+    ) -> None:
+        super().__init__(model, optimizer, loss, layout, batches)
+        self.segments: dict[int, tuple[PlacedSegment, ...]] = {
+            key: self._segments(key, rank) for key in self.layout.keys
+        }
+        """Segments of this rank, by key."""
+        self.shards = self._begin()
+        """Work on them in this step."""
+
+    def outside(self, task: Task) -> None:
+        """Run a task of the outside program."""
+        if task.operation is op.BACKWARD and task.key == 0:  # all weights were read: the last step is over
+            self.shards = self._begin()
+            if self.layout.updates is not Updates.OUTSIDE:
+                self.shards.step = ShardedStep(self.optimizer, self.parameters)
+        elif task.operation is STEP:
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
+        super().outside(task)
+
+    def pack(self, key: int, scaled: bool = True) -> None:
+        self.shards.set_presence(key, [self._own[number] is not None for number in self.layout.bucket(key).parameters])
+        super().pack(key, scaled)
+
+    def agree_on_step(self, world: InProcessWorld) -> None:
+        """Make the step where the programs of all ranks make it."""
+        if not all(world.all_gather_object(self.shards.step is not None)):
+            self.shards.step = None
+
+    def update_shard(self, key: int) -> None:
+        """Replace the gradients in this rank's shard of a bucket by updated weights."""
+        self.shards.update(key)
+
+    def unpack_shards(self, key: int) -> None:
+        """Copy a bucket of gathered weights to its parameters."""
+        self.write_weights(key, self.sums(key))
+
+    def _begin(self) -> ShardWork:
+        return ShardWork(self.layout, self.segments, self.sums, self._weights_of)
+
+    def _weights_of(self, segment: Segment) -> torch.Tensor:
+        return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
+
+    def _segments(self, key: int, rank: int) -> tuple[PlacedSegment, ...]:
+        at, ranges = 0, []
+        for number, first, last in self._ranges(key):
+            ranges.append((number, at, at + last - first, first))
+            at += last - first
+        group = self.layout.group_of(key, rank)
+        return segments_of(ranges, at, len(group), group.index(rank))
+
+
 def play_in_process(
-    rule: Rule,
+    rule: BaseRule,
     replicas: Sequence[InProcessReplica],
     events: Sequence[Step],
     seed: int = 0,
@@ -268,8 +317,7 @@ def play_in_process(
     """Train replicas, one for each rank, by a rule. The order is a random one that the programs allow, chosen by
     `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
     layout = replicas[0].layout
-    programs = [tuple(task for event in events for task in rule(event, rank, layout)) for rank in range(len(replicas))]
-    return play_programs(programs, replicas, rule.threads(), seed, costs)
+    return play_programs(rule.programs(layout, events), replicas, rule.threads(), seed, costs)
 
 
 def play_programs(

@@ -7,11 +7,13 @@ rank 2   allreduce 1 ──┘        allreduce 2 ─┘           receive 1 ─
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from unisono.step.program import RankGroup, Role, Task
+from unisono.errors import StepError
+from unisono.step.program import RankGroup, Role, StepProgram, Task, graph_of
 
 
 class Member(NamedTuple):
@@ -21,6 +23,10 @@ class Member(NamedTuple):
     task: Task
     token: Any = None
     """Label that the caller gave it."""
+
+
+Carry = Callable[[Sequence[Member]], None]
+"""Called with a task, or with all members' tasks of a collective, when it runs."""
 
 
 class Matching:
@@ -80,3 +86,31 @@ class Matching:
                 return (other, member)
         self._receives.setdefault((group, member.rank), deque()).append(member)
         return ()
+
+
+def play_in_random_order(programs: Sequence[StepProgram], carry: Carry, seed: int = 0) -> None:
+    """Play one program per rank. Each task comes after those it waits for; `seed` chooses among the ready ones.
+
+    Raises StepError where ranks are deadlocked. Linear in the number of tasks.
+    """
+    chance = random.Random(seed)
+    graphs = [graph_of(program) for program in programs]
+    waits = [list(graph.before) for graph in graphs]
+    ready = [(rank, number) for rank, counts in enumerate(waits) for number, count in enumerate(counts) if not count]
+    matching = Matching(range(len(programs)))
+    left = sum(map(len, programs))
+    while ready:
+        place = chance.randrange(len(ready))
+        ready[place], ready[-1] = ready[-1], ready[place]
+        rank, number = ready.pop()
+        together = matching.arrive(Member(rank, programs[rank][number], number))
+        if together:
+            carry(together)
+        left -= len(together)
+        for one in together:
+            for follower in graphs[one.rank].after[one.token]:
+                waits[one.rank][follower] -= 1
+                if not waits[one.rank][follower]:
+                    ready.append((one.rank, follower))
+    if left:
+        raise StepError(f"deadlock: {', '.join(matching.waiting())}")

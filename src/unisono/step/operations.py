@@ -15,8 +15,7 @@ from functools import cache
 from typing import Any
 
 from unisono.errors import StepError
-from unisono.step.costs import Costs, Duration
-from unisono.step.prices import free, half_exchange, latency, small_exchange, whole_exchange
+from unisono.step.costs import Costs, Duration, free, half_exchange, latency, small_exchange, whole_exchange
 from unisono.step.program import Act, Operation, Role, Task
 from unisono.step.replica import Replica
 from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, change_nothing, sum_contributions
@@ -193,67 +192,42 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
-def _act_agree(replica: Replica, _: Task, world: Any) -> None:
-    replica.agree(world)
-
-
-def _act_pack(replica: Replica, task: Task, _: Any) -> None:
-    replica.pack(task.key)
-
-
-def _act_pack_sum(replica: Replica, task: Task, _: Any) -> None:
-    replica.pack(task.key, scaled=False)
-
-
-def _act_set_grads(replica: Replica, task: Task, _: Any) -> None:
-    replica.set_grads(task.key)
-
-
-def _act_clip(replica: Replica, _: Task, __: Any) -> None:
-    replica.clip()
-
-
-def _act_sum_squares(replica: Replica, _: Task, world: Any) -> None:
-    replica.sum_squares(world)
-
-
-def _act_clip_local(replica: Replica, _: Task, __: Any) -> None:
-    replica.clip_local()
-
-
-def _act_update(replica: Replica, task: Task, _: Any) -> None:
-    replica.update(task.parameters)
-
-
-def _act_update_local(replica: Replica, task: Task, _: Any) -> None:
-    replica.update_local(task.parameters)
-
-
-AGREE = Operation("agree", _act_agree, _symbolic_agree, small_exchange, Role.COLLECTIVE, "w")
+AGREE = Operation(
+    "agree", lambda replica, _, world: replica.agree(world), _symbolic_agree, small_exchange, Role.COLLECTIVE, "w"
+)
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", _act_pack, _symbolic_pack, free)
+PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _symbolic_pack, free)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-PACK_SUM = Operation("pack", _act_pack_sum, _symbolic_pack, free)
+PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _symbolic_pack, free)
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
-SET_GRADS = Operation("set_grads", _act_set_grads, _symbolic_set_grads, free)
+SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _symbolic_set_grads, free)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
-CLIP = Operation("clip", _act_clip, _symbolic_clip, free)
+CLIP = Operation("clip", lambda replica, _, __: replica.clip(), _symbolic_clip, free)
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
-SUM_SQUARES = Operation("sum_squares", _act_sum_squares, _symbolic_sum_squares, small_exchange, Role.COLLECTIVE, "q")
+SUM_SQUARES = Operation(
+    "sum_squares",
+    lambda replica, _, world: replica.sum_squares(world),
+    _symbolic_sum_squares,
+    small_exchange,
+    Role.COLLECTIVE,
+    "q",
+)
 """Sum of the squares of all averaged gradients, where parameters are split: each part counts once."""
 
-CLIP_LOCAL = Operation("clip", _act_clip_local, _symbolic_clip_local, free)
+CLIP_LOCAL = Operation("clip", lambda replica, _, __: replica.clip_local(), _symbolic_clip_local, free)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
-UPDATE = Operation("update", _act_update, _symbolic_update, _price_update)
+UPDATE = Operation("update", lambda replica, task, _: replica.update(task.parameters), _symbolic_update, _price_update)
 """Optimizer's step for some parameters, with averaged gradients."""
 
-UPDATE_LOCAL = Operation("update", _act_update_local, _symbolic_update_local, _price_update)
+UPDATE_LOCAL = Operation(
+    "update", lambda replica, task, _: replica.update_local(task.parameters), _symbolic_update_local, _price_update
+)
 """Optimizer's step for some parameters, with this rank's own gradients."""
 
 STEP_LOCAL = Operation("step", None, _symbolic_update_local, lambda _, __: Duration(0.0))
@@ -313,42 +287,37 @@ def _symbolic_unpack_weights(ranks: Sequence[SymbolicState], task: Task) -> None
         one.weights[number][task.key] = one.versions.of("mean", frozenset(found.items())) if same is None else same
 
 
-def _act_pack_weights(replica: Replica, task: Task, _: Any) -> None:
-    replica.pack_weights(task.key)
-
-
-def _act_unpack_weights(replica: Replica, task: Task, _: Any) -> None:
-    replica.unpack_weights(task.key)
-
-
-PACK_WEIGHTS = Operation("pack_weights", _act_pack_weights, _symbolic_pack_weights, free, letter="P")
+PACK_WEIGHTS = Operation(
+    "pack_weights", lambda replica, task, _: replica.pack_weights(task.key), _symbolic_pack_weights, free, letter="P"
+)
 """Copy of weights, divided by the number of ranks, into their bucket."""
 
-UNPACK_WEIGHTS = Operation("unpack_weights", _act_unpack_weights, _symbolic_unpack_weights, free, letter="U")
+UNPACK_WEIGHTS = Operation(
+    "unpack_weights",
+    lambda replica, task, _: replica.unpack_weights(task.key),
+    _symbolic_unpack_weights,
+    free,
+    letter="U",
+)
 """Copy of a bucket's sums to the weights of its parameters."""
 
 # Others -------------------------------------------------------------------------------------------------------------
 
 
-def _act_barrier(_: Replica, __: Task, world: Any) -> None:
-    world.barrier()
-
-
-def _act_pack_buffers(replica: Replica, _: Task, __: Any) -> None:
-    replica.pack_buffers()
-
-
-def _act_broadcast_buffers(replica: Replica, _: Task, world: Any) -> None:
-    world.broadcast(replica.buffers())
-
-
-BARRIER = Operation("barrier", _act_barrier, change_nothing, latency, Role.COLLECTIVE, "|")
+BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), change_nothing, latency, Role.COLLECTIVE, "|")
 """Barrier of all ranks."""
 
-PACK_BUFFERS = Operation("pack_buffers", _act_pack_buffers, change_nothing, free)
+PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers(), change_nothing, free)
 """Copy of the model's present buffers to the memory they are sent from."""
 
-BROADCAST_BUFFERS = Operation("buffers", _act_broadcast_buffers, change_nothing, small_exchange, Role.COLLECTIVE, "n")
+BROADCAST_BUFFERS = Operation(
+    "buffers",
+    lambda replica, _, world: world.broadcast(replica.buffers()),
+    change_nothing,
+    small_exchange,
+    Role.COLLECTIVE,
+    "n",
+)
 """Broadcast of rank 0's buffers to all ranks."""
 
 

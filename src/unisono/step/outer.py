@@ -24,12 +24,11 @@ from typing import Any
 
 from unisono.errors import StepError
 from unisono.step import build
+from unisono.step.costs import free, whole_exchange
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce, check_contributions
-from unisono.step.prices import free, whole_exchange
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
-from unisono.step.replica import Replica
-from unisono.step.rule_memory import ANCHOR, MOMENTUM, SENT
+from unisono.step.replica import ANCHOR, MOMENTUM, SENT, Replica
 from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState
 from unisono.wires import wire_of
 

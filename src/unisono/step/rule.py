@@ -1,20 +1,33 @@
 """Contract of a rule: it defines what ranks exchange and when, as a step program for each event.
 
-rule(Step(0), rank, layout)     the tasks of the first step, on that rank
-rule(Step(1), rank, layout)     of the next; steps follow one another, and overlap where values allow it
+    rule(Step(0), rank, layout)     the tasks of the first step, on that rank
+    rule(Step(1), rank, layout)     of the next; steps follow one another, and overlap where values allow it
+
+A custom rule is a frozen dataclass that inherits from `BaseRule` and returns a program for each event (`docs/rules.md`
+has one of 20 lines).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
+from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Arrival, Step, StepProgram
+from unisono.step.operations import allreduce
+from unisono.step.overlaps import Overlap, find_overlap
+from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Operation, Step, StepProgram
 
 ONE_THREAD: Mapping[str, int] = {MAIN: 1, COMPUTING: 1, COMMUNICATION: 1, UPDATE: 1}
 """Number of threads of each lane."""
+
+AUTO = "auto"
+
+OUTSTANDING = 2
+"""Largest number of collectives at once, where several may run and no other number is given."""
 
 
 class GradientSource(Enum):
@@ -37,35 +50,64 @@ class Guarantee(NamedTuple):
     """True where every bucket has had one outer step since the last step with this property, or since the first."""
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """Definition of what ranks exchange and when. A frozen value."""
+class RankState(Enum):
+    """Weights and optimizer's state that a rank has between two steps."""
 
-    def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
-        """Return the tasks of an event on one rank. Pure: each rank can compute those of all others."""
+    WHOLE = "whole"
+    """Weights and states that are the same on all ranks: a checkpoint has rank 0's."""
+    SHARDED = "sharded"
+    """Weights that are the same on all ranks, and the optimizer's state for this rank's shards of them alone."""
+    OWN = "own"
+    """Weights and states of its own: a checkpoint has every rank's, and evaluations use the mean of the weights."""
+    SINCE_ANCHOR = "since anchor"
+    """As OWN, and an anchor: weights that all ranks have in common, since which changes are counted."""
+    ANCHORED = "anchored"
+    """As SINCE_ANCHOR, but evaluations and checkpoints use the anchor in place of the mean."""
 
-    def guarantee(self, event: Step) -> Guarantee:
-        """Return the properties of the event that must hold."""
+    @property
+    def differs(self) -> bool:
+        """True where ranks' weights differ."""
+        return self not in (RankState.WHOLE, RankState.SHARDED)
 
-    def threads(self) -> Mapping[str, int]:
-        """Return the number of threads of each lane."""
+    @property
+    def has_anchor(self) -> bool:
+        """True where each rank keeps an anchor."""
+        return self in (RankState.SINCE_ANCHOR, RankState.ANCHORED)
+
+
+class Members(Enum):
+    """Ends of a rule's exchanges."""
+
+    ALL = "all"
+    """All ranks, or all that hold the same part of a split layer: exchanges are collectives."""
+    SERVERS = "servers"
+    """A worker and a server: the rule is asynchronous (`rules/asynchronous.py`)."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Properties of a rule that its readers decide by, besides its programs."""
+
+    state: RankState = RankState.WHOLE
+    cycle: tuple[int, ...] = (1,)
+    """Steps after which the programs repeat, then other numbers that they depend on. A run that resumes with another
+    cycle begins a new period."""
+    members: Members = Members.ALL
+    groups: bool = False
+    """True where each bucket may have a group of ranks of its own, so that layers can be split over ranks."""
+    sums: bool = False
+    """True where gradients are summed over the ranks; False where they are averaged."""
+    buckets: int = 1
+    """Number of buckets that the rule needs. The largest bucket is chosen so that there are as many."""
 
     @property
     def period(self) -> int:
         """Number of steps after which the programs repeat."""
-
-    @property
-    def differs(self) -> bool:
-        """True where ranks' weights differ between steps: a checkpoint then holds every rank's, and an evaluation uses
-        their mean. Otherwise rank 0's weights are those of all ranks."""
-
-    @property
-    def asynchronous(self) -> bool:
-        """True for an `AsynchronousRule`: nothing that it plays is a collective of all ranks."""
+        return self.cycle[0]
 
 
 class SeatCounts(NamedTuple):
-    """Places in the programs of an asynchronous rule: workers have the numbers from 0, servers those after them.
+    """Places in a rule's programs: workers have the numbers from 0, servers those after them.
 
     A server may be a rank of its own or a thread of a worker's; its programs are the same.
     """
@@ -74,18 +116,79 @@ class SeatCounts(NamedTuple):
     servers: int
 
 
-@runtime_checkable
-class AsynchronousRule(Rule, Protocol):
-    """Rule of workers that train by themselves and exchange with servers, each when it gets there."""
+@dataclass(frozen=True)
+class Exchange:
+    """Options of the exchange of gradients.
+
+    `algorithm` is "auto", "library" (the MPI library's own), or the name of a schedule. `wire` is the number format
+    between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None keeps the gradients' own. `bucket_bytes` is
+    the size of the largest bucket; None chooses it from the first steps.
+    """
+
+    algorithm: str = AUTO
+    """Algorithm: "auto" (the fastest by measurement, else by estimate), "library", or the name of a schedule."""
+    wire: str | None = None
+    """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own."""
+    bucket_bytes: int | None = None
+    """Largest bucket in bytes; None chooses it from the first steps."""
+
+
+@dataclass(frozen=True)
+class BaseRule(ABC):
+    """Rule by which all ranks have the same weights after each step that synchronizes, unless its traits differ."""
+
+    exchange: Exchange = field(default_factory=Exchange)
+    overlap: str = AUTO
+    """Place of communication in the step: "chain", "concurrent", "funnel" or "none" (`step/overlaps.py` draws them).
+    "auto" chooses the one that is predicted to be the fastest from the first steps."""
+    outstanding: int | None = None
+    """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
+
+    @abstractmethod
+    def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
+        """Return the tasks of an event on one rank. Pure: each rank can compute those of all others."""
+
+    @property
+    def traits(self) -> Traits:
+        """Properties that readers decide by."""
+        return Traits()
+
+    def guarantee(self, event: Step) -> Guarantee:
+        """Return the properties of the event that must hold: all ranks' gradients are applied where it synchronizes."""
+        return Guarantee(GradientSource.ALL if event.synchronize else None)
 
     def seats(self, ranks: int) -> SeatCounts:
-        """Return the number of workers and servers on so many ranks."""
+        """Return the number of workers and servers on so many ranks: all are workers."""
+        return SeatCounts(ranks, 0)
 
-    def serve(self, event: Arrival, server: int, layout: Layout, /) -> StepProgram:
-        """Return the tasks by which a server, numbered from 0, serves an exchange. Pure, as the rule itself."""
+    def programs(self, layout: Layout, steps: Sequence[Step], seed: int = 0) -> list[StepProgram]:  # noqa: ARG002
+        """Return the programs of all seats over these steps. `seed` chooses the order in which servers serve."""
+        workers = self.seats(layout.ranks).workers
+        return [tuple(task for event in steps for task in self(event, seat, layout)) for seat in range(workers)]
 
-    def server_of(self, layout: Layout) -> Mapping[int, int]:
-        """Return the server of each key."""
+    def threads(self) -> Mapping[str, int]:
+        """Return the number of threads of each lane. Communication has one for each communicator."""
+        return {**ONE_THREAD, COMMUNICATION: self.communicators}
 
-    def exchanges(self, event: Step) -> bool:
-        """Return True where a worker exchanges in that step."""
+    @property
+    def algorithm(self) -> str:
+        """Schedule of the exchanges by its name; "auto" where each call chooses."""
+        return self.exchange.algorithm
+
+    @property
+    def found_overlap(self) -> Overlap:
+        """Overlap of the rule; chain where it has to be searched. Raises UsageError for an unknown name."""
+        return find_overlap("chain" if self.overlap == AUTO else self.overlap)
+
+    @property
+    def communicators(self) -> int:
+        """Number of communicators that the programs use."""
+        return self.found_overlap.communicators(self.outstanding or OUTSTANDING)
+
+    def collectives(self, layout: Layout, rank: int = 0) -> build.CollectiveTasks:
+        """Return the builder that places a step's collectives; `rank` counts where parameters are split over ranks."""
+        return build.CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
+
+    def allreduce(self) -> Operation:
+        """Return the operation that sums a bucket, with the algorithm and wire format of `exchange`."""
+        return allreduce(self.exchange.algorithm, self.exchange.wire)

@@ -14,43 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import StepError
 from unisono.schedules.pieces import bounds
-from unisono.step.costs import Costs, Duration
+from unisono.step.costs import Costs, Duration, free, half_exchange, small_exchange
 from unisono.step.operations import sum_of_buckets
-from unisono.step.prices import free, half_exchange, small_exchange
 from unisono.step.program import Operation, Role, Task
 from unisono.step.symbolic_state import BucketContents, SymbolicState, change_nothing
 
 if TYPE_CHECKING:
     import torch
-
-
-class ShardedReplica(Protocol):
-    """Interface of a replica that the operations act on, besides that of `replica.py`."""
-
-    def sums(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket without the flags behind it. They are divided into shards."""
-
-    def presence(self, key: int) -> torch.Tensor:
-        """Return a flag for each parameter in a bucket: 1 where this rank has a gradient. The sum is written there."""
-
-    def agree_on_step(self, world: Any) -> None:
-        """Sum what all ranks say of the outside program's step, which is made on all ranks or on none."""
-
-    def clip_shards(self, limit: float, world: Any) -> None:
-        """Scale this rank's gradients so that the norm of all ranks' shards together is at most `limit`."""
-
-    def sum_norms(self, world: Any) -> None:
-        """Sum the squares of the norms of whole layers over the ranks."""
-
-    def update_shard(self, key: int) -> None:
-        """Replace the gradients in this rank's shard of a bucket by updated weights."""
-
-    def unpack_shards(self, key: int) -> None:
-        """Copy a bucket of gathered weights to its parameters."""
 
 
 # Effects on symbolic values -----------------------------------------------------------------------------------------
@@ -119,30 +93,14 @@ def own_shard(flat: torch.Tensor, world: Any) -> torch.Tensor:
     return flat[slice(*bounds(len(flat), world.size, world.rank))]
 
 
-def _act_agree(replica: ShardedReplica, _: Task, world: Any) -> None:
-    replica.agree_on_step(world)
-
-
-def _act_norms(replica: ShardedReplica, _: Task, world: Any) -> None:
-    replica.sum_norms(world)
-
-
-def _act_update(replica: ShardedReplica, task: Task, _: Any) -> None:
-    replica.update_shard(task.key)
-
-
-def _act_unpack(replica: ShardedReplica, task: Task, _: Any) -> None:
-    replica.unpack_shards(task.key)
-
-
 @cache
 def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operation:
     """Return the operation by which each rank gets the sum of its shard of a bucket, in a wire format."""
 
-    def act(replica: ShardedReplica, task: Task, world: Any) -> None:
+    def act(replica: Any, task: Task, world: Any) -> None:
         flat = replica.sums(task.key)
         own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
-        world.allreduce(replica.presence(task.key))
+        world.allreduce(replica.shards.presence(task.key))
 
     return Operation("reduce_scatter", act, _symbolic_reduce_scatter, half_exchange, Role.COLLECTIVE)
 
@@ -151,7 +109,7 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
 def all_gather(algorithm: str = "auto") -> Operation:
     """Return the operation by which each rank gets the others' shards of a bucket. No wire rounds weights."""
 
-    def act(replica: ShardedReplica, task: Task, world: Any) -> None:
+    def act(replica: Any, task: Task, world: Any) -> None:
         flat = replica.sums(task.key)
         world.all_gather(own_shard(flat, world), flat, algorithm)
 
@@ -162,23 +120,41 @@ def all_gather(algorithm: str = "auto") -> Operation:
 def clip_shards(limit: float) -> Operation:
     """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum."""
 
-    def act(replica: ShardedReplica, _: Task, world: Any) -> None:
-        replica.clip_shards(limit, world)
+    def act(replica: Any, _: Task, world: Any) -> None:
+        replica.shards.clip(limit, world)
 
     return Operation("clip", act, _symbolic_norms, small_exchange, Role.COLLECTIVE)
 
 
-SUM_NORMS = Operation("norms", _act_norms, _symbolic_norms, small_exchange, Role.COLLECTIVE, "l")
+SUM_NORMS = Operation(
+    "norms",
+    lambda replica, _, world: replica.shards.sum_norms(world),
+    _symbolic_norms,
+    small_exchange,
+    Role.COLLECTIVE,
+    "l",
+)
 """Sum of the squares of whole layers' norms over the ranks, for LARS and LAMB."""
 
 STEP = Operation("step", None, change_nothing, free)
 """Step of the outside program's optimizer: the shards are updated when it has been called."""
 
-AGREE_ON_STEP = Operation("agree_on_step", _act_agree, change_nothing, small_exchange, Role.COLLECTIVE, "W")
+AGREE_ON_STEP = Operation(
+    "agree_on_step",
+    lambda replica, _, world: replica.agree_on_step(world),
+    change_nothing,
+    small_exchange,
+    Role.COLLECTIVE,
+    "W",
+)
 """Sum of what the ranks say of that step: all have made it, or none, and of the same gradients."""
 
-UPDATE_SHARD = Operation("update", _act_update, _symbolic_update, _price_update)
+UPDATE_SHARD = Operation(
+    "update", lambda replica, task, _: replica.update_shard(task.key), _symbolic_update, _price_update
+)
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
 
-UNPACK = Operation("unpack", _act_unpack, _symbolic_unpack, free, letter="U")
+UNPACK = Operation(
+    "unpack", lambda replica, task, _: replica.unpack_shards(task.key), _symbolic_unpack, free, letter="U"
+)
 """Copy of a bucket's gathered weights to its parameters."""

@@ -18,8 +18,10 @@ Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +33,6 @@ from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.step.build import CollectiveTasks
 from unisono.step.costs import Duration
-from unisono.step.keys import Keys, Tensors, key_numbers, pair_keys
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
 from unisono.step.overlaps import find_overlap
@@ -41,6 +42,12 @@ from unisono.world import World
 
 OUTSTANDING = 2
 """Largest number of collectives at once, where the overlap has several and no other number is given."""
+
+Keys = int | Sequence[int]
+"""Key, or several."""
+
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+"""Tensor of a key, or one for each of several keys."""
 
 Updater = Callable[[int, torch.Tensor, torch.Tensor], object]
 """Function (key, sum of what all ranks have pushed, stored value) that changes the stored value in place."""
@@ -231,3 +238,30 @@ class KVStore(Closing):
                 )
             states.append((key, KeyState(memory, tensor, self._stored[key], self._updater)))
         return states
+
+
+def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
+    """Return each key with its tensor. Raises UsageError unless there is one for each."""
+    if isinstance(keys, int | Integral) and isinstance(tensors, torch.Tensor):
+        return [(index(keys), tensors)]
+    if isinstance(keys, str | int | Integral) or isinstance(tensors, torch.Tensor):
+        raise UsageError(
+            f"keys are {keys!r} and tensors a {type(tensors).__name__}: give one integer and one tensor, or a list of "
+            "each"
+        )
+    if len(keys) != len(tensors):
+        raise UsageError(f"{len(keys)} keys {list(keys)} have {len(tensors)} tensors: give one for each key")
+    for key, tensor in zip(keys, tensors, strict=True):
+        if not isinstance(key, Integral):
+            raise UsageError(f"key {key!r} is a {type(key).__name__}: keys are integers")
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                f"key {key} has a {type(tensor).__name__} in place of a tensor; for a weight without a gradient, push "
+                "zeros, as all ranks must push the same keys"
+            )
+    return [(index(key), tensor) for key, tensor in zip(keys, tensors, strict=True)]
+
+
+def key_numbers(keys: Keys) -> list[int]:
+    """Return the keys, of which there may be one, as a list."""
+    return [index(keys)] if isinstance(keys, int | Integral) else [index(key) for key in keys]

@@ -22,17 +22,15 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 from unisono.errors import StepError
-from unisono.step.arrivals import programs_of
 from unisono.step.layout import Layout
-from unisono.step.matching import Member
+from unisono.step.matching import Member, play_in_random_order
 from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value, thread
-from unisono.step.random_order import play_in_random_order
-from unisono.step.rule import AsynchronousRule, GradientSource, Guarantee, Rule
+from unisono.step.rule import BaseRule, GradientSource, Guarantee
 from unisono.step.symbolic_state import SymbolicState, Versions
 
 
 def verify(
-    rule: Rule,
+    rule: BaseRule,
     layout: Layout,
     steps: Sequence[Step],
     seed: int = 0,
@@ -43,8 +41,7 @@ def verify(
     An asynchronous rule's servers serve in a random order. `absent` maps a rank to the batches that it lacks; `seed`
     chooses among the orders that the programs allow.
     """
-    whole = programs_of(rule, layout, steps, seed)
-    training = rule.seats(layout.ranks).workers if isinstance(rule, AsynchronousRule) else layout.ranks
+    whole, training = rule.programs(layout, steps, seed), rule.seats(layout.ranks).workers
     for rank, program in enumerate(whole):
         check_groups(rank, program)
         if rank < training:  # a server serves one exchange after another, each when it has come
@@ -131,7 +128,7 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
 
-def check_guarantees(rule: Rule, steps: Sequence[Step], states: Sequence[SymbolicState]) -> None:
+def check_guarantees(rule: BaseRule, steps: Sequence[Step], states: Sequence[SymbolicState]) -> None:
     """Raise StepError unless the applied gradients and the resulting weights are those that the rule guarantees."""
     guarantees = [rule.guarantee(event) for event in steps]
     windows: list[tuple[Guarantee, list[int]]] = []  # each update, and the batches that it is of

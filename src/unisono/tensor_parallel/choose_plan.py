@@ -29,6 +29,7 @@ from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, g
 from unisono.plan.trace import TracedLayer, trace_values
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
+from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS
 from unisono.tensor_parallel.norms import LAYERWISE, NEEDS_WHOLE
 from unisono.tensor_parallel.pairs import pairs_of
@@ -134,9 +135,9 @@ def inputs_of(
 
 def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
     """Return the choice to split nothing where a rule, or an optimizer by its name, needs whole weights; else None."""
-    if not rule.takes_split_layers:
+    if not rule.traits.groups:
         return PlanChoice(None, [f"{NONE}, {type(rule).__name__} does not take split layers"])
-    needs = set(NEEDS_WHOLE) - set(LAYERWISE if rule.sharded else ())
+    needs = set(NEEDS_WHOLE) - set(LAYERWISE if rule.traits.state is RankState.SHARDED else ())
     if optimizer.upper() in {name.upper() for name in needs}:
         return PlanChoice(ParallelPlan(), [f"{NONE}, {optimizer} needs whole weights"])
     return None

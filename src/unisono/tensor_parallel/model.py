@@ -16,9 +16,9 @@ from torch import nn
 
 from unisono.errors import UsageError
 from unisono.placement import Partition, holders_of, model_groups
-from unisono.reducer.attachment import reducer_of
+from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts
 from unisono.reducer.control import LossWeight
-from unisono.reducer.parameter_parts import UNSPLIT, ParameterParts
+from unisono.reducer.hooks import reducer_of
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.dropout import use_sample_dropout
 from unisono.tensor_parallel.layers import ParallelLayer, become, parts_of

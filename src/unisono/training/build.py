@@ -22,19 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from unisono.binding import CoreShare, bind, report, shares_of
-from unisono.compute.allocator import release_free_memory
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
-from unisono.compute.precision import StepContext, autocast_to, choose_dtype
-from unisono.compute.prepare import prepare
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.feed import Feed, InMemoryFeed, InputFacts
+from unisono.data.feed import Feed, InputFacts, in_memory_feed
 from unisono.data.loading import cast_inputs
-from unisono.data.requirements import check_installed
-from unisono.data.shuffle_options import parse_shuffle
+from unisono.data.order import parse_shuffle
+from unisono.data.pack.layout import check_installed
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
-from unisono.models.registry import make_network
+from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor_model import processor
@@ -96,15 +94,15 @@ def make_feed(
     data = recipe.data
     shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
-        return InMemoryFeed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
+        return in_memory_feed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, PackedFeed  # noqa: PLC0415  what only packs need
-    from unisono.data.storage.storage import StorageOptions  # noqa: PLC0415
+    from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  what only packs need
+    from unisono.data.storage import StorageOptions  # noqa: PLC0415
 
     storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
     threads = decoding_threads(data, share)
     options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
-    return PackedFeed(options, world, recipe.training.seed, observe)
+    return packed_feed(options, world, recipe.training.seed, observe)
 
 
 def transform_options(data: DataRecipe) -> TransformOptions:
@@ -137,7 +135,7 @@ def context_of(recipe: Recipe) -> StepContext:
 def make_trainer(
     recipe: Recipe,
     world: World,
-    feed: Feed,
+    feed: InputFacts,
     rule: BaseRule,
     layers: ParallelPlan | None,
     timeline: Timeline | None,
@@ -228,7 +226,7 @@ def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
         world.call_on_root(write)
 
 
-def choose_layers(recipe: Recipe, world: World, feed: Feed, rule: BaseRule) -> PlanChoice:
+def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule) -> PlanChoice:
     """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
 
     `feed` gives the shapes of the network's inputs; nothing is read from it.

@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
@@ -28,9 +27,8 @@ from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
-from unisono.plan.trace import trace
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
-from unisono.training.planned_run import TRACED_SAMPLES, example_of, network_of, run_of, settings_of
+from unisono.training.planned_run import PlanRecipe, SampleRecipe, planned_run
 from unisono.training.player import Run
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
@@ -91,11 +89,11 @@ class RunForesight:
 
     def _seal_search(self, done: int) -> None:
         reducer = self.run.trainer.reducer
-        if not self._pending or reducer.choice.state() is None:
+        if not self._pending or reducer.programs.tuning.state() is None:
             return
         self._pending = False
         self._searched, self._counters = max(0, self._made - 1), read_counters()
-        choice = reducer.choice.by_trials
+        choice = reducer.programs.tuning.choice
         if choice is not None:
             how = (
                 f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.run.home / LOG})"
@@ -129,13 +127,11 @@ class RunForesight:
         if facts.ranks % facts.nodes:
             return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
         try:
-            planned = run_of(self.run.recipe)
-            with torch.random.fork_rng(devices=[]):
-                shape = tuple(self.run.feed.blank(1).shape[1:])
-                network = network_of(planned, shape, self.run.feed.classes)
-                layers = trace(network, example_of(network, shape, TRACED_SAMPLES))
-            settings = settings_of(planned, (facts.nodes,), facts.ranks // facts.nodes, TRACED_SAMPLES)
-            sealed = planned_prediction(layers, found, settings, facts)
+            shape = "x".join(map(str, self.run.feed.blank(1).shape[1:]))
+            samples = SampleRecipe(shape, self.run.feed.classes, self.run.feed.samples)
+            planned = PlanRecipe(**vars(self.run.recipe), samples=samples)
+            run = planned_run(planned, found, facts.nodes, facts.ranks // facts.nodes)
+            sealed = planned_prediction(run, facts)
         except (
             UsageError,
             RuntimeError,
@@ -163,9 +159,9 @@ class RunForesight:
         skip, rule = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule
         found = None
         if self._kept:
-            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.period)
+            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.traits.period)
         if found is None:
-            self.run.display.detail(f"no measurement: {reason_without_measurement(rule.period, skip)}")
+            self.run.display.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import fields
 
 from unisono.rules import BaseRule, Exchange, find_rule
+from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import OWN, Recipe, RuleRecipe
 from unisono.user_function import UserFunction, is_user_function
 
@@ -75,7 +76,7 @@ def survives_deaths(options: RuleRecipe) -> bool:
     """Return True for a recipe's rule that is asynchronous. A rule of the user's own that cannot be made is not: the
     ranks report why."""
     if not is_user_function(options.name):
-        return named_rule(options, Exchange()).asynchronous
+        return has_servers(named_rule(options, Exchange()))
     command = [sys.executable, "-c", PROGRAM, options.name, options.folder, options.overlap]
     try:
         asked = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT_SECONDS, check=False)
@@ -87,4 +88,4 @@ def survives_deaths(options: RuleRecipe) -> bool:
 def answer(name: str, folder: str, overlap: str) -> int:
     """Return the exit code for a rule of the user's own: ASYNCHRONOUS, or 0."""
     rule = own_rule(RuleRecipe(name, folder)).call(Exchange(), overlap)
-    return ASYNCHRONOUS if getattr(rule, "asynchronous", False) else 0
+    return ASYNCHRONOUS if isinstance(rule, BaseRule) and has_servers(rule) else 0

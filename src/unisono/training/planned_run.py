@@ -1,24 +1,24 @@
-"""Run to be planned: the network, batch, optimizer, rule and data of a recipe, or those of a command line.
+"""Run to be planned, from a recipe: its network is traced, its data are looked at, its layers may be split.
 
-recipe ─┐
-options ─┴─▶ PlannedRun ─▶ layers, settings ─▶ plan/run_plan.py         an option goes before the recipe
+recipe, changes ─▶ PlanRecipe ┬ network ─ trace ─▶ layers ┬─▶ PlannedRun ─▶ rows        plan/run_plan.py
+machine, nodes ───────────────┴ data, or its [samples] ───┘
 
 recipe ┬ data.name ─▶ data set that comes with Unisono: already decoded
        └ data.pack ─▶ index: samples, bytes, classes ─▶ headers of the first images: pixels
                       not on this machine: nothing is known
 
-"What if" changes it, its machine, its wire or its rule; several with commas are made together:
-
-    bandwidth=2x             the machine      plan/what_if.py
-    wire=bfloat16            number format between nodes, of all rules
-    rule=local_sgd:16        the rule, in place of all, with the same exchange
+A plan's recipe has a table more, for what a data set that is not on this machine does not tell: [samples]. Changes that
+are asked for as "what if" are keys of that recipe, or values of the machine (`plan/what_if.py`); several with commas
+are made together: "bandwidth=2x,exchange.wire=bfloat16".
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,27 +27,30 @@ from torch import Tensor, nn
 
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError, UsageError
-from unisono.models.registry import make_network
-from unisono.models.user_network import check_name
+from unisono.models import check_name, input_shape, make_network
+from unisono.plan.choose_split import SplitModel
+from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import numbers_kept
-from unisono.plan.run_settings import RunSettings
-from unisono.plan.wall_time import Job
+from unisono.plan.split import LayerFacts, SplitInputs
+from unisono.plan.trace import Trace, trace_shapes
 from unisono.plan.what_if import changed_machine
-from unisono.rules import BSP, BaseRule, Exchange
+from unisono.rules import BaseRule
+from unisono.tensor_parallel.check import check_plan
+from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
+from unisono.tensor_parallel.plan import AUTO, make_plan
+from unisono.training.keys import number
 from unisono.training.named_rule import exchange_of, named_rule
-from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, RuleRecipe
-from unisono.training.recipe_file import find_recipe, read_recipe
-from unisono.wires import WIRES
+from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index
-
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""
@@ -56,11 +59,100 @@ LAYER_NORMS = ("lars", "lamb")
 """Optimizers whose step needs norms of whole layers."""
 
 CLASSES = 1000
-"""Classes of a network where neither an option nor the data give them: those of ImageNet."""
+"""Classes of a network where neither [samples] nor the data give them: those of ImageNet."""
 
+MAX_SAMPLE_NUMBERS = 10**9
+"""Largest number of numbers in a sample."""
 
 MAX_HEADERS_READ = 64
 """Number of images whose headers are read for the mean number of pixels."""
+
+
+@dataclass(frozen=True)
+class SampleRecipe:
+    """Samples of a planned run, before what its data tell; empty or 0: as the data tell."""
+
+    shape: str = ""
+    """Shape of a sample, as in "3x224x224"; without it and without data that of the network's paper."""
+    classes: int = number(0, at_least=0)
+    train: int = number(0, at_least=0)
+    """Training samples of an epoch."""
+    test: int = number(0, at_least=0)
+    """Samples of the test after each epoch."""
+    bytes: int = number(0, at_least=0)
+    """Bytes of an encoded sample."""
+    pixels: int = number(0, at_least=0)
+    """Pixels that are decoded of a sample."""
+
+
+@dataclass(frozen=True)
+class PlanRecipe(Recipe):
+    """Recipe of a planned run."""
+
+    samples: SampleRecipe = field(default_factory=SampleRecipe)
+
+
+def plan_recipe(path: Path | None, model: str | None, changes: Sequence[str] = ()) -> PlanRecipe:
+    """Return the recipe in a file, or that of a network without data, with `changes` of the form key=value.
+
+    Raises UsageError unless one of both is given, and RecipeError as `read_recipe`.
+    """
+    if (model is None) == (path is None):
+        raise UsageError("give a recipe or --model NAME, one of them: unisono plan digits --machine NAME")
+    if path is not None:
+        return read_as(PlanRecipe, find_recipe(path), changes)
+    return changed_recipe(PlanRecipe, {"model": {"name": model}, "data": {"name": ""}}, "--model", changes)
+
+
+def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[PlanRecipe, MachineFacts]:
+    """Return the recipe and the machine after changes such as "bandwidth=2x,exchange.wire=bfloat16".
+
+    Raises UsageError for words that are no change, and for a value that the machine does not have.
+    """
+    for change in words.split(","):
+        if "." in change.partition("=")[0]:
+            recipe = changed_recipe(PlanRecipe, to_dict(recipe), "--what-if", [change])
+        else:
+            machine = changed_machine(machine, change)
+    return recipe, machine
+
+
+def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per_node: int = 1) -> PlannedRun:
+    """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
+
+    Raises UsageError for a network that cannot be traced, a rule that is unknown, and splits that no rule takes.
+    """
+    data, given, training, model = data_of(recipe.data), recipe.samples, recipe.training, recipe.model
+    shape = sample_shape(given.shape) or data.shape or input_shape(model.name, recipe.data.size)
+    network, traced = traced_network(model.name, model.folder, shape, given.classes or data.classes or CLASSES)
+    rule, optimizer = rule_of(recipe), recipe.optimizer
+    measured = model.name if shape == input_shape(model.name) else ""
+    facts = data.samples
+    return PlannedRun(
+        at_rate_of(machine, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
+        traced.layers,
+        TRACED_SAMPLES,
+        rule,
+        training.batch,
+        nodes,
+        ranks_per_node,
+        recipe.rule.name,
+        numbers_kept(optimizer.name, optimizer.momentum),
+        optimizer.clip or None,
+        optimizer.name in LAYER_NORMS,
+        facts._replace(nbytes=given.bytes or facts.nbytes, pixels=given.pixels or facts.pixels),
+        given.train or data.train,
+        given.test or data.test,
+        training.epochs,
+        training.checkpoint_every,
+        recipe.compute.convolutions == "autotune",
+        split_model_of(recipe.parallel, rule, optimizer.name, network, traced),
+    )
+
+
+def rule_of(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe. Raises UsageError for an unknown one."""
+    return named_rule(recipe.rule, exchange_of(recipe))
 
 
 class PlannedData(NamedTuple):
@@ -76,7 +168,7 @@ class PlannedData(NamedTuple):
 
 
 def data_of(recipe: DataRecipe) -> PlannedData:
-    """Return the data of a recipe; of a pack that is not on this machine, its form in memory alone.
+    """Return the data of a recipe; without a name, or of a pack that is not here, their form in memory alone.
 
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
@@ -86,6 +178,8 @@ def data_of(recipe: DataRecipe) -> PlannedData:
         copies=0 if recipe.storage == "replicated" else recipe.groups,
     )
     if not recipe.pack:
+        if not recipe.name:
+            return PlannedData(facts)
         if recipe.name not in BUILTIN_DATASETS:
             raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
         data = BUILTIN_DATASETS[recipe.name]()
@@ -108,7 +202,7 @@ def mean_pixels(index: Index) -> float:
         return 0.0
     from PIL import Image  # noqa: PLC0415  only packs of images need it
 
-    from unisono.data.pack.stripe import read_stretch  # noqa: PLC0415  Arrow takes a while
+    from unisono.data.pack.stripe_file import read_stretch  # noqa: PLC0415  Arrow takes a while
 
     found = list[int]()
     for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):
@@ -118,100 +212,17 @@ def mean_pixels(index: Index) -> float:
     return sum(found) / len(found)
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """Run without its machine and its numbers of nodes."""
+@lru_cache(1)
+def traced_network(name: str, folder: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, Trace]:
+    """Return the network for samples of this shape, without memory for weights, and its trace.
 
-    name: str
-    """Name of the network."""
-    minibatch: int
-    rules: Mapping[str, BaseRule]
-    folder: str = ""
-    """Folder of a network of your own."""
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    clip: float | None = None
-    size: int = 0
-    """Width and height of input images in pixels; 0: as in the network's paper."""
-    data: PlannedData = field(default_factory=PlannedData)
-    parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
-    """Layers that are split; empty: none are, and a plan says where that would be faster."""
-    job: Job = field(default_factory=Job)
-    slow_nodes: Mapping[int, float] = field(default_factory=dict)
-    """Times that a node computes as long as others, by its number."""
-    simulated: bool = False
-    """True where exchanges between nodes have their simulated seconds."""
-
-
-def planned_run(recipe: Path | None, model: str | None, minibatch: int | None) -> PlannedRun:
-    """Return the run of a recipe or of a network, with this minibatch if it is given.
-
-    Raises UsageError without a minibatch, and for an unknown network.
+    Raises RecipeError for an unknown network, and UsageError, naming the layer, for one that cannot be traced.
     """
-    if recipe is not None:
-        found = run_of(read_recipe(find_recipe(recipe)))
-        return found if minibatch is None else replace(found, minibatch=minibatch)
-    if minibatch is None:
-        raise UsageError("--minibatch is missing: give the samples of a step over all ranks")
-    return PlannedRun(model or "", minibatch, {"bsp": BSP()})
-
-
-def run_of(recipe: Recipe) -> PlannedRun:
-    """Return the run of a recipe."""
-    data, training = data_of(recipe.data), recipe.training
-    autotunes = recipe.compute.convolutions == "autotune"
-    return PlannedRun(
-        recipe.model.name,
-        training.batch,
-        {recipe.rule.name: named_rule(recipe.rule, exchange_of(recipe))},
-        recipe.model.folder,
-        recipe.optimizer.name,
-        recipe.optimizer.momentum,
-        recipe.optimizer.clip or None,
-        recipe.data.size,
-        data,
-        recipe.parallel,
-        Job(training.epochs, data.test, training.checkpoint_every, autotunes=autotunes),
-    )
-
-
-def with_rules(run: PlannedRun, words: str | None, wire: str | None) -> PlannedRun:
-    """Return the run with rules such as "bsp,local_sgd:16" in place of its own, and with this wire, if they are given.
-
-    Raises UsageError for an unknown rule.
-    """
-    if words is not None:
-        exchange = next(iter(run.rules.values())).exchange
-        run = replace(run, rules={one: rule_of(one, exchange) for one in words.split(",")})
-    if wire is not None:
-        rules = {name: replace(rule, exchange=replace(rule.exchange, wire=wire)) for name, rule in run.rules.items()}
-        run = replace(run, rules=rules)
-    return run
-
-
-def rule_of(words: str, exchange: Exchange) -> BaseRule:
-    """Return the rule that words such as "bsp" or "local_sgd:16" name; the number is that of the steps of a period.
-
-    Raises UsageError for an unknown rule, and for a number that it does not have.
-    """
-    name, colon, steps = words.partition(":")
-    options = RuleRecipe(name=name)
-    if not colon:
-        return named_rule(options, exchange)
-    rule = named_rule(replace(options, every=int(steps)) if steps.isdecimal() else options, exchange)
-    if not hasattr(rule, "every") or not steps.isdecimal():
-        raise UsageError(f"--rule {words}: a number of steps follows local_sgd or diloco, as in local_sgd:16")
-    return rule
-
-
-def network_of(run: PlannedRun, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the network for samples of this shape, without memory for weights.
-
-    Raises RecipeError for an unknown network.
-    """
-    check_name(run.name, run.folder)
-    with torch.device("meta"):
-        return make_network(run.name, run.folder, classes, shape[0])
+    check_name(name, folder)
+    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            network = make_network(name, folder, classes, shape[0])
+        return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
 
 
 def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tensor:
@@ -221,37 +232,47 @@ def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tens
     return torch.empty(samples, *shape, dtype=dtype, device="meta")
 
 
-def settings_of(run: PlannedRun, nodes: tuple[int, ...], ranks_per_node: int, samples: int) -> RunSettings:
-    """Return the settings of the run on these nodes, of layers traced for `samples` samples."""
-    return RunSettings(
-        minibatch=run.minibatch,
-        nodes=nodes,
-        rules=run.rules,
-        traced=samples,
-        ranks_per_node=ranks_per_node,
-        kept=numbers_kept(run.optimizer, run.momentum),
-        clip=run.clip,
-        layer_norms=run.optimizer in LAYER_NORMS,
-        epoch_samples=run.data.train,
-        samples=run.data.samples,
-        slow_nodes=run.slow_nodes,
-        simulated=run.simulated,
-    )
+def sample_shape(words: str) -> tuple[int, ...]:
+    """Return the shape that words such as 3x224x224 give; empty without any. Raises UsageError for other words."""
+    sizes = words.split("x") if words else []
+    if not all(one.isdecimal() and len(one) < 12 and int(one) for one in sizes):
+        raise UsageError(f"samples.shape = {words!r}; give the shape of a sample, as in 3x224x224")
+    shape = tuple(map(int, sizes))
+    if prod(shape) > MAX_SAMPLE_NUMBERS:
+        raise UsageError(f"samples.shape = {words!r} has {prod(shape):,} numbers: the limit is {MAX_SAMPLE_NUMBERS:,}")
+    return shape
 
 
-def changed(run: PlannedRun, machine: MachineFacts, words: str) -> tuple[PlannedRun, MachineFacts]:
-    """Return the run and its machine after the changes.
+def split_model_of(
+    parallel: ParallelRecipe, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
+) -> SplitModel:
+    """Return a traced network as a plan splits it: by prediction, or as a recipe says.
 
-    Raises UsageError for words that are no change, an unknown wire or rule, and a value that the machine does not have.
+    Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
+    layers all the same.
     """
-    for change in words.split(","):
-        name, _, value = change.partition("=")
-        if name == "wire":
-            if value not in WIRES:
-                raise UsageError(f"--what-if {words}: there is no wire {value!r}; there are {', '.join(WIRES)}")
-            run = with_rules(run, None, value)
-        elif name == "rule":
-            run = with_rules(run, value, None)
-        else:
-            machine = changed_machine(machine, change)
-    return run, machine
+    able, given = whole_layers(rule, optimizer) is None, parallel.layers or AUTO
+    if not able and not isinstance(given, str):
+        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
+
+    def facts(ranks: int) -> tuple[LayerFacts, ...]:
+        return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks)
+
+    if not able:
+        return SplitModel(facts, lambda _: {})
+    if isinstance(given, str):
+        return SplitModel(facts)
+    return SplitModel(facts, splits_of(given, parallel.ranks, network))
+
+
+def splits_of(layers: Mapping[str, str], size: int, network: nn.Module) -> Callable[[SplitInputs], Mapping[str, str]]:
+    """Return the function that gives the splits of a recipe's table [parallel], whatever the machine.
+
+    It raises UsageError for splits that the network or the ranks do not allow.
+    """
+
+    def choose(inputs: SplitInputs) -> Mapping[str, str]:
+        ranks = inputs.links.placement.ranks
+        return check_plan(make_plan(layers, size or ranks), network, ranks).words
+
+    return choose

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, FeedFacts
 from unisono.data.loading import Batch
+from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
@@ -39,7 +40,8 @@ class Run:
 
     recipe: Recipe
     world: World
-    feed: Feed
+    feed: FeedFacts
+    """Batches, or of a rank that only serves their facts."""
     trainer: Trainer
     home: Path
     began: float
@@ -51,7 +53,7 @@ class Run:
     """Lines to report at the start."""
 
     def __post_init__(self) -> None:
-        alone = self.trainer.reducer.rule.asynchronous  # each rank reports for itself
+        alone = has_servers(self.trainer.reducer.rule)  # each rank reports for itself
         shows, log_file = alone or self.world.rank == 0, None if alone else self.home / run_directory.LOG
         self.display = ProgressDisplay(shows, self.recipe.training.epochs, not alone, self.verbose, log_file)
 
@@ -93,6 +95,12 @@ class EventPlayer(ABC):
         self.run = run
         self.signals: SignalHandlers | None = None
         self._batches: Iterator[Batch] = iter(())
+
+    @property
+    def feed(self) -> Feed:
+        """Batches of this rank, which trains."""
+        assert isinstance(self.run.feed, Feed), "a rank that trains has batches"
+        return self.run.feed
 
     def play(self, events: Iterable[Event]) -> Stop | None:
         """Carry out the events. Return the one that stopped the run before its last epoch, if one did."""

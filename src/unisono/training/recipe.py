@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.compute.formats import AUTO, PRECISIONS
+from unisono.compute import AUTO, PRECISIONS
 from unisono.data.kinds import all_augments
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
-from unisono.data.splits import TRAIN_SAMPLES, train_samples
+from unisono.data.order import ShuffleOptions, parse_shuffle
+from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
-from unisono.models.user_network import check_name
+from unisono.models import check_name
 from unisono.rules import RULES, Exchange
-from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
 from unisono.training.named_rule import named_rule, own_rule
@@ -74,7 +74,7 @@ def check_exchange(recipe: Recipe, ranks: int) -> None:
     if is_user_function(recipe.rule.name):
         return
     rule = named_rule(recipe.rule, Exchange(algorithm, None if wire == OWN else wire))
-    if isinstance(rule, BaseAsynchronousRule):
+    if has_servers(rule):
         rule.seats(ranks)
         shuffle = parse_shuffle(recipe.data.shuffle)
         if shuffle != ShuffleOptions():
@@ -98,7 +98,7 @@ def check_parallel(recipe: Recipe, ranks: int) -> None:
     plan = plan_of(recipe, ranks)
     if plan is None:
         return
-    if recipe.rule.name in RULES and recipe.rule.name not in ("bsp", "sharded"):
+    if recipe.rule.name in RULES and not named_rule(recipe.rule, Exchange()).traits.groups:
         raise RecipeError(
             f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp or sharded"
         )

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
 from unisono.training.keys import change, parse
@@ -32,8 +32,16 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
 """Values of older recipes, and their current names."""
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
 def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied.
+    """Return the recipe in a file, with `changes` of the form key=value (`training.epochs=3`) applied, as `read_as`."""
+    return read_as(Recipe, path, changes)
+
+
+def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> AnyRecipe:
+    """Return the recipe of this kind in a file, with `changes` applied.
 
     The folder of a network or rule of your own becomes an absolute path, so that a resumed run finds it again.
     Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
@@ -44,13 +52,7 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
-    wanted_now = [renamed_change(wanted) for wanted in changes]
-    content = _without(renamed(content), wanted_now)
-    _check_measured(content, path)
-    recipe = parse_recipe(content, str(path))
-    for wanted, current in zip(changes, wanted_now, strict=True):
-        change(content, current)
-        recipe = parse_recipe(content, f"--set {wanted}")
+    recipe = changed_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):
             beside = (
@@ -58,6 +60,18 @@ def read_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
             )  # nobody's code is beside packaged recipes
             folder = (beside / found.folder).resolve()
             recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
+    return recipe
+
+
+def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
+    """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
+    wanted_now = [renamed_change(wanted) for wanted in changes]
+    tables = _without(renamed(content), wanted_now)
+    _check_measured(tables, source)
+    recipe = parse(kind, tables, source)
+    for wanted, current in zip(changes, wanted_now, strict=True):
+        change(tables, current)
+        recipe = parse(kind, tables, f"--set {wanted}")
     return recipe
 
 
@@ -71,12 +85,12 @@ def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, An
     return found
 
 
-def _check_measured(content: Mapping[str, Any], path: Path) -> None:
+def _check_measured(content: Mapping[str, Any], source: str) -> None:
     """Raise RecipeError, with the remedy, for a period that an older release measured."""
     rule = content.get("rule")
     if isinstance(rule, dict) and rule.get("every") == "auto":
         raise RecipeError(
-            f'{path}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
+            f'{source}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
         )
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.data.feed import Feed
+from unisono.data.feed import FeedFacts
 from unisono.errors import UsageError
 from unisono.foresight.ledger import check_appendable
-from unisono.models.user_network import user_network
+from unisono.models import user_network
 from unisono.plan.split import describe_borders
 from unisono.rules import BaseRule
-from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
 from unisono.training import run_directory
@@ -89,7 +89,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
             world.call_on_root(partial(check, file))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
-    if options.replay is not None and not rule.asynchronous:
+    if options.replay is not None and not has_servers(rule):
         raise UsageError(
             f"--replay {options.replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again"
         )
@@ -101,7 +101,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
     lines.insert(0, f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
     run = Run(recipe, world, feed, trainer, home, began, options.verbose, timeline, lines)
     played: TogetherPlayer | AsynchronousRun
-    if isinstance(rule, BaseAsynchronousRule):
+    if has_servers(rule):
         played = AsynchronousRun(run, rule, options.replay, options.machine)
     else:
         played = TogetherPlayer(run, options.machine, options.ledger)
@@ -117,7 +117,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
 
 def _make_parts(
     recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
-) -> tuple[Feed, Trainer, ConvolutionPlan, list[str]]:
+) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
     """Return the feed, the trainer and the convolution timings of a run, and lines to report.
 
     `source` is the folder of the run that is resumed or replayed.
@@ -125,7 +125,8 @@ def _make_parts(
     share, lines = bind_cores(world)
     lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
     observe = None if timeline is None else timeline.add
-    if isinstance(rule, BaseAsynchronousRule):
+    feed: FeedFacts
+    if has_servers(rule):
         feed = make_worker_feed(recipe, rule, world, share, observe)
     else:
         feed = make_feed(recipe, world, share, observe=observe)

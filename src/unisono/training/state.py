@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from unisono.errors import CheckpointError, RecipeError
-from unisono.step.rule_memory import ANCHOR
+from unisono.step.replica import ANCHOR
+from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
@@ -32,17 +33,17 @@ RANKS = "ranks"
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
-    sharded = trainer.reducer.optimizer.sharded
+    sharded = trainer.reducer.sharded
     if split_of(trainer.model) is not None:
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
     if sharded is not None:  # rank 0 alone needs memory for the whole state
         return trainer.model.state_dict(), sharded.state_dict(root=0)
     mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
-    if not trainer.reducer.rule.differs:
+    if not trainer.reducer.traits.state.differs:
         return mine
-    rule_state = trainer.reducer.choice.rule_state()
+    rule_state = trainer.reducer.rule_state()
     everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
-    if trainer.reducer.rule.evaluates_anchor:
+    if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
             return {name: _copy(one) for name, one in mine[0].items()}, {RANKS: everyone}
     weights = [one["weights"] for one in everyone]
@@ -55,12 +56,12 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     Raises the errors of `load_state_dict` where it does not fit.
     """
     ranks = checkpoint.optimizer.get(RANKS)
-    if ranks is not None and len(ranks) == world.size and trainer.reducer.rule.differs:
+    if ranks is not None and len(ranks) == world.size and trainer.reducer.traits.state.differs:
         trainer.model.load_state_dict(ranks[world.rank]["weights"])
         load_optimizer(trainer.optimizer, ranks[world.rank]["optimizer"])
-        trainer.reducer.choice.resume(checkpoint.step, ranks[world.rank].get("rule"))
+        trainer.reducer.programs.resume(checkpoint.step, ranks[world.rank].get("rule"))
         return []
-    trainer.reducer.choice.resume(checkpoint.step)
+    trainer.reducer.programs.resume(checkpoint.step)
     trainer.model.load_state_dict(checkpoint.weights)
     if ranks is None:
         own = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)

@@ -66,7 +66,7 @@ class TogetherPlayer(EventPlayer):
         with run.display:
             for note in run.notes:
                 run.display.log(note)
-            run.trainer.reducer.choice.log_with(run.display.log, run.display.detail)
+            run.trainer.reducer.programs.log_with(run.display.log, run.display.detail)
             self._foresight = RunForesight(run, self._ledger)
             self._foresight.begin(self._machine, self.made)
             self._saved = time.perf_counter()
@@ -99,7 +99,7 @@ class TogetherPlayer(EventPlayer):
         batch = self.run.recipe.training.batch
         self._epoch, self._epoch_began = event.epoch, time.perf_counter()
         self._skipped = min(event.done * batch, self.run.feed.samples)
-        return self.run.feed.epoch(event.epoch, batch, event.done)
+        return self.feed.epoch(event.epoch, batch, event.done)
 
     def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on this rank's share of the next batch."""
@@ -124,7 +124,7 @@ class TogetherPlayer(EventPlayer):
             if metrics is not None:
                 run_directory.add_metrics(run.home, metrics)
             reached = RunPoint(point.epoch, point.done, point.step, loss, run.elapsed, run.feed.fingerprint)
-            progress = {**asdict(reached), "reducer": run.trainer.reducer.choice.state()}
+            progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
             save(run.home / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
 
         with run.trainer.span("write" if run.world.rank == 0 else "wait for rank 0", "checkpoint"):
@@ -166,7 +166,7 @@ class TogetherPlayer(EventPlayer):
 
     def _test(self) -> Accuracy:
         """Return the test accuracy of the model."""
-        feed = self.run.feed
+        feed = self.feed
         batches = self.run.awaited(feed.test_batches(self.run.recipe.training.batch))
         return self.run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample)
 

@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from unisono.compute.precision import StepContext
+from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
+from unisono.reducer.hooks import wait_on_access
 from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
-from unisono.reducer.wait_on_access import wait_on_access
 from unisono.rules import BaseRule
 from unisono.step.layout import Updates
+from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import exchanges_activations
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
@@ -56,13 +57,14 @@ class Trainer:
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.structure.check(model)
-        check_split_optimizer(model, optimizer, self.reducer.rule.sharded)
+        sharded = self.reducer.traits.state is RankState.SHARDED
+        check_split_optimizer(model, optimizer, sharded)
         self.reducer.clip = clip
-        if self.reducer.rule.sharded:
-            self.reducer.optimizer.shard(optimizer, own_loop=False)
-        self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.pending.wait))
+        if sharded:
+            self.reducer.shard(optimizer, own_loop=False)
+        self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))
         self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too
-        self._awaits = wait_on_access(model, self.reducer.pending.wait_for, self.reducer.pending.wait_for_buffers)
+        self._awaits = wait_on_access(model, self.reducer.runner.wait_for, self.reducer.runner.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline = timeline
         self.within = within
@@ -82,11 +84,11 @@ class Trainer:
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
-        if self._timeline is not None and reducer.choice.chosen is not None:
-            self._timeline.begin_step(began, reducer.choice.chosen)
+        if self._timeline is not None and reducer.programs.tuning.chosen is not None:
+            self._timeline.begin_step(began, reducer.programs.tuning.chosen)
         waited, total = reducer.times.waiting, 0.0
         if not self._awaits:
-            reducer.pending.wait()
+            reducer.runner.wait()
         reducer.control.samples = float(samples)
         if samples or self._exchanges:
             self.model.train()
@@ -108,8 +110,8 @@ class Trainer:
 
     def _begin_update(self) -> tuple[SplitStep | ShardedStep, Updates]:
         """Return the optimizer's step that begins, and how it is made."""
-        if self.reducer.optimizer.sharded is not None:
-            return self.reducer.optimizer.sharded.begin(), Updates.PARTS
+        if self.reducer.sharded is not None:
+            return self.reducer.sharded.begin(), Updates.PARTS
         step = self._optimizing.begin()
         return step, step.updates
 
@@ -123,7 +125,7 @@ class Trainer:
 
     def wait(self) -> None:
         """Wait until the last step's exchanges and updates are over."""
-        self.reducer.pending.wait()
+        self.reducer.runner.wait()
         self._account()
 
     def evaluate(self, batches: Iterable[Batch], labels: int) -> Accuracy:

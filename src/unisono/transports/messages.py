@@ -8,7 +8,8 @@ A tag holds the number of the ticket and part of the call's fingerprint. Message
 ranks in different calls wait and get an error (`watch.py`), instead of summing unrelated data.
 
 A wait polls, and yields the core between polls. After 0.1 ms without progress it sleeps between polls, longer and
-longer: the computation of this rank, and the ranks that share its cores, need the cores more.
+longer: the computation of this rank, and the ranks that share its cores, need the cores more. A wait for the library's
+own operation on a few bytes sleeps after 2 ms: it is mostly over in less, and a sleep takes longer than it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ Result = TypeVar("Result")
 SLEEP_AFTER_SECONDS = 1e-4
 """Seconds without progress after which a wait sleeps between polls."""
 
+SLEEP_AFTER_SECONDS_IN_LIBRARY = 2e-3
+"""The same for one operation of the library."""
+
 SLEEP_SECONDS = 1e-4
 """Seconds of such a sleep, if the caller allows no longer one."""
 
 
 def wait_until(
-    poll: Callable[[], Result | None], check_interrupt: Callable[[], None], max_sleep_seconds: float = SLEEP_SECONDS
+    poll: Callable[[], Result | None],
+    check_interrupt: Callable[[], None],
+    max_sleep_seconds: float = SLEEP_SECONDS,
+    sleep_after_seconds: float = SLEEP_AFTER_SECONDS,
 ) -> Result:
     """Call `poll` until its result is true; return the result. `check_interrupt`, called regularly, may raise.
 
@@ -48,7 +55,7 @@ def wait_until(
     while not (result := poll()):
         now = time.monotonic()
         start = start or now
-        if now - start < SLEEP_AFTER_SECONDS:
+        if now - start < sleep_after_seconds:
             os.sched_yield()
         else:
             time.sleep(min(max_sleep_seconds, max(SLEEP_SECONDS, max_sleep_seconds / 4, (now - start) / 2)))
@@ -57,8 +64,8 @@ def wait_until(
 
 
 def wait(request: MPI.Request, check_interrupt: Callable[[], None]) -> None:
-    """Wait for one request."""
-    wait_until(request.Test, check_interrupt)
+    """Wait for one operation of the library."""
+    wait_until(request.Test, check_interrupt, sleep_after_seconds=SLEEP_AFTER_SECONDS_IN_LIBRARY)
 
 
 def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:

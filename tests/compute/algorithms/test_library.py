@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
 from unisono.compute.algorithms.library import CHANNELS_FIRST, CHANNELS_LAST
-from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
 
 EACH = pytest.mark.parametrize("algorithm", [CHANNELS_LAST, CHANNELS_FIRST], ids=["last", "first"])
 

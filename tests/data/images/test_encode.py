@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from unisono.data.images.augmentation import ImageOptions
-from unisono.data.images.decode import ImageDecoder
-from unisono.data.images.encode import encode_image
+from unisono.data.images.codec import ImageDecoder, encode_image
 from unisono.data.images.transform import ImageTransform
 from unisono.errors import DecodeError
 

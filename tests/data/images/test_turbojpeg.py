@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.crops import ImageHeader, Part
+from unisono.data.images.augmentation import ImageHeader, Part
 from unisono.data.images.turbojpeg import JpegDecoder
 from unisono.errors import DecodeError
 

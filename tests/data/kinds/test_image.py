@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unisono.data.kinds.image import MIN_SIDE, ImageKind
-from unisono.data.pack.options import PackOptions
+from unisono.data.kinds.image import MIN_SIDE, ImageKind, RawKind
+from unisono.data.pack.packing import PackOptions
 
 
 def png(image: Image.Image) -> bytes:
@@ -40,3 +40,16 @@ def test_large_jpegs_are_measured_smaller() -> None:
     found = ImageKind().pixels(np.frombuffer(out.getvalue(), np.uint8), None)
     assert found is not None
     assert found.shape == (9 * MIN_SIDE // 8, MIN_SIDE, 3)
+
+
+def test_raw_samples_stay_as_they_are() -> None:
+    assert RawKind().encode(b"\0\1\2", PackOptions(short_side=1)) == b"\0\1\2"
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((2, 6), 1), ((2, 6, 1), 1), ((2, 2, 3), 3)])
+def test_pixels_have_the_shape_of_the_pack(shape: tuple[int, ...], channels: int) -> None:
+    sample = np.arange(12, dtype=np.uint8)
+    found = RawKind().pixels(sample, shape)
+    assert found is not None
+    assert found.shape == (*shape[:2], channels)
+    assert found.ravel().tolist() == list(range(12))

@@ -18,8 +18,7 @@ from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbe
 from unisono.data.kinds import AUDIO, IMAGE, KINDS, RAW, TEXT, all_augments, current_name, find_kind, kind_of_content
 from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.source import Source, kind_of
 from unisono.errors import DecodeError, PackError
 
@@ -176,9 +175,6 @@ def test_a_transform_follows_from_the_bytes_and_the_random_numbers_alone(name: s
                 found = converted(reused, sample, drawn)
                 assert torch.isfinite(found).all()
                 assert torch.equal(found, converted(make(), sample, drawn))
-                out = torch.empty(reused.shape, dtype=torch.bfloat16)
-                reused.into(out, memoryview(bytearray(sample)), None if drawn is None else CounterRNG(drawn))
-                assert torch.equal(out, found.bfloat16())
         memory = torch.zeros(2, *reused.shape)
         labels = find_kind(name).labels(memory, torch.zeros(2))
         assert labels.numel() == 2 * find_kind(name).labels_per_sample(index.about.shape)

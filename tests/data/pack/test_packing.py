@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack import packing, stripe
-from unisono.data.pack.describe import describe
-from unisono.data.pack.index import Index, read_index
+from unisono.data.pack.index import Index, describe, read_index
 from unisono.data.pack.packing import PackOptions, _fingerprint, pack
-from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
 from unisono.errors import PackError

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack import statistics as module
+from unisono.data.pack import packing as module
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
-from unisono.data.pack.statistics import statistics
+from unisono.data.pack.packing import PackOptions, pack, statistics
 from unisono.data.sources.source import Source
 from unisono.errors import PackError
 

@@ -18,15 +18,9 @@ from hypothesis import strategies as st
 from unisono.data.kinds import AUDIO
 from unisono.data.pack import stripe
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
-from unisono.data.pack.stripe import (
-    fingerprints,
-    read_finished,
-    read_stretch,
-    remove_notes,
-    write_stripe,
-)
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.stripe import StripeWriter, fingerprints, remove_notes
+from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.sources.source import Source
 from unisono.errors import DecodeError, PackError
 
@@ -232,25 +226,29 @@ def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
         read(replace(own, about=replace(own.about, stripes=files)), 0, SAMPLES)
 
 
+def finished(folder: Path, number: int, fingerprint: str) -> stripe.WrittenStripe | None:
+    return StripeWriter(source_of(FILES), folder, fingerprint, lambda sample: sample, lambda: None).finished(number)
+
+
 def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:
     def make() -> stripe.WrittenStripe:
-        return write_stripe(source_of(FILES), 3, 9, lambda sample: sample, tmp_path, 4, "mark", lambda: None)
+        return StripeWriter(source_of(FILES), tmp_path, "mark", lambda sample: sample, lambda: None).write(4, 3, 9)
 
-    assert read_finished(tmp_path, 4, "mark") is None
+    assert finished(tmp_path, 4, "mark") is None
     done = make()
-    assert read_finished(tmp_path, 4, "mark") == done
-    assert (read_finished(tmp_path, 4, "another"), read_finished(tmp_path, 3, "mark")) == (None, None)
+    assert finished(tmp_path, 4, "mark") == done
+    assert (finished(tmp_path, 4, "another"), finished(tmp_path, 3, "mark")) == (None, None)
     path, note = tmp_path / "stripe-00004.arrow", tmp_path / "stripe-00004.json"
     note.write_text(note.read_text().replace('"fingerprint"', '"mark"'))  # written by an older release
-    assert read_finished(tmp_path, 4, "mark") == done
+    assert finished(tmp_path, 4, "mark") == done
     assert fingerprints(tmp_path) == {"mark"}
     make()
     for harm in (missing, longer, empty):
         harm(path)
-        assert read_finished(tmp_path, 4, "mark") is None
+        assert finished(tmp_path, 4, "mark") is None
         make()
     note.write_text(note.read_text()[:-5])
-    assert read_finished(tmp_path, 4, "mark") is None
+    assert finished(tmp_path, 4, "mark") is None
     make()
     remove_notes(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["stripe-00004.arrow"]
@@ -265,26 +263,26 @@ def test_samples_that_cannot_be_encoded_are_skipped_and_counted(tmp_path: Path) 
         return sample
 
     calls: list[None] = []
-    done = write_stripe(source_of(FILES), 3, 8, make, tmp_path, 0, "mark", lambda: calls.append(None))
+    done = StripeWriter(source_of(FILES), tmp_path, "mark", make, lambda: calls.append(None)).write(0, 3, 8)
     assert done.skipped == [("4.wav", "it is ugly"), ("5.wav", "No such file or directory"), ("6.wav", "it is ugly")]
     assert (done.lengths, done.labels, done.batches[-1]) == ([len(FILES[3]), len(FILES[7])], [1, 1], 2)
     assert len(calls) == 5
-    assert read_finished(tmp_path, 0, "mark") == done
+    assert finished(tmp_path, 0, "mark") == done
 
 
 def test_a_stripe_of_nothing_but_broken_samples_is_a_note_alone(tmp_path: Path) -> None:
     def make(sample: bytes) -> bytes:
         raise DecodeError("it is ugly")
 
-    done = write_stripe(source_of(FILES), 0, 2, make, tmp_path, 0, "mark", lambda: None)
+    done = StripeWriter(source_of(FILES), tmp_path, "mark", make, lambda: None).write(0, 0, 2)
     assert (done.nbytes, len(done.skipped)) == (0, 2)
     assert [each.name for each in tmp_path.iterdir()] == ["stripe-00000.json"]
-    assert read_finished(tmp_path, 0, "mark") == done
+    assert finished(tmp_path, 0, "mark") == done
 
 
 def test_batches_stay_small_and_a_large_sample_has_one_alone(tmp_path: Path) -> None:
     files = [bytes(length) for length in (100, 500, 1, 599, 2_000, 3)]
-    done = write_stripe(source_of(files), 0, 6, lambda sample: sample, tmp_path, 0, "mark", lambda: None)
+    done = StripeWriter(source_of(files), tmp_path, "mark", lambda sample: sample, lambda: None).write(0, 0, 6)
     assert done.batches == [2, 4, 5, 6]
     with pa.OSFile(str(tmp_path / "stripe-00000.arrow")) as file:
         reader = pa.ipc.open_file(file)

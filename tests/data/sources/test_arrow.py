@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources.arrow import find
 from unisono.data.sources.source import Source
 from unisono.errors import PackError

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.storage import free_memory
-from unisono.data.storage.blocks import block_of
+from unisono.data.storage import StorageOptions, free_memory
 from unisono.data.storage.choose import MEMORY_SHARE, choose_storage, resolve_storage
 from unisono.data.storage.free_memory import FreeMemory
 from unisono.data.storage.partitioned import PartitionedStorage, partition_bytes
-from unisono.data.storage.sample_store import nbytes_of
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage.sample_store import block_of, nbytes_of
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 

@@ -5,10 +5,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.data.pack.batches import EncodedSamples
 from unisono.data.storage import free_memory
-from unisono.data.storage.sample_store import SampleBuffer, SampleStore
+from unisono.data.storage.sample_store import (
+    BLOCKS_PER_SAMPLE,
+    MAX_BLOCK_BYTES,
+    MAX_RANKS_BY_PASSES,
+    MIN_BLOCK_BYTES,
+    BlockRun,
+    SampleBuffer,
+    SampleStore,
+    block_of,
+    blocks_of,
+    counts_for,
+    rows_for,
+)
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -115,3 +129,69 @@ def test_it_does_not_grow_beyond_what_the_node_has(anywhere: OnRanks, monkeypatc
         assert held(store) == ALIKE
 
     anywhere(2, work)
+
+
+def test_the_example_of_rows_by_rank() -> None:
+    assert [rows.tolist() for rows in rows_for(np.array([1, 0, 2, 1, 0], np.uint8), 3)] == [[1, 4], [0, 3], [2]]
+
+
+@given(
+    st.integers(1, 3 * MAX_RANKS_BY_PASSES).flatmap(
+        lambda ranks: st.tuples(st.just(ranks), st.lists(st.integers(0, ranks - 1), max_size=200))
+    ),
+    st.sampled_from([np.uint8, np.uint16, np.int32]),
+)
+def test_rows_equal_a_search_for_each_rank(dealt: tuple[int, list[int]], kind: type) -> None:
+    ranks, to = dealt
+    wanted = [[row for row, other in enumerate(to) if other == rank] for rank in range(ranks)]
+    assert [rows.tolist() for rows in rows_for(np.array(to, kind), ranks)] == wanted
+    assert counts_for(np.array(to, kind), ranks).tolist() == [len(rows) for rows in wanted]
+
+
+def test_many_rows_stay_in_order() -> None:
+    for ranks in (MAX_RANKS_BY_PASSES, MAX_RANKS_BY_PASSES + 1, 300):
+        to = np.random.default_rng(0).integers(0, ranks, 5000).astype(np.uint16)
+        rows = rows_for(to, ranks)
+        assert all((np.diff(own) > 0).all() for own in rows)
+        assert all((to[own] == rank).all() for rank, own in enumerate(rows))
+        assert sum(map(len, rows)) == len(to)
+
+
+def test_the_example_of_blocks() -> None:
+    lengths = np.array([6, 3, 9], np.int32)
+    sizes = blocks_of(lengths, 4)
+    assert sizes.tolist() == [2, 1, 3]
+    table = np.frombuffer(b"aaaaaa..bbb.ccccccccc...", np.uint8).reshape(-1, 4)
+    blocks = BlockRun(np.array([3, 0]), sizes[[2, 0]]).stretch(0, 2, np.arange(5))
+    assert blocks.tolist() == [3, 4, 5, 0, 1]
+    assert table.take(blocks, 0).tobytes() == b"ccccccccc...aaaaaa.."
+
+
+@given(st.data(), st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 9)), max_size=30))
+def test_blocks_are_what_ranges_give(data: st.DataObject, samples: list[tuple[int, int]]) -> None:
+    begins, sizes = (np.array([sample[each] for sample in samples], np.int64) for each in (0, 1))
+    first = data.draw(st.integers(0, len(samples)))
+    last = data.draw(st.integers(first, len(samples)))
+    wanted = [block for begin, size in samples[first:last] for block in range(begin, begin + size)]
+    ramp = np.arange(sizes.sum() + data.draw(st.integers(0, 3)))
+    assert BlockRun(begins, sizes).stretch(first, last, ramp).tolist() == wanted
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=50))
+def test_a_sample_fits_its_blocks_and_little_is_lost(lengths: list[int]) -> None:
+    known = np.array(lengths, np.int32)
+    block = block_of(known)
+    for length, blocks in zip(lengths, blocks_of(known, block).tolist(), strict=True):
+        assert (blocks - 1) * block < length <= blocks * block
+    if len({*lengths}) == 1 and lengths[0]:
+        assert block == lengths[0]
+    else:
+        assert block in range(MIN_BLOCK_BYTES, MAX_BLOCK_BYTES + 1, MIN_BLOCK_BYTES)
+        assert block == MIN_BLOCK_BYTES or block * BLOCKS_PER_SAMPLE <= sum(lengths) / len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "block"), [([], 8), ([0, 0], 8), ([99, 100], 8), ([900, 940], 64), ([100_000, 200_000], 512)]
+)
+def test_blocks_of_unlike_lengths_are_a_multiple_of_8(lengths: list[int], block: int) -> None:
+    assert block_of(np.array(lengths, np.int32)) == block

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unisono.data.order import permutation, share
-from unisono.data.storage.storage import StorageOptions, read_storage
+from unisono.data.storage import StorageOptions, read_storage
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]

@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.kinds import RAW
-from unisono.data.order import permutation, share, steps_of
+from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack import stripe
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.pack.stripe_file import OpenStripes
-from unisono.data.shuffle_options import ShuffleOptions
 from unisono.data.sources.source import Source
 from unisono.data.storage import free_memory
 from unisono.data.storage.streamed import StreamedStorage

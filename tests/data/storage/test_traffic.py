@@ -12,11 +12,10 @@ from benchmarks.shuffle.traffic import ShuffleTraffic, epochs_traffic, shuffle_t
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import epoch_order
-from unisono.data.shuffle_options import ShuffleOptions, parse_shuffle
-from unisono.data.storage.blocks import block_of, blocks_of
-from unisono.data.storage.groups import form_groups
+from unisono.data.order import ShuffleOptions, epoch_order, parse_shuffle
+from unisono.data.storage.ownership import form_groups
 from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement, one_rank_per_node, place, regular
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]

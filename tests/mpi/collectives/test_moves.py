@@ -245,14 +245,14 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
     "root of a reduce": (
         lambda group: reduce(group, torch.zeros(3), 0),
         lambda group: reduce(group, torch.zeros(3), 1),
-        "reduce(3 x float32, root 0)",
-        "reduce(3 x float32, root 1)",
+        "reduce(3 x float32, root 0",
+        "reduce(3 x float32, root 1",
     ),
     "op of a reduce": (
         lambda group: reduce(group, torch.zeros(3), 0, "minimum"),
         lambda group: reduce(group, torch.zeros(3), 0, "maximum"),
-        "reduce(3 x float32, root 0, op minimum)",
-        "reduce(3 x float32, root 0, op maximum)",
+        "op minimum)",
+        "op maximum)",
     ),
     "lengths of an all_gather_v": (
         lambda group: all_gather_v(group, torch.zeros(3), list(torch.zeros(group.size, 3))),

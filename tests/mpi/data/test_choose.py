@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.data.packed_feed import FeedOptions, PackedFeed
-from unisono.data.storage import free_memory
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.feed import Feed
+from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.data.storage import StorageOptions, free_memory
 from unisono.errors import PackError
 from unisono.world import World
 
 SEED = 3
 
 
-def batches_of(feed: PackedFeed) -> list[torch.Tensor]:
+def batches_of(feed: Feed) -> list[torch.Tensor]:
     found = [inputs.clone() for inputs, _ in feed.epoch(1, 16, 0)]
     feed.close()
     return found
@@ -28,10 +28,10 @@ def test_every_choice_gives_the_same_batches(
 ) -> None:
     auto = FeedOptions(packs, StorageOptions("auto"))
     for world in (group, spread):
-        expected = batches_of(PackedFeed(FeedOptions(packs), world, SEED))
+        expected = batches_of(packed_feed(FeedOptions(packs), world, SEED))
         with monkeypatch.context() as patch:
             patch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
-            feed = PackedFeed(auto, world, SEED)
+            feed = packed_feed(auto, world, SEED)
             (note,) = feed.notes
             assert set(world.all_gather_object(note)) == {note}
             groups = world.nodes if world.size % world.nodes == 0 else 1
@@ -42,18 +42,18 @@ def test_every_choice_gives_the_same_batches(
 
 
 def test_by_the_memory_of_this_machine(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs, StorageOptions("auto")), group, SEED)
+    feed = packed_feed(FeedOptions(packs, StorageOptions("auto")), group, SEED)
     (note,) = feed.notes
     assert note.startswith("storage: ")
     feed.close()
 
 
 def test_a_storage_that_is_named_has_no_note(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs), group, SEED)
+    feed = packed_feed(FeedOptions(packs), group, SEED)
     assert feed.notes == ()
     feed.close()
 
 
 def test_ranks_out_of_step_refuse_a_storage_that_a_replay_may_choose_otherwise(group: World, packs: Path) -> None:
     with pytest.raises(PackError, match=r"data\.storage = \"auto\", but ranks out of step"):
-        PackedFeed(FeedOptions(packs, StorageOptions("auto"), out_of_step=True), group, SEED)
+        packed_feed(FeedOptions(packs, StorageOptions("auto"), out_of_step=True), group, SEED)

@@ -12,18 +12,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unisono.data.feed import Feed, InMemoryFeed
+from unisono.data.feed import Feed, in_memory_feed
 from unisono.data.kinds import AUDIO
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import epoch_rng, permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
-from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.packed_feed import FeedOptions, packed_feed
 from unisono.data.sources.source import Source
-from unisono.data.storage import STORAGES
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage import STORAGES, StorageOptions
 from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order
 from unisono.world import World
 
@@ -62,8 +60,8 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
     place = StorageOptions(groups=group.size) if storage == "groups" else StorageOptions(storage)
     alone = group.split(group.rank)
     serial_place = place if storage == "streamed" else StorageOptions()
-    one = PackedFeed(FeedOptions(packs, serial_place, SHIFT), alone, SEED)
-    feed = PackedFeed(FeedOptions(packs, place, SHIFT, threads=2), group, SEED)
+    one = packed_feed(FeedOptions(packs, serial_place, SHIFT), alone, SEED)
+    feed = packed_feed(FeedOptions(packs, place, SHIFT, threads=2), group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
         for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
@@ -78,7 +76,7 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
     in_memory = [StorageOptions(name) for name in STORAGES if name != "streamed"]
     for place in (*in_memory, StorageOptions(groups=spread.size)):
-        feed = PackedFeed(FeedOptions(packs, place), spread, SEED)
+        feed = packed_feed(FeedOptions(packs, place), spread, SEED)
         seen.append(whole(spread, feed, 1))
         feed.close()
     assert numbers_in(seen[0], packs) == permutation(SAMPLES, SEED, 1).tolist()
@@ -94,7 +92,7 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
     options, seen = FeedOptions(packs, StorageOptions(storage)), list[int]()
     part = group.split(int(group.rank >= (group.size + 1) // 2))  # each part of the ranks makes the rest of it
     for world, first, last in ((group, 0, 2), (group, 2, 3), (part, 3, STEPS)):
-        feed = PackedFeed(options, world, SEED)
+        feed = packed_feed(options, world, SEED)
         seen += numbers_in(whole(world, feed, 1, first, last), packs)
         feed.close()
     assert sorted(seen) == list(range(SAMPLES))
@@ -103,7 +101,7 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
 
 
 def test_the_test_set_is_seen_once(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs, transform=SHIFT), group, SEED)
+    feed = packed_feed(FeedOptions(packs, transform=SHIFT), group, SEED)
     for _ in range(2):
         own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(4)]
         everyone = [batch for batches in group.all_gather_object(own) for batch in batches]
@@ -137,7 +135,7 @@ def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: 
     transform = TransformOptions(augment="mask", windows=3, context=1)
     options = FeedOptions(folder, transform=transform, threads=2)
     alone = group.split(group.rank)
-    one, feed = PackedFeed(options, alone, SEED), PackedFeed(options, group, SEED)
+    one, feed = packed_feed(options, alone, SEED), packed_feed(options, group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
     for serial, parallel in zip(whole(alone, one, 1), whole(group, feed, 1), strict=True):
         assert torch.equal(serial[0], parallel[0])
@@ -151,10 +149,10 @@ def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: 
 
 
 def test_a_data_set_that_every_rank_holds(group: World) -> None:
-    from unisono.data.digits import load
+    from unisono.data.builtin import load_digits
 
-    data = load()
-    feed = InMemoryFeed(data, group, SEED)
+    data = load_digits()
+    feed = in_memory_feed(data, group, SEED)
     batches = feed.epoch(2, 100, 3)
     own = [labels for _, labels in batches]
     steps = [torch.cat(step) for step in zip(*group.all_gather_object(own), strict=True)]
@@ -172,7 +170,7 @@ def own(feed: Feed, batch: int, step: int, count: int) -> list[Batch]:
 def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, packs: Path, storage: str) -> None:
     """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
     options = FeedOptions(packs, StorageOptions(storage), threads=2, out_of_step=True)
-    feed = PackedFeed(options, group, SEED)
+    feed = packed_feed(options, group, SEED)
     mine = np.arange(SAMPLES)
     if storage != "replicated":
         mine = np.sort(share(permutation(SAMPLES, SEED, 0), SAMPLES, 0, group.rank, group.size))
@@ -203,7 +201,7 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
 
 
 def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Path) -> None:
-    feed = PackedFeed(FeedOptions(packs, transform=SHIFT, threads=2, out_of_step=True), group, SEED)
+    feed = packed_feed(FeedOptions(packs, transform=SHIFT, threads=2, out_of_step=True), group, SEED)
     drawn = own(feed, 7, 0, 40)
     for step in (1, 14, 15, 33):
         for (one, its), (other, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):
@@ -213,10 +211,10 @@ def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Pa
 
 
 def test_ranks_draw_by_themselves_from_a_data_set_that_all_hold(group: World) -> None:
-    from unisono.data.digits import load
+    from unisono.data.builtin import load_digits
 
-    data = load()
-    feed = InMemoryFeed(data, group, SEED)
+    data = load_digits()
+    feed = in_memory_feed(data, group, SEED)
     drawn = own(feed, 100, 0, 30)
     order = np.concatenate([worker_order(np.arange(feed.samples), SEED, group.rank, epoch) for epoch in (0, 1)])
     assert torch.equal(torch.cat([labels for _, labels in drawn])[: len(order)], data.train.labels[order])

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from unisono.data.pack.batches import EncodedSamples
-from unisono.data.storage.blocks import block_of, blocks_of
-from unisono.data.storage.compaction import capacity
 from unisono.data.storage.ownership import initial_owners
-from unisono.data.storage.sample_store import SampleStore
-from unisono.data.storage.shuffle import shuffle
+from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
+from unisono.data.storage.shuffle import capacity, shuffle
 from unisono.world import World
 
 SAMPLES = 200

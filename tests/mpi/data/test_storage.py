@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data.order import permutation, share, steps_of
+from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe import read_stretch
-from unisono.data.pack.stripe_file import OpenStripes
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage import STORAGES, free_memory
+from unisono.data.pack.stripe_file import OpenStripes, read_stretch
+from unisono.data.storage import STORAGES, Storage, StorageOptions, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
-from unisono.data.storage.storage import Storage, StorageOptions, read_storage
 from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
 from unisono.world import World

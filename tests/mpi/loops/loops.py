@@ -99,7 +99,7 @@ class Run:
 
     def mean(self, loss: Tensor) -> Tensor:
         """Return the loss of all ranks' samples, where their weights are the same."""
-        if self._world is None or self.rule.differs:
+        if self._world is None or self.rule.traits.state.differs:
             return loss
         total = loss.detach().clone().reshape(1)
         self._world.allreduce(total)

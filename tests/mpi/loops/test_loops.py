@@ -151,7 +151,7 @@ class Average:
 
 def by_hand(loop: Loop, rule: BaseRule, optimizer: str, ranks: int) -> list[Run]:
     """Return the runs that the parallel runs of the ranks are to equal: one of each rank, or one of all."""
-    if not rule.differs:
+    if not rule.traits.state.differs:
         serial = Run(ranks, range(ranks), optimizer, rule)
         list(loop(serial))
         return [serial]
@@ -236,7 +236,7 @@ WITH_SPLIT_LAYERS = (
         (loop, name)
         for loop in WITH_SPLIT_LAYERS
         for name, rule in RULES.items()
-        if rule.takes_split_layers and name not in REFUSED.get(loop, {})
+        if rule.traits.groups and name not in REFUSED.get(loop, {})
     ],
 )
 def test_loop_with_split_layers(world: World, loop: str, rule: str) -> None:

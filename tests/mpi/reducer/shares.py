@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 import unisono
-from unisono.data.digits import load
+from unisono.data.builtin import load_digits
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
@@ -17,7 +17,7 @@ SMALL = unisono.Exchange(bucket_bytes=50_000)
 
 def batches(world: World, steps: int, batch: int = 12) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's shares; the whole batch on a world of one."""
-    data = load().train
+    data = load_digits().train
     for step in range(steps):
         mine = slice(*bounds(batch, world.size, world.rank))
         rows = torch.arange(step * batch, (step + 1) * batch)[mine] % len(data)

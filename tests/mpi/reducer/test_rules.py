@@ -182,10 +182,10 @@ def test_a_rank_that_leaves_out_a_step_is_told_how(group: World, monkeypatch: py
     reducer = reducer_of(model)
     assert reducer is not None
 
-    def fail(stepped: bool = False) -> None:
+    def fail() -> None:
         raise OperationError("agree 0 failed")
 
-    monkeypatch.setattr(reducer.optimizer, "finish_step", fail)
+    monkeypatch.setattr(reducer.runner, "finish_step", fail)
     with pytest.raises(OperationError) as raised:
         optimizer.step()
     assert raised.value.__notes__ == [

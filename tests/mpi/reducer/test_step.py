@@ -135,11 +135,11 @@ def test_the_result_is_stored_for_a_resumed_run(group: World) -> None:
     for inputs, labels in batches(group, 40):
         trainers[0].step(inputs, labels)
     trainers[0].wait()
-    state = trainers[0].reducer.choice.state()
+    state = trainers[0].reducer.programs.tuning.state()
     assert state is not None
     trainers[1].reducer.restore(json.loads(json.dumps(state)))
-    assert trainers[1].reducer.choice.setting == trainers[0].reducer.choice.setting
-    assert trainers[1].reducer.choice.state() == state
+    assert trainers[1].reducer.programs.tuning.setting == trainers[0].reducer.programs.tuning.setting
+    assert trainers[1].reducer.programs.tuning.state() == state
 
 
 def test_a_failure_in_another_thread_is_raised(group: World) -> None:

@@ -14,15 +14,14 @@ from tests.mpi.reducer.test_rules import network, optimizer_of
 from torch import nn
 
 import unisono
-from unisono.data import digits
+from unisono.data.builtin import load_digits
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
 from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import Bucket, Layout
 from unisono.step.program import Operation, Step, Task
-from unisono.step.replica import Replica
-from unisono.step.rule_memory import ANCHOR, RESIDUAL, SUM_RESIDUAL
+from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL, Replica
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.state import load_states, states_of
 from unisono.training.trainer import Trainer
@@ -109,7 +108,7 @@ def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance:
 
 
 def anchors(trainer: Trainer) -> torch.Tensor:
-    found = trainer.reducer.choice.rule_state()["kept"][ANCHOR]
+    found = trainer.reducer.rule_state()["kept"][ANCHOR]
     return torch.cat([tensor for _, _, tensor in sorted(found, key=lambda one: one[:2])])
 
 
@@ -141,7 +140,7 @@ def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> Non
     assert len(memory.layout.buckets) > 4
     replicas = played(group, rule, memory)
     close(weights(trainer.model), weights(replicas[group.rank].model))
-    if rule.keeps_anchor:
+    if rule.traits.state.has_anchor:
         mine = anchors(trainer)
         assert all(torch.equal(mine, its) for its in group.all_gather_object(mine))
 
@@ -164,7 +163,7 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
     exact = trained(spread, LocalSGD(exchange(None), every=STEPS), STEPS)
     reducer = trainer.reducer
     for key, bucket in enumerate(reducer.memory.layout.buckets, 1):
-        kept = reducer.choice.rule_memory.kept
+        kept = reducer.programs.rule_memory.kept
         residual = kept.get(RESIDUAL, key).clone()
         residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept.get(SUM_RESIDUAL, key)
         left = torch.stack(spread.all_gather_object(residual)).sum(0)
@@ -199,7 +198,7 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
                 second.step(inputs.double(), labels)
         second.wait()
         close(weights(second.model), weights(whole.model), 0.0)
-        if rule.keeps_anchor:
+        if rule.traits.state.has_anchor:
             assert torch.equal(anchors(second), anchors(whole))
 
 
@@ -291,14 +290,14 @@ def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
     small = Trainer(network(), group, DiLoCo(fragments=4), optimizer_of(network()))
     assert len(small.reducer.memory.layout.buckets) >= 4
     given = Trainer(network(), group, DiLoCo(Exchange(bucket_bytes=1 << 20), fragments=4), optimizer_of(network()))
-    given.reducer.choice.log_with(lines.append)
+    given.reducer.programs.log_with(lines.append)
     expected = ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"] if group.rank == 0 else []
     assert lines == expected
 
 
 def accuracy(world: World, rule: BaseRule) -> float:
     """Test accuracy after 15 epochs of the digits."""
-    data = digits.load()
+    data = load_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     trainer = Trainer(model, world, rule, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3))

@@ -105,6 +105,27 @@ def vgg() -> nn.Module:
     )
 
 
+def alexnet() -> nn.Module:
+    """AlexNet in small: strides, response norms and grouped convolutions, then three wide layers with dropouts."""
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 5, 2, 2),
+        nn.ReLU(inplace=True),
+        nn.LocalResponseNorm(5),
+        nn.MaxPool2d(3, 2),
+        nn.Conv2d(12, 24, 3, padding=1, groups=2),
+        nn.ReLU(inplace=True),
+        nn.LocalResponseNorm(5),
+        nn.Flatten(),
+        nn.Linear(96, 24),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(24, 24),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(24, 12),
+    )
+
+
 def cd_dnn() -> nn.Module:
     """CD-DNN in small: wide layers alone, with sigmoids."""
     wide = [layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.Sigmoid())]
@@ -146,6 +167,12 @@ CASES = {
             "channels": {"3": "column", "7": "row", "10": PAIR[0], "13": PAIR[1]},
         },
         normal(3, 8, 8),
+        12,
+    ),
+    "alexnet": Case(
+        alexnet,
+        {"wide": {"8": PAIR[0], "11": PAIR[1], "14": "column"}, "rows": {"8": "row", "11": "column", "14": "row"}},
+        normal(3, 11, 11),
         12,
     ),
     "cd_dnn": Case(

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.kinds.text import TextOptions
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.text.options import TextOptions
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.data.digits import load
-from unisono.data.feed import InMemoryFeed
+from unisono.data.builtin import load_digits
+from unisono.data.feed import in_memory_feed
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.small_convnet import SmallConvnet
 from unisono.optimizers.build import OPTIMIZERS, make_optimizer
@@ -44,7 +44,7 @@ def make(dtype: torch.dtype, network: Network = SmallConvnet) -> tuple[nn.Module
 
 def batches(rank: int, ranks: int) -> Iterator[torch.Tensor]:
     """The shares of one rank."""
-    samples = len(load().train)
+    samples = len(load_digits().train)
     steps = steps_of(samples, BATCH)
     for step in range(STEPS):
         order = permutation(samples, 0, step // steps)
@@ -53,7 +53,7 @@ def batches(rank: int, ranks: int) -> Iterator[torch.Tensor]:
 
 def serial_losses(dtype: torch.dtype, network: Network) -> list[float]:
     """Plain PyTorch on whole batches."""
-    data, (model, optimizer) = load().train, make(dtype, network)
+    data, (model, optimizer) = load_digits().train, make(dtype, network)
     losses = []
     for rows in batches(0, 1):
         optimizer.zero_grad()
@@ -65,7 +65,7 @@ def serial_losses(dtype: torch.dtype, network: Network) -> list[float]:
 
 
 def parallel_run(world: World, dtype: torch.dtype, network: Network) -> tuple[list[float], bytes]:
-    data, (model, optimizer) = load().train, make(dtype, network)
+    data, (model, optimizer) = load_digits().train, make(dtype, network)
     trainer = unisono.Trainer(model, world, unisono.BSP(), optimizer)
     losses, seen = torch.zeros(STEPS, dtype=torch.float64), torch.zeros(STEPS, dtype=torch.float64)
     for step, rows in enumerate(batches(world.rank, world.size)):
@@ -105,17 +105,17 @@ def assert_alike(found: Accuracy, expected: Accuracy) -> None:
 
 
 def test_evaluation_sees_each_sample_once(group: World) -> None:
-    data, (model, optimizer) = load(), make(torch.float32)
+    data, (model, optimizer) = load_digits(), make(torch.float32)
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     with torch.no_grad():
         expected = accuracy_of(count(model(data.test.inputs), data.test.labels), len(data.test))
-    feed = InMemoryFeed(data, group, 0)
+    feed = in_memory_feed(data, group, 0)
     for batch in (7, 1000):
         assert_alike(trainer.evaluate(feed.test_batches(batch), feed.test_samples), expected)
 
 
 def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
-    data, (model, optimizer) = load().test, make(torch.float32)
+    data, (model, optimizer) = load_digits().test, make(torch.float32)
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     with torch.no_grad():
         expected = accuracy_of(count(model(data.inputs[:9]), data.labels[:9]), 9)
@@ -125,7 +125,7 @@ def test_a_rank_without_batches_takes_part_in_evaluation(group: World) -> None:
 
 
 def test_an_empty_share_takes_part(group: World) -> None:
-    data, (model, optimizer) = load().train, make(torch.float32)
+    data, (model, optimizer) = load_digits().train, make(torch.float32)
     trainer = unisono.Trainer(model, group, unisono.BSP(), optimizer)
     rows = torch.arange(4 if group.rank == 0 else 0)
     trainer.step(data.inputs[rows], data.labels[rows])
@@ -150,7 +150,7 @@ class Aided(nn.Module):
 def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(
     group: World, name: str, nesterov: bool
 ) -> None:
-    data, rate = load(), {"sgd": 0.1, "adamw": 0.01, "lars": 5.0, "lamb": 0.01}[name]
+    data, rate = load_digits(), {"sgd": 0.1, "adamw": 0.01, "lars": 5.0, "lamb": 0.01}[name]
 
     def make_both() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)

@@ -14,8 +14,8 @@ from torch import nn
 from unisono.asynchronous.event_log import read_events, read_order
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
-from unisono.data.digits import load
-from unisono.data.feed import InMemoryFeed
+from unisono.data.builtin import load_digits
+from unisono.data.feed import in_memory_feed
 from unisono.data.order import own_numbers, worker_order
 from unisono.rules import EASGD, Exchange
 from unisono.schedules.pieces import bounds
@@ -50,7 +50,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) -> int:
     model = network()
     trainer = Trainer(model, world, rule, optimizer_of(model))
-    feed = InMemoryFeed(load(), world, RECIPE.training.seed)
+    feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
     run = AsynchronousRun(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
     run.begin(None)
     code = run.train()
@@ -65,7 +65,7 @@ def drawn(samples: int, worker: int, epoch: int, _: int) -> np.ndarray:
 
 def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.Tensor, list[int]]:
     """Return the final centre, flat, from the log of a run with one server, and the steps of each worker."""
-    order, data, nets = read_order(home, 0), load().train, [network() for _ in range(workers)]
+    order, data, nets = read_order(home, 0), load_digits().train, [network() for _ in range(workers)]
     steps = [0] * workers
     for event in read_events(home, 0):
         steps[event["worker"]] = event["sent"] + 1
@@ -100,7 +100,7 @@ def test_a_run_is_what_one_process_plays_from_its_log(
         expected, steps = serially(rule, home, workers, group.size)
         flat = torch.cat([one.reshape(-1) for one in found.weights.values()])
         torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
-        assert sum(steps) * (BATCH // workers) >= 2 * len(load().train) - workers * period * BATCH
+        assert sum(steps) * (BATCH // workers) >= 2 * len(load_digits().train) - workers * period * BATCH
         assert run_directory.count_metrics(home) == 2
     group.barrier()
 

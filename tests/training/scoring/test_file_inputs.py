@@ -13,15 +13,14 @@ from PIL import Image
 from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
-from unisono.data.digits import load
+from unisono.data.builtin import load_digits
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds.text import TextOptions
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.data.sources.source import Source
-from unisono.data.text.options import TextOptions
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.recipe import DataRecipe, Recipe
 from unisono.training.scoring.file_inputs import FileInputs, open_inputs
@@ -107,7 +106,7 @@ def test_an_image_file_of_a_raw_image_is_that_image(tmp_path: Path) -> None:
 
 
 def test_an_image_file_of_a_digit_is_that_digit(tmp_path: Path) -> None:
-    digit = load().test.inputs[7]
+    digit = load_digits().test.inputs[7]
     Image.fromarray((255 * digit[0]).round().numpy().astype(np.uint8)).save(tmp_path / "digit.png")
     inputs = opened(DataRecipe())
     torch.testing.assert_close(inputs.read(tmp_path / "digit.png")[0], digit, rtol=0, atol=0.51 / 255)

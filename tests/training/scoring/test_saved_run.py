@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.data.digits import load
-from unisono.data.feed import InMemoryFeed
+from unisono.data.builtin import load_digits
+from unisono.data.feed import Feed, in_memory_feed
 from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
 from unisono.training.build import make_model
@@ -23,11 +23,11 @@ RECIPE = parse_recipe({"model": {"name": "small_convnet"}}, "a test")
 
 
 @pytest.fixture
-def facts() -> InMemoryFeed:
-    return InMemoryFeed(load(), WORLD, 0)
+def facts() -> Feed:
+    return in_memory_feed(load_digits(), WORLD, 0)
 
 
-def saved(folder: Path, recipe: Recipe, facts: InMemoryFeed) -> torch.nn.Module:
+def saved(folder: Path, recipe: Recipe, facts: Feed) -> torch.nn.Module:
     """A run of two checkpoints. Returns the network whose weights the newer one has."""
     run_directory.write_recipe(folder, recipe)
     model = make_model(recipe, facts)
@@ -39,7 +39,7 @@ def saved(folder: Path, recipe: Recipe, facts: InMemoryFeed) -> torch.nn.Module:
     return model
 
 
-def test_the_newest_checkpoint_becomes_a_network_in_evaluation_mode(tmp_path: Path, facts: InMemoryFeed) -> None:
+def test_the_newest_checkpoint_becomes_a_network_in_evaluation_mode(tmp_path: Path, facts: Feed) -> None:
     expected = saved(tmp_path, RECIPE, facts)
     run = read_run(tmp_path)
     assert (run.recipe, run.step, run.notes, run.timings) == (RECIPE, 6, (), {})
@@ -49,7 +49,7 @@ def test_the_newest_checkpoint_becomes_a_network_in_evaluation_mode(tmp_path: Pa
         assert torch.equal(value, expected.state_dict()[name]), name
 
 
-def test_a_damaged_checkpoint_is_named_and_stays(tmp_path: Path, facts: InMemoryFeed) -> None:
+def test_a_damaged_checkpoint_is_named_and_stays(tmp_path: Path, facts: Feed) -> None:
     saved(tmp_path, RECIPE, facts)
     damaged = tmp_path / run_directory.CHECKPOINTS / "step-000000006"
     (damaged / "weights.safetensors").write_bytes(b"torn")
@@ -69,14 +69,14 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> No
         read_run(tmp_path)
 
 
-def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: InMemoryFeed) -> None:
+def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> None:
     saved(tmp_path, RECIPE, facts)
     run_directory.write_recipe(tmp_path, parse_recipe({"model": {"name": "resnet8"}}, "a test"))
     with pytest.raises(CheckpointError, match=r"step 6's checkpoint in .* does not fit the recipe's network"):
         load_network(read_run(tmp_path), facts)
 
 
-def test_code_of_the_user_is_reported(tmp_path: Path, facts: InMemoryFeed) -> None:
+def test_code_of_the_user_is_reported(tmp_path: Path, facts: Feed) -> None:
     (tmp_path / "mine.py").write_text("from unisono.models.small_convnet import SmallConvnet\nown = SmallConvnet\n")
     own = parse_recipe({"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
     saved(tmp_path, own, facts)

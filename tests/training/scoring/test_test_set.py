@@ -10,16 +10,15 @@ import torch
 from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
-from unisono.data.digits import load
+from unisono.data.builtin import load_digits
 from unisono.data.kinds import AUDIO, RAW, TEXT
 from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.loading import Batch
 from unisono.data.pack.index import About, Index
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
-from unisono.data.packed_feed import FeedOptions, PackedFeed
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.packed_feed import FeedOptions, packed_feed
 from unisono.data.sources.source import Source
-from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
@@ -67,7 +66,7 @@ def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | No
 
 
 def test_the_digits_are_as_in_training() -> None:
-    recipe, data = parse_recipe({}, "a test"), load().test
+    recipe, data = parse_recipe({}, "a test"), load_digits().test
     (alone,) = shares(recipe, None, 100, 1)
     assert [len(labels) for _, labels in alone] == [100, 100, 100, 60]
     for ranks in (1, 3):
@@ -94,7 +93,7 @@ def test_samples_of_a_pack_are_those_that_the_run_was_tested_with(packs: Path, r
 
     def tested(world: Any) -> list[Batch]:
         options = FeedOptions(packs / "own", transform=TransformOptions(augment="mirror"))
-        feed = PackedFeed(options, world, 0)
+        feed = packed_feed(options, world, 0)
         found = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(2 * ranks)]
         feed.close()
         return found

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import TEXT
+from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.pack.index import About, Index
-from unisono.data.text.tokenizers import ByteTokenizer
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.accuracy import Accuracy
 from unisono.training.scoring.predict import PredictOptions, Probability

@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
 
 CONVOLUTION = torch.ops.aten.convolution
 BACKWARD = torch.ops.aten.convolution_backward

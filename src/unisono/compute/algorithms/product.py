@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, to_nchw, to_nhwc
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, to_nchw, to_nhwc
 
 
 def fits(geometry: Geometry) -> bool:

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, padded, to_nchw, to_nhwc
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, padded, to_nchw, to_nhwc
 
 MAX_KERNEL_POSITIONS = 16
 """Largest number of positions of a kernel: with more, the sums are read and written too often."""

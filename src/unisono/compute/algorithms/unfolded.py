@@ -18,8 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, padded, to_nchw, to_nhwc
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, padded, to_nchw, to_nhwc
 
 UNFOLDED_BYTES = 8 << 20
 """Bytes of rows at a time."""

@@ -33,8 +33,7 @@ from numpy.polynomial import polynomial
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unisono.compute.algorithms.algorithm import ConvolutionAlgorithm
-from unisono.compute.geometry import Geometry, Pair, padded, to_nchw, to_nhwc
+from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pair, padded, to_nchw, to_nhwc
 
 POINTS = {2: (0.0, 1.0), 3: (0.0, 1.0, -1.0), 5: (0.0, 0.75, -0.75, 1.5, -1.5)}
 """Points where polynomials are evaluated, in addition to infinity, by their number."""

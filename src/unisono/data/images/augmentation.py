@@ -1,16 +1,113 @@
-"""Options of image inputs (size, channels, normalisation), and augmentation."""
+"""Augmentation of images, and crops: pure functions of the image's size and of random numbers.
+
+    train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
+                not (Szegedy et al. 2015, section 6: scale and aspect)
+    validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
+
+A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still as large as the size wanted, so that no work is wasted.
+The part that is decoded begins at a block of the file, a few pixels before the crop:
+
+    ┌───────────────────────┐
+    │      ┌──┬──────┐      │   box       the crop
+    │      │  │ box  │      │   part      the decoded part: from the block's edge on
+    │      └──┴──────┘      │
+    └───────────────────────┘
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.data.images.crops import VALIDATION_CROP, Box, Random, middle, scale_and_aspect
 from unisono.errors import PackError
 
 if TYPE_CHECKING:
+    from unisono.data.counter_rng import CounterRNG
     from unisono.data.kinds.kind import TransformOptions
     from unisono.data.pack.index import Index
+
+
+MIN_AREA, MAX_AREA = 0.08, 1.0
+"""Range of a random crop's share of the area."""
+
+MIN_ASPECT, MAX_ASPECT = 3 / 4, 4 / 3
+"""Range of a random crop's width over its height."""
+
+LOG_MIN_ASPECT, LOG_ASPECT_RANGE = math.log(MIN_ASPECT), math.log(MAX_ASPECT / MIN_ASPECT)
+
+MAX_TRIES = 10
+"""Largest number of random crops that are tried until one fits."""
+
+VALIDATION_CROP = 7 / 8
+"""Share of an image's short side that is used in validation, with the augmentation "scale"."""
+
+SCALE_DIVISORS = (8, 4, 2)
+
+
+class Box(NamedTuple):
+    """Crop of an image, in pixels of the image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+class Part(NamedTuple):
+    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    shrink: int
+
+
+class ImageHeader(NamedTuple):
+    """Properties of an image, known before its pixels are decoded."""
+
+    width: int
+    height: int
+    block: int | None = None
+    """Width in pixels of a JPEG's blocks, at which a part can begin; None if the image is decoded as a whole."""
+
+
+def scale_and_aspect(width: int, height: int, random: CounterRNG) -> Box:
+    """Return a crop of random area, aspect ratio and position; if none of MAX_TRIES fits, the largest in the middle."""
+    for _ in range(MAX_TRIES):
+        area = (MIN_AREA + (MAX_AREA - MIN_AREA) * random.random()) * width * height
+        shape = math.exp(LOG_MIN_ASPECT + LOG_ASPECT_RANGE * random.random())
+        wide, high = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < wide <= width and 0 < high <= height:
+            x = int(random.random() * (width - wide + 1))
+            y = int(random.random() * (height - high + 1))
+            return Box(x, y, wide, high)
+    wide = min(width, round(height * MAX_ASPECT))
+    high = min(height, round(width / MIN_ASPECT))
+    return Box((width - wide) // 2, (height - high) // 2, wide, high)
+
+
+def middle(width: int, height: int, share: float = VALIDATION_CROP) -> Box:
+    """Return the square in the middle with this share of the short side."""
+    side = max(1, round(min(width, height) * share))
+    return Box((width - side) // 2, (height - side) // 2, side, side)
+
+
+def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[Part, Box]:
+    """Return the part of a JPEG to decode so that `box` can become size x size, and the box within that part.
+
+    `block` is the width of the file's blocks in pixels: a part can begin only at a block.
+    """
+    shrink = next((each for each in SCALE_DIVISORS if min(box.width, box.height) >= each * size), 1)
+    step = max(1, block // shrink)
+    right, bottom = -(-width // shrink), -(-height // shrink)
+    x, y = min(box.x // shrink, right - 1), min(box.y // shrink, bottom - 1)
+    wide = min(right - x, max(1, round(box.width / shrink)))
+    high = min(bottom - y, max(1, round(box.height / shrink)))
+    begins = x // step * step
+    return Part(begins, y, x + wide - begins, high, shrink), Box(x - begins, 0, wide, high)
+
 
 AUGMENTS = ("none", "mirror", "shift", "scale")
 """Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop."""
@@ -51,7 +148,7 @@ def image_options(index: Index, options: TransformOptions) -> ImageOptions:
     return ImageOptions(size, len(about.mean), about.mean, about.std, options.augment)
 
 
-def choose_augmentation(options: ImageOptions, width: int, height: int, random: Random | None) -> ImageAugmentation:
+def choose_augmentation(options: ImageOptions, width: int, height: int, random: CounterRNG | None) -> ImageAugmentation:
     """Return the augmentation of an image of this size: with random numbers in training, without in validation."""
     if random is None:
         return ImageAugmentation(middle(width, height, VALIDATION_CROP if options.augment == "scale" else 1.0))

@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 import torch
 
+from unisono.data.counter_rng import CounterRNG
 from unisono.data.images.augmentation import ImageOptions, choose_augmentation
-from unisono.data.images.crops import Random
-from unisono.data.images.decode import Decoder, Pixels
+from unisono.data.images.codec import Decoder, Pixels
 
 WHITE = 255.0
 
@@ -32,12 +32,11 @@ class ImageTransform:
         row = options.size * options.channels
         std = torch.tensor(options.std).repeat(options.size)
         self._rows_at_once = max(1, min(options.size, BYTES_AT_ONCE // (4 * row)))
-        self._numbers = torch.empty(0, row)  # for bfloat16 alone
         self._scale = (1 / (WHITE * std)).reshape(1, row)
         self._shift = (-torch.tensor(options.mean).repeat(options.size) / std).reshape(1, row)
 
-    def into(self, out: torch.Tensor, file: memoryview, random: Random | None) -> None:
-        """Convert one image into `out`, (size, size, channels), float32 or bfloat16.
+    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
+        """Convert one image into `out`, (size, size, channels), float32.
 
         Without `random` it is converted as in validation. Raises DecodeError if the bytes are no image.
         """
@@ -58,17 +57,12 @@ class ImageTransform:
     def _normalise(self, out: torch.Tensor, pixels: torch.Tensor) -> None:
         """Write normalised pixels to `out`, both of shape (size, size x channels).
 
-        In float32 the second pass is in place, so that no other memory passes through the cache.
+        The second pass is in place, so that no other memory passes through the cache.
         """
-        if out.dtype != torch.float32 and not len(self._numbers):
-            self._numbers = torch.empty(self._rows_at_once, out.shape[1])
         for first in range(0, len(out), self._rows_at_once):
             rows = out[first : first + self._rows_at_once]
-            numbers = rows if out.dtype == torch.float32 else self._numbers[: len(rows)]
-            numbers.copy_(pixels[first : first + self._rows_at_once])
-            torch.addcmul(self._shift, numbers, self._scale, out=numbers)
-            if numbers is not rows:
-                rows.copy_(numbers)
+            rows.copy_(pixels[first : first + self._rows_at_once])
+            torch.addcmul(self._shift, rows, self._scale, out=rows)
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ KINDS = Registry(
     {
         IMAGE: "unisono.data.kinds.image:ImageKind",
         AUDIO: "unisono.data.kinds.audio:AudioKind",
-        RAW: "unisono.data.kinds.raw:RawKind",
+        RAW: "unisono.data.kinds.image:RawKind",
         TEXT: "unisono.data.kinds.text:TextKind",
     },
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from unisono.data.counter_rng import CounterRNG
     from unisono.data.pack.index import Index
-    from unisono.data.pack.options import PackOptions
+    from unisono.data.pack.packing import PackOptions
 
 Bytes = NDArray[np.uint8]
 

@@ -1,19 +1,201 @@
-"""Text: windows of n + 1 tokens. Inputs are the first n, labels the last n, so each token predicts the next."""
+"""Texts: their tokens, joined to one stream and cut into windows; in a window each token has the next one as its label.
+
+    bytes             "für"  ─▶  102 195 188 114                 256 tokens: the bytes of UTF-8; 0 ends a text
+    tokenizer.json    "für"  ─▶  69 30603                        as Hugging Face's `tokenizers` reads it
+
+Byte 0 occurs in no usual text, so it is free to end one.
+
+    texts       "ab"  "c"  "de"            window = 2
+    stream      a b . c . d e .            . ends a text
+    windows     a b .                      inputs a b, labels b .
+                    . c .                  inputs . c, labels c .
+                        . d e              inputs . d, labels d e
+
+A window has n + 1 tokens, and its last one is the first of the next: each token but the stream's first is a label once.
+At most n tokens at the end are left over. In a pack a window is (n + 1) numbers of 2 bytes, little-endian, or of 4 for
+more than 65,536 tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.counter_rng import CounterRNG
 from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
-from unisono.data.text.tokenizers import ByteTokenizer
+from unisono.errors import DecodeError, PackError, UsageError, install_command
 
 if TYPE_CHECKING:
     import torch
 
     from unisono.data.pack.index import Index
-    from unisono.data.pack.options import PackOptions
+    from unisono.data.pack.packing import PackOptions
+
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""Names of the token that ends a text, in `tokenizer.json` files; the first that a file has is taken."""
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8 as tokens."""
+
+    tokens: tuple[str, ...] = tuple(repr(bytes([byte]))[2:-1] for byte in range(256))
+    """Names of the tokens, by number."""
+    end_of_text = 0
+    """Token that ends each text."""
+    files: tuple[Path, ...] = ()
+    """Files that it is read from."""
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the bytes of a text; half of a surrogate pair, which is no text, becomes a question mark."""
+        return np.frombuffer(text.encode(errors="replace"), np.uint8).astype(np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes; those that are no character become the replacement character."""
+        return bytes(tokens).decode(errors="replace")
+
+
+class FileTokenizer:
+    """Tokenizer of a `tokenizer.json`, by Hugging Face's `tokenizers` (the extra `text`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises UsageError without the package, PackError if the file is no tokenizer."""
+        if find_spec("tokenizers") is None:
+            raise UsageError(f"--tokenizer {path} needs tokenizers: {install_command('text')}; or use {BYTES}")
+        from tokenizers import Tokenizer as Library  # noqa: PLC0415  of the extra `text`
+
+        try:
+            content = path.read_text(encoding="utf-8")
+            known = "model" in json.loads(content)
+        except (OSError, ValueError, TypeError) as error:
+            raise PackError(f"--tokenizer {path}: {getattr(error, 'strerror', None) or error}") from error
+        if not known:
+            raise PackError(f"--tokenizer {path} is no tokenizer.json: it has no model")
+        try:
+            self._library = Library.from_str(content)
+        except Exception as error:  # the library raises no narrower one
+            raise PackError(f"--tokenizer {path} is no tokenizer.json of this library: {error}") from error
+        self._library.no_truncation()  # a file may have those of a model's inputs: texts would lose their ends
+        self._library.no_padding()
+        number_of = self._library.get_vocab()
+        names = {number: name for name, number in number_of.items()}
+        numbers = range(max(names, default=-1) + 1)
+        self.tokens: tuple[str, ...] = tuple(names.get(number, f"unused {number}") for number in numbers)
+        ends = [number_of[name] for name in END_OF_TEXT if name in number_of]
+        if not ends:
+            raise PackError(
+                f"--tokenizer {path} has no token that ends a text, none of {', '.join(END_OF_TEXT)}: add one"
+            )
+        self.end_of_text = ends[0]
+        self.files: tuple[Path, ...] = (path,)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the tokens of a text; half of a surrogate pair, which is no text, becomes a question mark."""
+        whole = text.encode(errors="replace").decode()
+        return np.array(self._library.encode(whole, add_special_tokens=False).ids, np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of those that are no text, such as the end of one."""
+        found: str = self._library.decode(list(tokens), skip_special_tokens=False)
+        return found
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
+"""Conversion between texts and numbers from 0 to len(tokens) - 1."""
+
+
+def make_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", or that of a `tokenizer.json`. Raises UsageError or PackError."""
+    return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name))
+
+
+BYTES = "bytes"
+"""Name of the tokenizer whose tokens are bytes."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options with which texts are tokenised and cut into samples."""
+
+    window: int = 128
+    """Tokens of a sample, each of which has the next one as its label."""
+    tokenizer: str = BYTES
+    """"bytes", or the path of a `tokenizer.json` of Hugging Face's `tokenizers`."""
+
+
+TEST_SHARE = 10
+"""Texts without splits: the last 1/10 of the tokens is the test set."""
+
+
+class TokenStream(NamedTuple):
+    """Tokens of a split."""
+
+    tokens: NDArray[Any]
+    """Numbers, of `token_dtype`."""
+    names: tuple[str, ...]
+    """Names of the tokens, by number."""
+    files: Sequence[Path]
+    """Files that they come from."""
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Return the number format of tokens in a pack."""
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+def join_texts(texts: Iterable[str], tokenizer: Tokenizer) -> NDArray[Any]:
+    """Return the tokens of all texts, each followed by the one that ends it; empty texts are left out."""
+    dtype, end = token_dtype(len(tokenizer.tokens)), [tokenizer.end_of_text]
+    parts = [np.append(tokenizer.encode(text), end).astype(dtype) for text in texts if text]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def with_test_split(streams: dict[str, TokenStream]) -> dict[str, TokenStream]:
+    """Return the splits, where there are none the first nine tenths of the tokens as "train", the rest as "test"."""
+    if set(streams) != {""}:
+        return streams
+    whole = streams[""]
+    cut = len(whole.tokens) - len(whole.tokens) // TEST_SHARE
+    return {"train": whole._replace(tokens=whole.tokens[:cut]), "test": whole._replace(tokens=whole.tokens[cut:])}
+
+
+def window_count(tokens: int, window: int) -> int:
+    """Return the number of windows in a stream of so many tokens."""
+    return max(0, tokens - 1) // window
+
+
+def window_at(tokens: NDArray[Any], window: int, number: int) -> bytes:
+    """Return a window of a stream as it lies in a pack."""
+    return tokens[number * window : (number + 1) * window + 1].tobytes()
+
+
+class TextTransform:
+    """Transform of windows with `tokens` labels of a vocabulary, for one thread."""
+
+    def __init__(self, tokens: int, vocabulary: int) -> None:
+        self.shape = (2, tokens)
+        self._dtype = token_dtype(vocabulary)
+
+    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:  # noqa: ARG002  as it is
+        """Convert one window into `out`, (2, tokens). Raises DecodeError if it has another number of bytes."""
+        expected = (self.shape[1] + 1) * self._dtype.itemsize
+        if len(file) != expected:
+            raise DecodeError(f"a window of {self.shape[1] + 1} tokens has {expected} bytes, this one {len(file)}")
+        found, memory = np.frombuffer(file, self._dtype), out.numpy()
+        memory[0], memory[1] = found[:-1], found[1:]
+
+    @staticmethod
+    def batch(memory: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of a batch, (samples, tokens)."""
+        return memory[:, 0]
 
 
 class TextKind(SampleKind):
@@ -32,8 +214,6 @@ class TextKind(SampleKind):
 
     def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
         """Return the function that makes the transform: inputs, and labels one token on."""
-        from unisono.data.text.transform import TextTransform  # noqa: PLC0415  recipes are checked without PyTorch
-
         return partial(TextTransform, self.labels_per_sample(index.about.shape), len(index.about.classes))
 
     def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:

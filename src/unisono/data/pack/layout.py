@@ -1,4 +1,7 @@
-"""Plan of the samples that go into each stripe.
+"""Layout of a packed data set on disk, known without PyTorch, MPI and Arrow: splits, and the samples of each stripe.
+
+    PACK/train    index.arrow  stripe-00000.arrow  stripe-00001.arrow  ...
+    PACK/test     ...
 
     2 stripes at least, of at most 256 MB; 8 samples of 90 MB:      stripe 0   0 1       stripe 2   4 5
                                                                     stripe 1   2 3       stripe 3   6 7
@@ -10,10 +13,14 @@ many stripes at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 M
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from unisono.errors import PackError, UsageError, install_command
 
 INDEX = "index.arrow"
 BATCH_BYTES = 4 << 20
@@ -41,14 +48,9 @@ def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_
     count = min(samples, max(stripes, -(-int(ends[-1]) // stripe_bytes)))
     while True:
         bounds = sorted(alone.union(_cut(ends, count)))
-        if all(ends[stop - 1] - ends[start] + counted[start] <= stripe_bytes for start, stop in pairs(bounds)):
+        if all(ends[stop - 1] - ends[start] + counted[start] <= stripe_bytes for start, stop in pairwise(bounds)):
             return bounds
         count = min(samples, count + max(1, count // 8))
-
-
-def pairs(bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the beginning and the end of each stretch."""
-    return list(pairwise(bounds))
 
 
 def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
@@ -60,3 +62,43 @@ def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
     inner = np.clip(np.maximum.accumulate(inner), least, samples - count + least)
     inner = np.maximum.accumulate(inner - least) + least  # so that each has one at least
     return [0, *inner.tolist(), samples]
+
+
+TRAIN_SAMPLES = {"digits": 1437}
+"""Number of training samples of each data set that comes with Unisono."""
+
+TRAIN_SPLITS = ("train", "training")
+TEST_SPLITS = ("test", "testing", "val", "valid", "validation")
+"""Folder names of the training set and of the test set of a packed data set."""
+
+
+def split_folder(folder: Path, names: Sequence[str]) -> Path:
+    """Return the first subfolder of `folder` among `names` that holds a pack. Raises PackError if there is none."""
+    for name in names:
+        if (folder / name / INDEX).is_file():
+            return folder / name
+    missing = "" if folder.is_dir() else "there is no such folder; "
+    raise PackError(
+        f"{folder} has no pack named {' or '.join(names)}: {missing}create it with unisono pack SOURCE {folder}"
+    )
+
+
+def train_samples(name: str, pack: str) -> int:
+    """Return the number of training samples of a data set or of a pack. Raises PackError if it cannot be read."""
+    if not pack:
+        return TRAIN_SAMPLES[name]
+    check_installed()
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it
+
+    return len(read_index(split_folder(Path(pack), TRAIN_SPLITS)))
+
+
+PACKAGES = {"pyarrow": "pyarrow", "PIL": "pillow", "cv2": "opencv-python-headless"}
+"""Modules, and the packages that have them: the extra `data` (`pyproject.toml`)."""
+
+
+def check_installed() -> None:
+    """Raise UsageError unless the packages of the extra `data` are installed; called before they are imported."""
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"packs need {', '.join(missing)}: {install_command('data')}")

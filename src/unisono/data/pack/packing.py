@@ -1,13 +1,14 @@
-"""Packing of a data set: plan the stripes, write them in threads, and write the index when all are finished."""
+"""Packing of a data set: plan the stripes, write them in threads; then measure some images, and write the index."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 
@@ -15,17 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.kinds import find_kind
+from unisono.data.kinds.kind import Bytes, SampleKind
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
-from unisono.data.pack.layout import INDEX, pairs, plan_stripes, stripe_name
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.statistics import statistics
-from unisono.data.pack.stripe import (
-    WrittenStripe,
-    fingerprints,
-    read_finished,
-    remove_notes,
-    write_stripe,
-)
+from unisono.data.pack.layout import INDEX, plan_stripes, stripe_name
+from unisono.data.pack.stripe import StripeWriter, WrittenStripe, fingerprints, remove_notes
+from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.sources.source import Source
 from unisono.errors import DecodeError, PackError
 from unisono.files import PARTIAL, write_atomically
@@ -49,11 +44,19 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
             advance()
         remove_notes(folder)
         return existing
-    stretches = pairs(plan_stripes(source.sizes, options.stripes, options.stripe_bytes))
+    stretches = list(pairwise(plan_stripes(source.sizes, options.stripes, options.stripe_bytes)))
     _check_folder(folder, fingerprint, len(stretches))
+    kind = find_kind(source.kind)
+
+    def encode(sample: bytes) -> bytes:
+        if not sample:
+            raise DecodeError("it is empty")
+        return kind.encode(sample, options)
+
+    writer = StripeWriter(source, folder, fingerprint, encode, advance)
     done: dict[int, WrittenStripe] = {}
     try:
-        _write_stripes(source, stretches, folder, fingerprint, options, threads, advance, done)
+        _write_stripes(writer, stretches, threads, done)
         index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint)
         if len(index):
             with write_atomically(folder / INDEX) as partial:
@@ -72,33 +75,26 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
 
 
 def _write_stripes(
-    source: Source,
-    stretches: Sequence[tuple[int, int]],
-    folder: Path,
-    fingerprint: str,
-    options: PackOptions,
-    threads: int,
-    advance: Callable[[], None],
-    done: dict[int, WrittenStripe],
+    writer: StripeWriter, stretches: Sequence[tuple[int, int]], threads: int, done: dict[int, WrittenStripe]
 ) -> None:
     """Write in threads the stripes that an earlier run has not finished. `done` gets each finished one by its number,
     also where an error ends the others."""
-    kind, stop = find_kind(source.kind), Event()
+    stop = Event()
 
-    def encode_sample(sample: bytes) -> bytes:
+    def encode(sample: bytes) -> bytes:
         if stop.is_set():
             raise _Stopped
-        if not sample:
-            raise DecodeError("it is empty")
-        return kind.encode(sample, options)
+        return writer.encode(sample)
+
+    stoppable = replace(writer, encode=encode)
 
     def write_one(number: int) -> None:
         first, last = stretches[number]
-        found = read_finished(folder, number, fingerprint)
+        found = writer.finished(number)
         if found is not None:
             for _ in range(first, last):
-                advance()
-        done[number] = found or write_stripe(source, first, last, encode_sample, folder, number, fingerprint, advance)
+                writer.advance()
+        done[number] = found or stoppable.write(number, first, last)
 
     with ThreadPoolExecutor(threads, "pack") as pool:
         futures = [pool.submit(write_one, number) for number in range(len(stretches))]
@@ -185,3 +181,68 @@ def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerpri
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
     return statistics(Index(about, **arrays, folder=folder))
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Options with which a data set is packed."""
+
+    short_side: int = 256
+    """Pixels to which longer short sides of images are reduced; 0 reduces none."""
+    stripes: int = 32
+    """Smallest number of stripe files."""
+    stripe_bytes: int = 256_000_000
+    """Largest stripe file in bytes."""
+    quality: int = 90
+    """JPEG quality of images that are encoded again."""
+
+
+MEASURED_IMAGES = 1_000
+"""Approximate number of images that are measured, evenly spread over the pack."""
+
+NEIGHBOURS = 10
+"""Number of neighbouring samples that are read together."""
+
+
+def statistics(index: Index) -> Index:
+    """Return the index with mean and std of each channel: one channel if all images are grey, else three.
+
+    An index of samples of a kind that has no pixels stays as it is.
+    """
+    if not len(index):
+        return index
+    kind = find_kind(index.about.kind)
+    sums, squares, count = np.zeros(3), np.zeros(3), 0
+    grey = True
+    for sample in _some(index):
+        pixels = kind.pixels(sample, index.about.shape)
+        if pixels is None:
+            return index
+        flat = pixels.reshape(-1, pixels.shape[-1]) / 255.0
+        grey = grey and flat.shape[1] == 1
+        sums += flat.mean(axis=0)
+        squares += (flat**2).mean(axis=0)
+        count += 1
+    mean = sums / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
+    channels = slice(0, 1 if grey and _all_grey(index, kind) else 3)
+    about = replace(index.about, mean=tuple(mean[channels].tolist()), std=tuple(std[channels].tolist()))
+    return replace(index, about=about)
+
+
+def _all_grey(index: Index, kind: SampleKind) -> bool:
+    """Return True if all images are grey, as the measured ones are: by their headers, unless they have one shape."""
+    return index.about.shape is not None or all(kind.is_grey(sample) for sample in _samples(index, 0, len(index)))
+
+
+def _some(index: Index) -> Iterator[Bytes]:
+    """Yield stretches of NEIGHBOURS samples, evenly spread over the pack."""
+    apart = max(1, len(index) * NEIGHBOURS // MEASURED_IMAGES)
+    for first in range(0, len(index), max(NEIGHBOURS, apart)):
+        yield from _samples(index, first, min(len(index), first + NEIGHBOURS))
+
+
+def _samples(index: Index, first: int, last: int) -> Iterator[Bytes]:
+    for data, offsets in read_stretch(index, first, last):
+        for begin, end in pairwise(offsets):
+            yield data[begin:end]

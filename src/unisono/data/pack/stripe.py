@@ -1,4 +1,4 @@
-"""Stripes, written atomically, and read as stretches of samples.
+"""Stripes, written atomically.
 
 While a data set is being packed, a note beside each finished stripe records its origin, so that packing can resume
 where it stopped:
@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from unisono.data.pack.batches import EncodedSamples, schema, to_batch
-from unisono.data.pack.index import Index
+from unisono.data.pack.batches import schema, to_batch
 from unisono.data.pack.layout import BATCH_BYTES, stripe_name
-from unisono.data.pack.stripe_file import OpenStripes, path_of
 from unisono.data.sources.source import Source
 from unisono.errors import DecodeError
 from unisono.files import write_atomically
-
-Encode = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
@@ -41,46 +35,72 @@ class WrittenStripe:
     skipped: list[tuple[str, str]]
 
 
-def read_finished(folder: Path, number: int, fingerprint: str) -> WrittenStripe | None:
-    """Return the stripe if an earlier run finished it from the same samples and options (`fingerprint`), else None."""
-    content = _content(_note(folder, number))
-    path = folder / stripe_name(number)
-    if content.pop("fingerprint", None) != fingerprint or (content["nbytes"] and not path.is_file()):
-        return None
-    if content["nbytes"] and path.stat().st_size != content["nbytes"]:
-        return None
-    return WrittenStripe(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
+@dataclass(frozen=True)
+class StripeWriter:
+    """Writer of the stripes of a pack, in any threads."""
 
+    source: Source
+    folder: Path
+    fingerprint: str
+    """Fingerprint of the samples and options, by which a later run knows stripes that are finished."""
+    encode: Callable[[bytes], bytes]
+    """Function that returns the bytes to pack of a sample. Raises DecodeError."""
+    advance: Callable[[], None]
+    """Function that is called after each sample."""
 
-def write_stripe(
-    source: Source,
-    first: int,
-    last: int,
-    encode: Encode,
-    folder: Path,
-    number: int,
-    fingerprint: str,
-    advance: Callable[[], None],
-) -> WrittenStripe:
-    """Write the samples `first` to `last` - 1 and return the stripe; `advance` is called after each. Raises OSError."""
-    path = folder / stripe_name(number)
-    columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
-    done = WrittenStripe(number, 0, [], [], [], [])
-    with write_atomically(path) as partial:
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
-            for made, labels, keys in _batches(source, first, last, encode, done, advance):
-                batch, metadata = to_batch(columns, made, labels, keys)
-                writer.write_batch(batch, custom_metadata=metadata)
-                done.lengths.extend(len(sample) for sample in made)
-                done.labels.extend(labels)
-                done.batches.append(len(done.lengths))
-        nbytes = partial.stat().st_size if done.lengths else 0
-    if not nbytes:
-        path.unlink()
-    done = WrittenStripe(number, nbytes, done.lengths, done.labels, done.batches, done.skipped)
-    with write_atomically(_note(folder, number)) as partial:
-        partial.write_text(json.dumps({"fingerprint": fingerprint, **vars(done)}))
-    return done
+    def finished(self, number: int) -> WrittenStripe | None:
+        """Return the stripe if an earlier run finished it from the same samples and options, else None."""
+        content = _content(_note(self.folder, number))
+        path = self.folder / stripe_name(number)
+        if content.pop("fingerprint", None) != self.fingerprint or (content["nbytes"] and not path.is_file()):
+            return None
+        if content["nbytes"] and path.stat().st_size != content["nbytes"]:
+            return None
+        return WrittenStripe(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
+
+    def write(self, number: int, first: int, last: int) -> WrittenStripe:
+        """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
+        source, path = self.source, self.folder / stripe_name(number)
+        columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
+        done = WrittenStripe(number, 0, [], [], [], [])
+        with write_atomically(path) as partial:
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
+                for made, numbers in self._batches(first, last, done.skipped):
+                    labels = [int(source.labels[each]) for each in numbers]
+                    batch, metadata = to_batch(columns, made, labels, [source.keys[each] for each in numbers])
+                    writer.write_batch(batch, custom_metadata=metadata)
+                    done.lengths.extend(len(sample) for sample in made)
+                    done.labels.extend(labels)
+                    done.batches.append(len(done.lengths))
+            nbytes = partial.stat().st_size if done.lengths else 0
+        if not nbytes:
+            path.unlink()
+        done = replace(done, nbytes=nbytes)
+        with write_atomically(_note(self.folder, number)) as partial:
+            partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
+        return done
+
+    def _batches(
+        self, first: int, last: int, skipped: list[tuple[str, str]]
+    ) -> Iterator[tuple[list[bytes], list[int]]]:
+        """Yield converted samples and their numbers in batches; `skipped` gets those that cannot be converted."""
+        made, numbers, held = list[bytes](), list[int](), 0
+        for number in range(first, last):
+            try:
+                sample = self.encode(self.source.read(number))
+            except (DecodeError, OSError) as error:
+                skipped.append((self.source.keys[number], getattr(error, "strerror", None) or str(error)))
+                self.advance()
+                continue
+            if made and held + len(sample) > BATCH_BYTES:
+                yield made, numbers
+                made, numbers, held = [], [], 0
+            made.append(sample)
+            numbers.append(number)
+            held += len(sample)
+            self.advance()
+        if made:
+            yield made, numbers
 
 
 def fingerprints(folder: Path) -> set[str]:
@@ -92,41 +112,6 @@ def remove_notes(folder: Path) -> None:
     """Remove the notes, once the index has all that they record."""
     for note in folder.glob("stripe-*.json"):
         note.unlink()
-
-
-def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
-    """Yield the samples `first` to `last` - 1 in order, batch by batch, as `OpenStripes.read` does, and close them."""
-    with closing(OpenStripes(index)) as stripes:
-        yield from stripes.read(first, last)
-
-
-def check_stripes(index: Index, first: int, last: int) -> None:
-    """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
-    for number in np.unique(index.stripe[first:last]).tolist():
-        path_of(index, number)
-
-
-def _batches(
-    source: Source, first: int, last: int, encode: Encode, done: WrittenStripe, advance: Callable[[], None]
-) -> Iterator[tuple[list[bytes], list[int], list[str]]]:
-    """Yield converted samples, labels and keys in batches; samples that cannot be converted are added to `done`."""
-    made, numbers, held = list[bytes](), list[int](), 0
-    for number in range(first, last):
-        try:
-            sample = encode(source.read(number))
-        except (DecodeError, OSError) as error:
-            done.skipped.append((source.keys[number], getattr(error, "strerror", None) or str(error)))
-            advance()
-            continue
-        if made and held + len(sample) > BATCH_BYTES:
-            yield made, [int(source.labels[each]) for each in numbers], [source.keys[each] for each in numbers]
-            made, numbers, held = [], [], 0
-        made.append(sample)
-        numbers.append(number)
-        held += len(sample)
-        advance()
-    if made:
-        yield made, [int(source.labels[each]) for each in numbers], [source.keys[each] for each in numbers]
 
 
 def _note(folder: Path, number: int) -> Path:

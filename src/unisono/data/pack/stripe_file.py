@@ -1,11 +1,21 @@
-"""Stripes that stay open: a batch is one read, into memory of our own.
+"""Reading of stripes, which stay open: a batch is one read, into memory of our own.
 
     file      schema │ batch 0 │ batch 1 │ batch 2 │ footer         the footer is read once, when the stripe is opened
                                  └─ one read ─▶ memory ─▶ Arrow: columns, checksum     nothing is copied: samples are
                                                                                        views of the memory
 
-Arrow's own memory is not writable, as PyTorch wants it, and its pages would be new for each batch (`block_memory.py`).
-A map of the file would end the process if the file were cut off meanwhile; a read of too few bytes is an error.
+Arrow's own memory is not writable, as PyTorch wants it, and its pages would be new for each batch. A map of the file
+would end the process if the file were cut off meanwhile; a read of too few bytes is an error.
+
+New memory costs as much as the read itself: the system clears its pages one by one when they are first touched. So it
+is used again. Views of samples outlive the block: only the end of the last view, which a weak reference sees, says that
+memory is spare:
+
+    read block 0 ──▶ memory A ── views of its samples ── the last one is dropped ──▶ A is spare
+    read block 1 ──▶ memory B                                                        read block 2 ──▶ memory A
+
+Sizes are rounded up, so that blocks of a pack, of 4 MB each, fit the same memory. Memory that fits no block is dropped
+for each that is allocated, so there is never more than was in use at once.
 """
 
 from __future__ import annotations
@@ -13,15 +23,16 @@ from __future__ import annotations
 import io
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of
-from unisono.data.pack.block_memory import BlockMemory, Bytes
 from unisono.data.pack.index import Index
 from unisono.errors import PackError
 
@@ -179,3 +190,66 @@ def path_of(index: Index, number: int) -> tuple[Path, os.stat_result]:
     if status.st_size != nbytes:
         raise PackError(f"{path} has {status.st_size} bytes, but {nbytes} were written; copy the pack again")
     return path, status
+
+
+UNIT = 256 << 10
+"""Bytes to whose multiple sizes are rounded up; smaller reads get memory that is not kept."""
+
+MAX_EXCESS = 2
+"""Largest size of spare memory that is used, as a multiple of the size that is needed."""
+
+Bytes = NDArray[np.uint8]
+
+
+class BlockMemory:
+    """Memory for blocks; any thread asks for it, and any thread drops the last view."""
+
+    def __init__(self) -> None:
+        """Begin without memory."""
+        self._spare: dict[int, list[Bytes]] = {}
+
+    def __call__(self, nbytes: int) -> Bytes:
+        """Return memory of `nbytes` bytes, writable, with any content."""
+        if nbytes < UNIT:
+            return np.empty(nbytes, np.uint8)
+        size = -(-nbytes // UNIT) * UNIT
+        memory = self._take(size)
+        if memory is None:
+            memory = np.empty(size, np.uint8)
+        # by way of a memoryview: NumPy would make views of views refer to `memory` itself, and not to `lease`
+        lease = np.frombuffer(memory.data, np.uint8, nbytes)
+        weakref.finalize(lease, self._give_back, memory).atexit = False
+        return lease
+
+    def _take(self, size: int) -> Bytes | None:
+        """Return spare memory that fits; if there is none, drop one of another size and return None."""
+        for found in sorted(self._spare):
+            if size <= found <= MAX_EXCESS * size and (memory := _pop(self._spare[found])) is not None:
+                return memory
+        for found in sorted(self._spare, reverse=True):
+            if _pop(self._spare[found]) is not None:
+                break
+        return None
+
+    def _give_back(self, memory: Bytes) -> None:
+        self._spare.setdefault(len(memory), []).append(memory)
+
+
+def _pop(spare: list[Bytes]) -> Bytes | None:
+    """Return the last of a list that other threads change, too; None if there is none."""
+    try:
+        return spare.pop()
+    except IndexError:
+        return None
+
+
+def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
+    """Yield the samples `first` to `last` - 1 in order, batch by batch, as `OpenStripes.read` does, and close them."""
+    with closing(OpenStripes(index)) as stripes:
+        yield from stripes.read(first, last)
+
+
+def check_stripes(index: Index, first: int, last: int) -> None:
+    """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
+    for number in np.unique(index.stripe[first:last]).tolist():
+        path_of(index, number)

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from unisono.data.sources import (
-    arrow,
-    cifar,
-    folders,
-    idx,
-    json_lines,
-    shards,
-    tabular,
-    text_files,
-    text_table,
-    token_array,
-)
+from unisono.data.kinds.text import TextOptions
+from unisono.data.sources import arrow, cifar, folders, idx, shards, tabular, texts
 from unisono.data.sources.source import Source, unify_classes
-from unisono.data.sources.text_windows import windows_source
-from unisono.data.text.options import TextOptions
-from unisono.data.text.windows import TokenStream, with_test_split
 from unisono.errors import PackError
 
 Splits = dict[str, Source]
@@ -36,14 +23,6 @@ SOURCES: tuple[Callable[[Path], Splits | None], ...] = (
 )
 """Functions that return the splits of a data set, or None if it is of another format; the first to know it is taken."""
 
-TEXT_SOURCES: tuple[Callable[[Path, TextOptions], dict[str, TokenStream] | None], ...] = (
-    token_array.find,
-    json_lines.find,
-    text_table.find,
-    text_files.find,
-)
-"""Functions that return the tokens of each split of texts, or None if `path` is of another format."""
-
 
 def find(path: Path, text: TextOptions | None = None) -> Splits:
     """Return the splits of the data set at `path`; `text` has the options for texts.
@@ -56,14 +35,8 @@ def find(path: Path, text: TextOptions | None = None) -> Splits:
         found = source(path)
         if found:
             return unify_classes(found)
-    for texts in TEXT_SOURCES:
-        options = text or TextOptions()
-        streams = texts(path, options)
-        if streams:
-            parts = with_test_split(streams)
-            return unify_classes(
-                {name: windows_source(each, options.window, path, name) for name, each in parts.items()}
-            )
+    if found := texts.find(path, text or TextOptions()):
+        return unify_classes(found)
     raise PackError(
         f"{path} is no data set of a known kind: folders of classes with images or wav files, IDX files, CIFAR's files,"
         " tar shards, an Arrow data set on disk, a table (CSV, Parquet) of paths and labels, texts (files, JSON lines, "

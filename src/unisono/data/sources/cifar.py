@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds import RAW
-from unisono.data.sources.source import Source
+from unisono.data.sources.source import Source, raw_source
 from unisono.errors import PackError
 
 SIDE = 32
@@ -54,13 +53,7 @@ def _source(rows: list[Rows], path: Path, files: list[Path]) -> Source:
     classes = _names(path) or tuple(str(number) for number in range(most + 1))
     if most >= len(classes):
         raise PackError(f"{path} has the label {most}, but {len(classes)} classes")
-    keys = [f"{path.name}/{number}" for number in range(len(labels))]
-    sizes = np.full(len(labels), PIXELS, np.int64)
-
-    def read(number: int) -> bytes:
-        return bytes(images[number].tobytes())
-
-    return Source(RAW, classes, keys, labels, sizes, read, (SIDE, SIDE, 3), files)
+    return raw_source(images, labels, classes, path.name, files)
 
 
 def _binary(path: Path, coarse: bool) -> Rows:

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds import RAW
-from unisono.data.sources.source import Source
+from unisono.data.sources.source import Source, raw_source
 from unisono.errors import PackError
 
 BYTES = 8
@@ -41,13 +40,7 @@ def _read(path: Path) -> Source:
     if len(images) != len(targets):
         raise PackError(f"{path} has {len(images)} images, but {labels.name} has {len(targets)} labels")
     classes = tuple(str(number) for number in range(int(targets.max(initial=-1)) + 1))
-    keys = [f"{path.name.split('.')[0]}/{number}" for number in range(len(images))]
-    sizes = np.full(len(images), images[:1].nbytes, np.int64)
-
-    def read(number: int) -> bytes:
-        return bytes(images[number].tobytes())
-
-    return Source(RAW, classes, keys, targets, sizes, read, images.shape[1:], [path, labels])
+    return raw_source(images, targets, classes, path.name.split(".")[0], [path, labels])
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -9,7 +9,8 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds import KINDS, find_kind
+from unisono.data.kinds import KINDS, RAW, find_kind
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS
 from unisono.errors import PackError
 
 ENDINGS = {ending: name for name in KINDS for ending in find_kind(name).endings}
@@ -18,7 +19,7 @@ ENDINGS = {ending: name for name in KINDS for ending in find_kind(name).endings}
 FILE_KINDS = " or ".join(dict.fromkeys(ENDINGS.values()))
 """Kinds of files, for messages."""
 
-SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation")
+SPLITS = (*TRAIN_SPLITS, *TEST_SPLITS)
 """Folder names that mean splits of a data set, not classes."""
 
 
@@ -47,6 +48,15 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def raw_source(
+    images: NDArray[np.uint8], labels: NDArray[np.int64], classes: tuple[str, ...], name: str, files: Sequence[Path]
+) -> Source:
+    """Return the source of images in memory, (samples, height, width) or (samples, height, width, channels)."""
+    keys = [f"{name}/{number}" for number in range(len(images))]
+    sizes = np.full(len(images), images[:1].nbytes, np.int64)
+    return Source(RAW, classes, keys, labels, sizes, lambda number: images[number].tobytes(), images.shape[1:], files)
 
 
 def kind_of(name: str) -> str | None:

@@ -19,8 +19,8 @@ from unisono.errors import PackError
 PATHS = ("path", "file", "filename", "image", "audio")
 LABELS = ("label", "class", "labels")
 SPLIT = "split"
-TEXT = "text"
-"""Column of a Parquet file of texts, which `text_table.py` reads."""
+TEXT_COLUMN = "text"
+"""Column of a Parquet file of texts, which `texts.py` reads."""
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 
 
@@ -31,7 +31,7 @@ def find(path: Path) -> dict[str, Source] | None:
     table = _open(path)
     names = set(table.schema.names)
     at, label = (next((name for name in wanted if name in names), None) for wanted in (PATHS, LABELS))
-    if at is None and path.suffix == ".parquet" and TEXT in names:
+    if at is None and path.suffix == ".parquet" and TEXT_COLUMN in names:
         return None
     if at is None or label is None:
         raise PackError(f"{path} has the columns {', '.join(table.schema.names)}; it needs path and label")

@@ -1,10 +1,29 @@
 """Storages: places of a pack's samples, in the memory of the ranks or in its stripes. Each has one file, and one row.
 
-The other files are the parts of partitioned storage: its shuffle (DIMD 4.1), and the memory that it works in; and those
-of streamed storage: its order, and the reading ahead.
+    read ──▶ order, epoch 0 ── samples, samples, ... ──▶ order, epoch 1 ── samples, ... ──▶ close      ranks in step
+    read ──▶ own ── own_epoch 0 ── samples, ... ── own_epoch 1 ── samples, ... ────────────▶ close      out of step
+
+`read`, `epoch`, `own` and `close` are collective, the others never are: between two of them a rank reads alone. Ranks
+of an asynchronous rule share no epochs. Each has samples of its own, which stay where they are from `own` to `close`.
 """
 
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.order import Numbers, ShuffleOptions, epoch_order, worker_order
+from unisono.errors import PackError
 from unisono.registry import Registry
+
+if TYPE_CHECKING:
+    from unisono.data.pack.index import Index
+    from unisono.world import World
 
 STREAMED = "streamed"
 """Name of the storage that holds no pack in memory."""
@@ -17,7 +36,90 @@ STORAGES = Registry(
         STREAMED: "unisono.data.storage.streamed:read",
     },
 )
-"""Storages by name. Each is a function (index, options, world) that returns a `Storage` (`storage.py`)."""
+"""Storages by name. Each is a function (index, options, world) that returns a `Storage`."""
 
 AUTO = "auto"
 """Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""
+
+BUFFER_BYTES = 1 << 30
+"""Bytes of the shuffle buffer of a streamed pack, over all ranks, unless another number is given."""
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """Place of the samples of a pack."""
+
+    name: str = "partitioned"
+    """Name in `STORAGES`, or AUTO for a choice by the memory there is (`choose.py`)."""
+    groups: int = 1
+    """Copies of the pack over all ranks, one in each group of ranks, if it is partitioned."""
+    buffer: int = BUFFER_BYTES
+    """Bytes of the shuffle buffer over all ranks, if the pack is streamed."""
+    cache: int = 0
+    """Bytes of the pack that each node keeps in memory, if it is streamed."""
+
+
+class Sampler:
+    """Order in which the ranks of a world visit samples. Here each rank can read all, so that none ever moves."""
+
+    order_name = ""
+    """Property that orders depend on, beside the arguments of `order`; empty if they are full permutations."""
+
+    def __init__(self, samples: int, world: World) -> None:
+        """Keep the number of samples, over all ranks of `world`, which share each batch."""
+        self._count, self._world = samples, world
+
+    @property
+    def numbers(self) -> NDArray[np.integer]:
+        """Numbers of the samples that this rank can read, ascending."""
+        return np.arange(self._count)
+
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:
+        """Return the order of an epoch in steps of `batch` samples: each once, the same on any number of ranks."""
+        return epoch_order(self._count, batch, seed, epoch, shuffle)
+
+    def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
+        """Give each rank what it will see of `order` in steps of `batch` samples (`order.share`). Collective.
+
+        The first `done` steps are left out: a run is resumed.
+        """
+
+    def own(self, order: Numbers) -> Numbers:
+        """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
+
+        All ranks together own every sample of `order`, a permutation of all.
+        """
+        return np.arange(len(order))
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
+        """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
+        return worker_order(np.arange(self._count), seed, self._world.rank, epoch)
+
+
+class Storage(Sampler, ABC):
+    """Samples of a pack for the ranks of a world."""
+
+    @abstractmethod
+    def samples(self, numbers: Numbers) -> Sequence[NDArray[np.uint8]]:
+        """Return the bytes of the samples with these numbers, as views valid until the next epoch.
+
+        Raises PackError for samples that this rank does not hold.
+        """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the memory. Collective."""
+
+
+def read_storage(options: StorageOptions, index: Index, world: World) -> Storage:
+    """Return the storage of a pack. Collective. Raises PackError on every rank.
+
+    The ranks of `world` share each batch.
+    """
+    made: Storage = STORAGES.load(options.name, PackError)(index, options, world)
+    return made

@@ -15,7 +15,7 @@ free, of which half is allowed:
     pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed, and with windows of
                             0.5 GB a rank, 14 GB of the pack (16%) cached in each node
 
-A partition also needs spare memory for its shuffle (`compaction.py`). The batches of an epoch are the same in all that
+A partition also needs spare memory for its shuffle (`shuffle.py`). The batches of an epoch are the same in all that
 are in memory; a streamed pack has an order of its own.
 """
 
@@ -25,11 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.data.pack.index import Index
-from unisono.data.storage import AUTO, STREAMED
+from unisono.data.storage import AUTO, BUFFER_BYTES, STREAMED, StorageOptions
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.partitioned import partition_bytes
-from unisono.data.storage.read_plan import memory_limit
-from unisono.data.storage.storage import BUFFER_BYTES, StorageOptions
+from unisono.data.storage.read_ahead import memory_limit
 from unisono.data.storage.streamed_order import blocks_of_pack
 from unisono.world import World
 

@@ -12,18 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_order, share, worker_order
+from unisono.data.order import Numbers, share, worker_order
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import read_stretch
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage.blocks import block_of, blocks_of
-from unisono.data.storage.compaction import capacity
+from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.storage import Storage, StorageOptions
 from unisono.data.storage.free_memory import check_free_memory, has_free_memory
-from unisono.data.storage.groups import form_groups
-from unisono.data.storage.ownership import Owners, check_groups, initial_owners, owners_in_epoch
-from unisono.data.storage.sample_store import SampleStore, nbytes_of
-from unisono.data.storage.shuffle import shuffle
-from unisono.data.storage.storage import StorageOptions
+from unisono.data.storage.ownership import Owners, check_groups, form_groups, initial_owners, owners_in_epoch
+from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, nbytes_of
+from unisono.data.storage.shuffle import capacity, shuffle
 from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
@@ -42,7 +38,7 @@ class PartitionPlan(NamedTuple):
 
     begins: list[int]
     """First sample of each member, and the number of samples."""
-    ends: NDArray[np.int64]
+    ends: Numbers
     """Number of blocks up to the beginning of each sample, and of all."""
     samples: int
     """Samples of the largest partition."""
@@ -70,7 +66,7 @@ def _capacity(plan: PartitionPlan) -> tuple[int, int]:
     return capacity(plan.samples, plan.blocks, -(-plan.samples // plan.segments))
 
 
-class PartitionedStorage:
+class PartitionedStorage(Storage):
     """Samples of a pack in the memory of the ranks of `world`, in `groups` that hold a copy each."""
 
     def __init__(self, index: Index, world: World, groups: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -78,8 +74,8 @@ class PartitionedStorage:
 
         Raises PackError on every rank if a rank cannot read its partition or it does not fit into its node.
         """
-        self.members = check_groups(len(index), world.size, groups)
-        self._index, self._world = index, world
+        super().__init__(len(index), world)
+        self.members, self._index = check_groups(len(index), world.size, groups), index
         self.groups = form_groups(world.placement, groups)
         self._member_of_rank = np.array(self.groups.member_of_rank)
         self._group = world if groups == 1 else world.split(self.groups.group_of_rank[world.rank])
@@ -95,14 +91,8 @@ class PartitionedStorage:
         self._owners: Owners = initial_owners(len(index), self.members)
         self._index_rows(np.arange(first, last))
 
-    order_name = ""
-
-    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:
-        """Return a full permutation, or one in which parts of a batch keep their samples."""
-        return epoch_order(len(self._index), batch, seed, epoch, shuffle)
-
-    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
-        """Shuffle, so that each rank holds what it will see of `order` in steps of `batch` samples. Collective."""
+    def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
+        """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
         owners = owners_in_epoch(order, batch, self._member_of_rank)
         if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
             return
@@ -110,17 +100,17 @@ class PartitionedStorage:
         self._owners = owners
         self._index_rows(np.flatnonzero(owners == self._group.rank))
 
-    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    def own(self, order: Numbers) -> Numbers:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
         self._own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
         return self._own
 
-    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:  # noqa: ARG002  in memory
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
         """Return a permutation of this rank's own samples."""
         return worker_order(self._own, seed, self._world.rank, epoch)
 
-    def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
         wanted = numbers.astype(np.int32)
         found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
@@ -159,7 +149,7 @@ class PartitionedStorage:
             return SampleStore(group, lengths, rows_and_blocks, shared=True)
         return SampleStore(group, lengths, capacity(plan.samples, plan.blocks, 0), shared=False)
 
-    def _index_rows(self, held: NDArray[np.int64]) -> None:
+    def _index_rows(self, held: Numbers) -> None:
         """Store the row of each sample that this rank holds; `held` has their numbers in ascending order."""
         rows = np.empty(len(self._index), np.int32)
         rows[self._store.numbers] = np.arange(len(held), dtype=np.int32)

@@ -1,7 +1,7 @@
 """Shuffle of samples across ranks (DIMD 4.1, Algorithm 2).
 
 The samples of a rank are cut into segments. First the ranks exchange how much each sends to each, so that every rank
-knows where all samples will lie (`compaction.py`). Then, segment by segment, each sample goes to its new owner. On one
+knows where all samples will lie. Then, segment by segment, each sample goes to its new owner. On one
 node its sender copies it there; between nodes samples are laid out by receiver and sent:
 
     rank 0   a b c d                 a d | b | c |                     a d  g  k     4 ranks, the first segment of each;
@@ -13,17 +13,30 @@ Only numbers are sorted: samples leave a rank in the order in which they lie the
 Rounds: one for each segment, after two all_to_all exchanges. Bytes of each rank: on a node its samples, n / p, are read
 once and written once; between nodes twice, and sent, less the n / p^2 that stay. Memory beside the samples: one
 segment, free in the store or laid out, and spare capacity for random variation.
+
+Arriving samples take the place of those that leave, without a second copy of the memory (compaction). The segments of a
+rank lie side by side at one end of its memory; the rest is free. In each round one segment is sent, to many ranks, and
+its replacement, from many ranks, is put at the other end. Here segments move from the beginning to the end:
+
+    held         | 0 0 0 | 1 1 | . . . . |           9 rows, segments of 3 and 2
+    round of 1   | 0 0 0 | 1 1 | . | 1'1'1' |        3 arrive, side by side in the order of their senders
+    round of 0   | . . . | 0'0'0' | 1'1'1' |         3 again; the next shuffle moves back, beginning with 0'
+
+So beside its samples a rank needs free memory for the largest segment and for random variation: as many samples arrive
+as leave, apart from chance. If the memory is not enough, all ranks know it before any sample has moved.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unisono.data.storage.compaction import CompactionPlan, Counts, plan_compaction, side_by_side
 from unisono.data.storage.ownership import Owners
-from unisono.data.storage.sample_store import SampleBuffer, SampleStore
+from unisono.data.storage.sample_store import Counts, SampleBuffer, SampleStore
 from unisono.world import World
 
 
@@ -100,3 +113,52 @@ def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
 def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
     whole = torch.from_numpy(array)
     return [whole[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
+
+
+SPARE_DEVIATIONS = 5
+"""Rows kept free for chance, over the square root of a rank's samples: one such root is the largest std."""
+
+
+def capacity(samples: int, nbytes: int, spare: int) -> tuple[int, int]:
+    """Return rows and bytes (or blocks) for `samples` samples of `nbytes` bytes in all, with `spare` more kept free."""
+    rows = samples + spare + SPARE_DEVIATIONS * math.isqrt(samples)
+    return rows, -(-nbytes * rows // samples)
+
+
+def side_by_side(sizes: Counts) -> Counts:
+    """Return where the parts of all ranks begin if they lie side by side, (ranks, ...), the first one at 0."""
+    begins: Counts = sizes.cumsum(axis=0) - sizes
+    return begins
+
+
+class CompactionPlan(NamedTuple):
+    """Plan of a rank for the samples that arrive."""
+
+    cuts: Counts
+    """Row and block at which its segments will begin and the last one end: (segments + 1, 2)."""
+    destinations: Counts
+    """Row and block at which the samples from each rank in each round are put: (ranks, segments, 2)."""
+    rounds: range
+    """Segments in the order in which they are sent."""
+    missing: Counts
+    """Rows and blocks that are missing, so that nothing still needed would be overwritten: (2,)."""
+
+
+def plan_compaction(
+    cuts: Counts, received_counts: Counts, available: Counts, up: bool, laid_out: bool
+) -> CompactionPlan:
+    """Return the plan of a rank whose segments lie between `cuts` and move to the other end of its memory, `available`.
+
+    They move to the end if `up`, else to the beginning. `received_counts` has the rows and blocks from each rank in
+    each round, (ranks, segments, 2). If a segment is `laid_out` elsewhere before its replacement arrives, the
+    replacement may overwrite it.
+    """
+    sizes = received_counts.sum(axis=0)
+    new = np.concatenate([np.zeros((1, 2), np.int64), sizes.cumsum(axis=0)])
+    if up:
+        new += available - new[-1]
+    destinations = new[:-1] + side_by_side(received_counts)
+    needed = cuts[:-1] if up == laid_out else cuts[1:]  # up to here, or from here on, in each round
+    overlap = needed - new[:-1] if up else new[1:] - needed
+    rounds = range(len(sizes))
+    return CompactionPlan(new, destinations, rounds[::-1] if up else rounds, overlap.max(axis=0).clip(min=0))

@@ -2,15 +2,14 @@
 
     stripes ──read ahead, blocks of 4 MB──▶ shuffle buffer: 2 windows over all ranks ──▶ samples of the step
 
-    cache of the node ───views of blocks──▶                                 (`block_cache.py`, if there is one)
+    cache of the node ───views of blocks──▶                                 (`node_memory.py`, if there is one)
 
     read     a b c d ...   y z   f c e ...           blocks of the next epoch, when the last ones of this have begun
     steps      0 1 2 ...         98 99 │ test │ 0 1 2 ...
 
 It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
-is drawn block by block. Each rank plans its reads of an epoch by itself (`read_plan.py`) and its threads play them
-(`read_ahead.py`). So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, from
-blocks of its own.
+is drawn block by block. Each rank plans its reads of an epoch by itself, and its threads play them (`read_ahead.py`).
+So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, from blocks of its own.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import epoch_rng, worker_rng
+from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, worker_rng
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import check_stripes
-from unisono.data.pack.stripe_file import OpenStripes
-from unisono.data.shuffle_options import ShuffleOptions
-from unisono.data.storage.block_cache import BlockCache
+from unisono.data.pack.stripe_file import OpenStripes, check_stripes
+from unisono.data.storage import Storage, StorageOptions
 from unisono.data.storage.free_memory import check_free_memory
-from unisono.data.storage.read_ahead import ReadAhead
-from unisono.data.storage.read_plan import ReadPlan, memory_limit, plan_reads, seen_by
-from unisono.data.storage.storage import StorageOptions
-from unisono.data.storage.streamed_order import Numbers, StripeBlocks, blocks_of_pack, own_blocks, streamed_order
+from unisono.data.storage.node_memory import SharedStretches, choose_cached
+from unisono.data.storage.read_ahead import ReadAhead, ReadPlan, memory_limit, plan_reads, seen_by
+from unisono.data.storage.streamed_order import StripeBlocks, blocks_of_pack, own_blocks, streamed_order
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
@@ -51,11 +47,11 @@ class PreparedEpoch(NamedTuple):
     seed: int
     epoch: int
     batch: int
-    order: NDArray[np.int64]
+    order: Numbers
     plan: ReadPlan
 
 
-class StreamedStorage:
+class StreamedStorage(Storage):
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
     def __init__(self, index: Index, world: World, window_bytes: int, cache_bytes: int = 0) -> None:
@@ -64,33 +60,30 @@ class StreamedStorage:
         Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
         its cache of `cache_bytes`.
         """
-        self._index, self._world, self._window_bytes = index, world, window_bytes
-        self._blocks = blocks_of_pack(index)
+        super().__init__(len(index), world)
+        self._index, self._window_bytes, self._blocks = index, window_bytes, blocks_of_pack(index)
+        self.order_name = f"streamed in windows of {window_bytes} bytes"  # with others, the order is another
         self._limit = memory_limit(self._blocks, window_bytes, world.size)
         check_free_memory(world, self._limit)
         first, last = bounds(len(index), world.size, world.rank)
         world.call_on_all(lambda: check_stripes(index, first, last))
-        self._cache = BlockCache(index, self._blocks, cache_bytes, world) if cache_bytes else None
-        self._cached = np.zeros(len(self._blocks.firsts), np.bool_) if self._cache is None else self._cache.cached
+        self._cached = choose_cached(self._blocks.nbytes, cache_bytes)
+        held = self._blocks.firsts[self._cached], self._blocks.stops[self._cached]
+        self._cache = SharedStretches(index, *held, world) if cache_bytes else None
         self._stripes = OpenStripes(index)
         self._next: Future[PreparedEpoch] | None = None
         self._ahead: ReadAhead | None = None
         self._position: tuple[int, int, int] | None = None
         self._planned, self._reader = self._blocks, self._read_ahead(self._blocks, self._plan_of(self._blocks))
 
-    @property
-    def order_name(self) -> str:
-        """Size of the windows: with another, the order is another."""
-        return f"streamed in windows of {self._window_bytes} bytes"
-
-    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> NDArray[np.int64]:  # noqa: ARG002
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:  # noqa: ARG002
         """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
         self._position = seed, epoch, batch
         if self._next is not None and (prepared := self._next.result())[:3] == self._position:
             return prepared.order
         return streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch))
 
-    def epoch(self, order: NDArray[np.int64], batch: int, done: int = 0) -> None:
+    def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
         """Begin to read what this rank will see of `order` from step `done` on, or go on if that has begun."""
         prepared, ahead = self._next, self._ahead
         self._next = self._ahead = None
@@ -103,20 +96,20 @@ class StreamedStorage:
             ahead.stop()
         self._begin(self._blocks, seen_by(order, batch, done, self._world.rank, self._world.size))
 
-    def own(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
         self._own = own_blocks(self._blocks, order, self._world.rank, self._world.size)
         ranges = zip(self._own.firsts.tolist(), self._own.stops.tolist(), strict=True)
         return np.concatenate([np.empty(0, np.int64), *(np.arange(first, stop) for first, stop in ranges)])
 
-    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> NDArray[np.int64]:
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
         rng = worker_rng(seed, self._world.rank, epoch)
         order = streamed_order(self._own, batch, max(1, self._window_bytes // self._world.size), rng)
         self._begin(self._own, order[done * batch :])
         return order
 
-    def samples(self, numbers: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
         """Return the bytes of samples, as views that stay valid: those of the next step from memory.
 
         Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
@@ -129,11 +122,6 @@ class StreamedStorage:
         found = self._reader.take(blocks, numbers - self._planned.firsts[blocks])
         self._read_on()
         return found
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Numbers of all samples: every rank can read all stripes."""
-        return np.arange(len(self._index))
 
     @property
     def nbytes(self) -> int:
@@ -190,7 +178,7 @@ class StreamedStorage:
         def read(block: int) -> list[NDArray[np.uint8]]:
             first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
             if cache is not None and cache.holds(first):
-                return cache.samples(first, stop)
+                return cache.samples(np.arange(first, stop))
             stretches = self._stripes.read(first, stop)
             return [data[begin:end] for data, offsets in stretches for begin, end in pairwise(offsets.tolist())]
 

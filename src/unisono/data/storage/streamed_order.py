@@ -29,7 +29,7 @@ windows of 16 samples, steps of 8, seed 0, epoch 0:
     step 5             26 25  c0                0  3  a0               23 21  b2               43 42  d1
 
 Bytes that a rank reads in an epoch: n / p, and about 2 blocks a window at the ends of its part. Its
-memory: 2 windows / p (`read_plan.py`).
+memory: 2 windows / p (`read_ahead.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
 from unisono.schedules.pieces import bounds
-
-Numbers = NDArray[np.int64]
 
 
 class StripeBlocks(NamedTuple):

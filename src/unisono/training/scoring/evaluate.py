@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unisono.compute.precision import StepContext
+from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.errors import UsageError
 from unisono.files import write_atomically

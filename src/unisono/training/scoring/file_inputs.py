@@ -17,8 +17,8 @@ from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import KINDS, RAW, find_kind
 from unisono.data.kinds.kind import TransformOptions
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.pack.options import PackOptions
-from unisono.data.splits import TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import TRAIN_SPLITS, split_folder
+from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.build import transform_options
 from unisono.training.recipe import DataRecipe

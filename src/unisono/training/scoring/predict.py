@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from unisono.compute.precision import StepContext
+from unisono.compute.prepare import StepContext
 from unisono.errors import DecodeError, UsageError
 
 

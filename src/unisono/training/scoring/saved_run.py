@@ -12,7 +12,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, re
 from unisono.compute.prepare import prepare
 from unisono.data.feed import InputFacts
 from unisono.errors import CheckpointError
-from unisono.models.user_network import user_network
+from unisono.models import user_network
 from unisono.processor_model import processor
 from unisono.training import run_directory
 from unisono.training.build import make_model

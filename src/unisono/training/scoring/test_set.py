@@ -16,15 +16,12 @@ import numpy as np
 import torch
 
 from unisono.binding import CoreShare
-from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.dataset import Dataset
+from unisono.data.builtin import BUILTIN_DATASETS, Dataset
 from unisono.data.feed import InputFacts
 from unisono.data.kinds import find_kind
-from unisono.data.loading import Batch, Mode, Prefetcher
+from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import test_ranges
-from unisono.data.pack.layout import INDEX
-from unisono.data.requirements import check_installed
-from unisono.data.splits import TEST_SPLITS, TRAIN_SPLITS, split_folder
+from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.errors import PackError, UsageError
 from unisono.training.build import decoding_threads, transform_options
 from unisono.training.recipe import Recipe
@@ -92,7 +89,7 @@ class PackedTestSet:
     def __init__(self, train: Index, test: Index, recipe: Recipe, threads: int, world: World) -> None:
         """Read `test`, for a network that was trained on `train`. Collective. Raises PackError on every rank."""
         from unisono.data.packed_feed import transform_of  # noqa: PLC0415  of the extra `data`
-        from unisono.data.storage.storage import StorageOptions, read_storage  # noqa: PLC0415
+        from unisono.data.storage import StorageOptions, read_storage  # noqa: PLC0415
 
         self.title, self.names = str(test.folder), train.about.classes
         self.samples, self.classes, self._world = len(test), len(train.about.classes), world
@@ -100,15 +97,14 @@ class PackedTestSet:
         self.labels_are_tokens = kind.labels_are_tokens
         self.labels_per_sample = kind.labels_per_sample(train.about.shape)
         self.bytes_per_label = kind.bytes_per_label(train.about.classes)
-        self._storage = read_storage(StorageOptions("partitioned"), test, world)
-        transform = transform_of(train, transform_options(recipe.data))
-        self._loader = Prefetcher(test, self._storage, transform, threads)
+        storage = read_storage(StorageOptions("partitioned"), test, world)
+        self._loader = Prefetcher(test, storage, transform_of(train, transform_options(recipe.data)), threads)
         self.channels = self._loader.shape[-1]
 
     def batches(self, batch: int) -> Iterator[Batch]:
         """Return this rank's share, decoded ahead by threads."""
         parts = test_ranges(self.samples, batch, self._world.rank, self._world.size)
-        return self._loader.batches((np.array(part) for part in parts), Mode.VALIDATE)
+        return self._loader.batches(np.array(part) for part in parts)
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
@@ -117,7 +113,6 @@ class PackedTestSet:
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
         self._loader.close()
-        self._storage.close()
 
 
 def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreShare) -> TestSet:

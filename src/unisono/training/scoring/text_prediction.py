@@ -24,9 +24,8 @@ from typing import Any
 import torch
 
 from unisono.data.kinds import find_kind
+from unisono.data.kinds.text import BYTES, Tokenizer, make_tokenizer
 from unisono.data.pack.index import Index
-from unisono.data.text.options import BYTES
-from unisono.data.text.tokenizers import Tokenizer, make_tokenizer
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.scoring.evaluate import sum_scores

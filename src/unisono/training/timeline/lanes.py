@@ -37,9 +37,8 @@ from typing import NamedTuple
 
 from unisono.engine import OperationSpan
 from unisono.step import operations as op
-from unisono.step.clock import TaskSpan
+from unisono.step.clock import TaskSpan, tracks
 from unisono.step.program import Task
-from unisono.step.tracks import tracks
 
 LANES = (
     *("main", "computing", "communication", "update", "server"),

@@ -27,8 +27,7 @@ from unisono.asynchronous.messages import Request
 from unisono.asynchronous.server import Server
 from unisono.asynchronous.serving import Budget
 from unisono.binding import CoreShare
-from unisono.data.blank_feed import facts_of
-from unisono.data.feed import Feed
+from unisono.data.feed import FeedFacts
 from unisono.engine import Observe
 from unisono.errors import StallError
 from unisono.mpi import MPI
@@ -47,7 +46,7 @@ from unisono.world import World
 
 def make_worker_feed(
     recipe: Recipe, rule: BaseAsynchronousRule, world: World, share: CoreShare, observe: Observe | None = None
-) -> Feed:
+) -> FeedFacts:
     """Return the feed of a worker, or the facts of one for a rank that only serves. Called by all ranks together.
 
     `observe` is called with the spans of the feed's work.
@@ -55,7 +54,7 @@ def make_worker_feed(
     trains = world.rank < rule.seats(world.size).workers
     group = world.split(0 if trains else 1)
     feed = make_feed(recipe, group, share, out_of_step=True, observe=observe) if trains else None
-    facts = world.call_on_root(lambda: None if feed is None else facts_of(feed))
+    facts = world.call_on_root(lambda: None if feed is None else feed.facts)
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
 

@@ -19,7 +19,7 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.serving import RunState
 from unisono.data.loading import Batch
-from unisono.reducer.server_links import ServerLinks
+from unisono.reducer.family_passes import ServerLinks
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
@@ -56,12 +56,12 @@ class WorkerPlayer(EventPlayer):
         self.run.trainer.model.load_state_dict(snapshot.weights)
         load_optimizer(self.run.trainer.optimizer, snapshot.optimizer)
         self.counters = WorkerCounters(**snapshot.progress)
-        self.run.trainer.reducer.choice.resume(self.counters.step)
+        self.run.trainer.reducer.programs.resume(self.counters.step)
 
     def begin_at(self, state: RunState) -> None:
         """Begin at the centre, with the number of steps and the samples of all workers that a server knows."""
         self.counters = WorkerCounters(state.workers[self.number].step, known=state.samples)
-        self.run.trainer.reducer.choice.resume(self.counters.step)
+        self.run.trainer.reducer.programs.resume(self.counters.step)
 
     def train(self) -> int:
         """Train until the servers order to stop, then end the run with them. Return the exit code."""
@@ -102,7 +102,7 @@ class WorkerPlayer(EventPlayer):
 
     def draw(self, event: Draw) -> Iterator[Batch]:
         """Return batches of this worker's own."""
-        return self.run.feed.own_batches(self.batch, event.done)
+        return self.feed.own_batches(self.batch, event.done)
 
     def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on the next batch, and exchange with the servers where there is a header to announce it."""
@@ -112,7 +112,7 @@ class WorkerPlayer(EventPlayer):
         self._made = super().step(event)
         if event.exchange is not None:
             with self.run.trainer.span("wait for replies", "waiting"):
-                self.run.trainer.reducer.pending.wait_for_replies()
+                self.run.trainer.reducer.runner.wait_for_replies()
             self._replies = self.exchange.replies()
         return self._made
 
@@ -173,7 +173,7 @@ class WorkerPlayer(EventPlayer):
         """Return the accuracy of the model on the whole test set."""
         run = self.run
         with run.trainer.span("evaluation", "evaluation"):
-            source = run.feed.all_test_batches(run.recipe.training.batch)
+            source = self.feed.all_test_batches(run.recipe.training.batch)
             counts = run.trainer.count_correct(run.awaited(source))
         run.trainer.recorder.discard()
         return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.data.pack.options import PackOptions
-from unisono.data.pack.packing import pack
+from unisono.data.kinds.text import TextOptions
+from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.data.text.options import TextOptions
 from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
 from unisono.training.recipe_file import parse_recipe

@@ -1,1 +1,0 @@
-"""Audio: reading, features, augmentation, and the transform to network inputs."""

@@ -1,0 +1,185 @@
+"""Decoders of images: files of any format, JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow; raw images.
+
+    file ── header ──▶ width, height ── decision (`augmentation.py`) ──▶ crop ── decode ──▶ pixels of the crop
+
+Grey images get three equal channels if RGB is wanted. `decode_image` also rotates an image by its EXIF orientation;
+images in packs were rotated when they were packed.
+
+An image file is packed unchanged, byte for byte, unless its short side is above `short_side`, or it is rotated by EXIF,
+CMYK or transparent: then it is encoded again as a JPEG.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from unisono.data.images import turbojpeg
+from unisono.data.images.augmentation import Box, ImageHeader, part_of
+from unisono.errors import DecodeError
+
+Pixels = NDArray[np.uint8]
+"""Pixels of an image: height x width x channels."""
+
+JPEG = b"\xff\xd8"
+
+MODES = {1: "L", 3: "RGB"}
+
+GREY_MODES = {"L", "1", "I", "I;16"}
+"""Pillow's modes of grey images."""
+
+ORIENTATION = 0x0112
+ROTATED = range(2, 9)
+
+DAMAGE_ERRORS = (
+    *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+"""Errors that Pillow raises for files that are no images, or damaged."""
+
+
+class ImageDecoder:
+    """Decoder of crops of image files, for one thread."""
+
+    def __init__(self, channels: int) -> None:
+        """Create the decoder. `channels` is 3, or 1 for grey images."""
+        self._grey, self._mode = channels == 1, MODES[channels]
+        self._jpeg = turbojpeg.JpegDecoder() if turbojpeg.library() else None
+        self._file, self._header = b"", ImageHeader(0, 0)
+
+    def header(self, file: memoryview | bytes) -> ImageHeader:
+        """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
+        self._file = bytes(file)
+        found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
+        if found is None:
+            with _damage_named():
+                found = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
+        self._header = found
+        return found
+
+    def decode(self, box: Box, size: int) -> Pixels:
+        """Return the crop `box` of the image whose header was read last, to become size x size.
+
+        The part of a JPEG that has it is decoded at 1/2, 1/4 or 1/8 if that is large enough. Raises DecodeError if the
+        image is damaged.
+        """
+        width, height, block = self._header
+        if self._jpeg is not None and block is not None:
+            part, within = part_of(box, width, height, block, size)
+            with suppress(DecodeError):  # some odd files can only be decoded as a whole
+                return cropped(self._jpeg.decode(self._file, part, self._grey), within)
+        pixels = pixels_of(decode_image(self._file, rotate=False), self._mode)
+        if pixels.shape[:2] != (height, width):
+            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
+        return cropped(pixels, box)
+
+
+class RawDecoder:
+    """Decoder of raw images of the shape (height, width) or (height, width, channels), uint8."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._pixels: Pixels = np.empty((*shape[:2], 0), np.uint8)
+
+    def header(self, file: memoryview) -> ImageHeader:
+        """Return the size, that of all images."""
+        self._pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+        return ImageHeader(self._shape[1], self._shape[0])
+
+    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
+        """Return the crop, a view of the image's bytes."""
+        return cropped(self._pixels, box)
+
+
+Decoder = ImageDecoder | RawDecoder
+"""Decoder of crops of images."""
+
+
+def cropped(pixels: Pixels, box: Box) -> Pixels:
+    """Return a crop of an image, as a view."""
+    return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
+
+
+def decode_image(file: bytes, rotate: bool = True, min_side: int = 0) -> Image.Image:
+    """Return a whole image, decoded by Pillow; with `rotate` it is rotated by its EXIF orientation.
+
+    With `min_side` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `min_side`
+    pixels. Raises DecodeError if the bytes are no image, or truncated.
+    """
+    with _damage_named():
+        image = Image.open(io.BytesIO(file))
+        if min_side:
+            image.draft(None, (min_side, min_side))
+        image.load()
+    return upright(image) if rotate else image
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return the image rotated by its EXIF orientation; the same image if that is missing or cannot be read."""
+    try:
+        return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION) in ROTATED else image
+    except DAMAGE_ERRORS:
+        return image
+
+
+def pixels_of(image: Image.Image, mode: str) -> Pixels:
+    """Return the pixels in RGB ("RGB") or grey ("L"), uint8; transparent images are laid on white."""
+    if image.mode in ("I;16", "I;16B", "I"):
+        numbers = np.asarray(image).astype(np.uint32)
+        clear = numbers == image.info.get("transparency", -1)
+        image = Image.fromarray(np.where(clear, 255, numbers >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        colored = image.convert("RGBA")
+        white = Image.new("RGBA", colored.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, colored)
+    pixels = np.array(image.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Turn Pillow's errors into a DecodeError of one line."""
+    try:
+        yield
+    except UnidentifiedImageError as error:  # its own text has the address of a buffer
+        raise DecodeError("it is no image in a format that Pillow knows") from error
+    except DAMAGE_ERRORS as error:
+        raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+UNCHANGED_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
+"""Formats, with their Pillow modes, that are packed unchanged."""
+
+
+def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
+    """Return the bytes to pack. Raises DecodeError if the image is broken or truncated.
+
+    `short_side` is in pixels, 0 for all sizes; `quality` is that of JPEGs, 1 to 100.
+    """
+    image = decode_image(sample, rotate=False, min_side=2 * short_side)
+    upright_image = upright(image)
+    small = not short_side or min(image.size) <= short_side
+    kept = image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
+    if upright_image is image and small and kept:
+        return sample
+    grey = image.mode in GREY_MODES
+    pixels = pixels_of(upright_image, "L" if grey else "RGB")
+    made = Image.fromarray(pixels[..., 0] if grey else pixels)
+    if not small:
+        scale = short_side / min(made.size)
+        size = (max(1, round(made.width * scale)), max(1, round(made.height * scale)))
+        made = made.resize(size, Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    try:
+        made.save(out, "JPEG", quality=quality)
+    except OSError as error:
+        raise DecodeError(f"{made.width} x {made.height} pixels are too many for a JPEG") from error
+    return out.getvalue()

@@ -1,0 +1,200 @@
+"""Texts in files, by split, as windows of one stream of tokens (`kinds/text.py`).
+
+corpus/train/a.txt     a folder for each split,       corpus.jsonl     or no splits: the last tenth of the tokens
+corpus/test/b.txt      or a name: test-00000.parquet                   is the test set (`with_test_split`)
+
+.txt .md .rst .py      a text in UTF-8 each
+.jsonl                 in each line an object whose "text" (or "content") is a text
+.parquet               a column "text", as data sets of texts on the Hugging Face hub have them
+.npy                   one dimension of integers: tokens already, joined as they are, up to the largest one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from unisono.data.kinds import TEXT
+from unisono.data.kinds.text import (
+    BYTES,
+    TextOptions,
+    TokenStream,
+    join_texts,
+    make_tokenizer,
+    token_dtype,
+    window_at,
+    window_count,
+    with_test_split,
+)
+from unisono.data.sources.source import SPLITS, Source
+from unisono.data.sources.tabular import TEXT_COLUMN
+from unisono.errors import PackError
+
+KEYS = ("text", "content")
+"""Keys of a text in JSON."""
+
+MAX_VOCABULARY = 1 << 20
+"""Tokens of the largest vocabulary that there may be: larger numbers are something else."""
+
+
+def find(path: Path, options: TextOptions) -> dict[str, Source]:
+    """Return the windows of each split of texts; empty if there are no texts."""
+    streams = with_test_split(streams_of(path, options))
+    return {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
+
+
+def streams_of(path: Path, options: TextOptions) -> dict[str, TokenStream]:
+    """Return the tokens of each split of texts; empty if there are none. Raises PackError if they cannot be read."""
+    if arrays := files_by_split(path, (".npy",), by_name=True):
+        return _read_arrays(arrays, path, options)
+    for endings, by_name, read in FORMATS:
+        if splits := files_by_split(path, endings, by_name):
+            tokenizer = make_tokenizer(options.tokenizer)
+            return {
+                name: TokenStream(join_texts(read(files), tokenizer), tokenizer.tokens, (*files, *tokenizer.files))
+                for name, files in splits.items()
+            }
+    return {}
+
+
+def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[str, list[Path]]:
+    """Return the files with these endings, of each split; empty if there are none. Hidden files are left out.
+
+    `by_name`: files side by side are of the split with which their names begin. Raises PackError if only some files
+    are in splits.
+    """
+    if path.is_file():
+        return {"": [path]} if path.suffix in endings else {}
+    found: dict[str, list[Path]] = {}
+    for file in sorted(each for ending in endings for each in path.rglob(f"*{ending}")):
+        parts = file.relative_to(path).parts
+        if file.is_file() and not any(part.startswith(".") for part in parts):
+            word = parts[0] if len(parts) > 1 else re.split(r"[-_.]", file.name)[0] if by_name else ""
+            found.setdefault(word if word in SPLITS else "", []).append(file)
+    if len(found) > 1 and "" in found:
+        others = ", ".join(sorted(set(found) - {""}))
+        raise PackError(f"{path}: {found[''][0].name} is in no split, but others are in {others}; move it, or pack one")
+    return found
+
+
+def windows_source(stream: TokenStream, window: int, path: Path, split: str) -> Source:
+    """Return the windows of `window` labels in a stream. Raises PackError if it is too short for one."""
+    count = window_count(len(stream.tokens), window)
+    if not count:
+        raise PackError(
+            f"{path}: {split or 'the text'} has {len(stream.tokens)} tokens, a window {window + 1}: give more text, "
+            "or a smaller --window"
+        )
+    sizes = np.full(count, (window + 1) * stream.tokens.itemsize, np.int64)
+    keys = [f"{split or path.name}/{number}" for number in range(count)]
+
+    def read(number: int) -> bytes:
+        return window_at(stream.tokens, window, number)
+
+    return Source(TEXT, stream.names, keys, np.zeros(count, np.int64), sizes, read, (window + 1,), stream.files)
+
+
+def _read_arrays(splits: dict[str, list[Path]], path: Path, options: TextOptions) -> dict[str, TokenStream]:
+    """Return the tokens of npy files. Raises PackError if they are no tokens, or a tokenizer is named."""
+    if options.tokenizer != BYTES:
+        raise PackError(f"{path} is tokenised already; leave --tokenizer {options.tokenizer} away")
+    names = tuple(
+        str(number) for number in range(1 + max(_largest(file) for files in splits.values() for file in files))
+    )
+    dtype = token_dtype(len(names))
+    return {
+        split: TokenStream(np.concatenate([np.load(file, mmap_mode="r").astype(dtype) for file in files]), names, files)
+        for split, files in splits.items()
+    }
+
+
+def _largest(file: Path) -> int:
+    """Return the largest token of a file. Raises PackError if its numbers are no tokens."""
+    try:
+        tokens = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:  # the last of an empty file
+        raise PackError(f"cannot read {file}: {error}") from error
+    if not isinstance(tokens, np.ndarray):
+        raise PackError(f"{file} holds several arrays: save one with numpy.save")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
+        raise PackError(f"{file} has {tokens.dtype} numbers of shape {tokens.shape}; tokens are integers, (tokens,)")
+    least, largest = int(tokens.min()), int(tokens.max())
+    if least < 0 or largest >= MAX_VOCABULARY:
+        raise PackError(f"{file} has numbers from {least} to {largest}; tokens are from 0 to {MAX_VOCABULARY - 1:,}")
+    return largest
+
+
+def _read_files(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the texts of files in UTF-8."""
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8-sig")  # a byte order mark is no text
+        except UnicodeDecodeError as error:
+            raise PackError(f"{file} is no text in UTF-8: {error}; convert it, or move it elsewhere") from error
+        except OSError as error:
+            raise PackError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _read_json_lines(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the texts of JSON lines."""
+    for file in files:
+        try:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    if content := line.removeprefix(BOM_UTF8).strip():
+                        yield _text(_parsed(content, file, number), file, number)
+        except OSError as error:
+            raise PackError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _parsed(line: bytes, file: Path, number: int) -> object:
+    try:
+        return json.loads(line.decode())
+    except ValueError as error:
+        reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise PackError(f"{file}: line {number} is no JSON in UTF-8: {reason}; mend the line, or remove it") from error
+
+
+def _text(content: object, file: Path, number: int) -> str:
+    found = next((content[key] for key in KEYS if key in content), None) if isinstance(content, dict) else None
+    if not isinstance(found, str):
+        raise PackError(f"{file}: line {number} has no text in {' or '.join(KEYS)}")
+    return found
+
+
+def _read_tables(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the texts of all files, a batch of rows in memory at once; rows without a text are left out."""
+    for file in files:
+        try:
+            table = parquet.ParquetFile(file)
+            names = table.schema_arrow.names
+            if TEXT_COLUMN not in names or not _is_text(table.schema_arrow.field(TEXT_COLUMN).type):
+                raise PackError(
+                    f"{file} has the columns {', '.join(names)}; it needs one of strings named {TEXT_COLUMN!r}"
+                )
+            for rows in table.iter_batches(columns=[TEXT_COLUMN]):
+                yield from (text for text in rows.column(0).to_pylist() if text)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise PackError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return True for columns of strings, as Arrow, polars (large) and pandas (categories) write them."""
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+FORMATS: tuple[tuple[tuple[str, ...], bool, Callable[[Sequence[Path]], Iterable[str]]], ...] = (
+    ((".jsonl",), True, _read_json_lines),
+    ((".parquet",), True, _read_tables),
+    ((".txt", ".md", ".rst", ".py"), False, _read_files),
+)
+"""Endings of files of texts; True if files side by side are of the split with which their names begin; the reader."""

@@ -1,0 +1,107 @@
+"""Samples in the memory of each node, which are read once, and shared by its ranks.
+
+    a copy of the pack     rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all     (`replicated.py`)
+
+    the cache of a streamed pack (`streamed.py`):
+
+    stripes          a0 a1 a2 │ b0 b1 b2 │ c0 c1 c2      blocks of 4 MB
+    12 MB a node           a2         b2         c2      every third block: any part of any epoch has its share
+    a rank reads     a0 a1    │ b0 b1    │ c0 c1         the rest, ahead of the step (`read_ahead.py`)
+
+The order of an epoch does not depend on the cache, so a run may go on with another. Each block is as likely as any
+other to be one that a node needs in an epoch, so the cache never changes: the blocks that were read last would be found
+in it no more often.
+
+Worked example: 4 ranks on 2 nodes, a pack of 90 GB, 30 GB of cache in each node: ranks 0 and 1 hold 15 GB each, as
+ranks 2 and 3 do; an epoch reads 60 GB from the stripes instead of 90 GB.
+
+Bytes: n / p read once by p ranks of a node for n bytes; with a cache then (1 - n / pack) of the pack in each epoch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unisono.data.order import Numbers
+from unisono.data.pack.index import Index
+from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.storage.free_memory import check_free_memory
+from unisono.schedules.pieces import bounds
+from unisono.transports.window import Window
+from unisono.world import World
+
+
+class SharedStretches:
+    """Stretches of a pack in the shared memory of each node of `world`."""
+
+    def __init__(self, index: Index, firsts: Numbers, stops: Numbers, world: World) -> None:
+        """Read the samples firsts[i] to stops[i] - 1 of each stretch i, each rank of a node as many stretches.
+        Collective.
+
+        Stretches are ascending. Raises PackError on every rank if a node has no memory for them, or a stripe is missing
+        or damaged.
+        """
+        node = world.node_world()
+        self._firsts, self._stops, self._length = firsts, stops, index.length
+        self._ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
+        sizes, self._begins = self._ends[stops] - self._ends[firsts], np.zeros(len(firsts), np.int64)
+        self._readers = np.zeros(len(firsts), np.int64)
+        for member in range(node.size):
+            part = slice(*bounds(len(firsts), node.size, member))
+            self._readers[part], self._begins[part] = member, sizes[part].cumsum() - sizes[part]
+        own = slice(*bounds(len(firsts), node.size, node.rank))
+        nbytes = int(sizes[own].sum())
+        check_free_memory(world, nbytes, shared=True)
+        self._window = Window(node.comm, nbytes)
+        self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
+
+        def read() -> None:
+            memory, at = self._parts[node.rank], 0
+            for first, stop in zip(firsts[own].tolist(), stops[own].tolist(), strict=True):
+                for data, _ in read_stretch(index, first, stop):
+                    memory[at : at + len(data)] = data
+                    at += len(data)
+
+        world.call_on_all(read)
+        self._window.sync()
+        node.comm.Barrier()
+        self._window.sync()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples that this rank holds for its node."""
+        return self._window.nbytes
+
+    def holds(self, number: int) -> bool:
+        """Return True if a stretch has this sample."""
+        stretch = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return stretch >= 0 and number < int(self._stops[stretch])
+
+    def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
+        """Return the bytes of samples that are held, as views of the shared memory."""
+        stretches = np.searchsorted(self._firsts, numbers, side="right") - 1
+        begins = self._begins[stretches] + self._ends[numbers] - self._ends[self._firsts[stretches]]
+        ranges = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)
+        return [self._parts[reader][begin : begin + length] for reader, begin, length in ranges]
+
+    def close(self) -> None:
+        """Free the memory. Collective."""
+        self._parts = []
+        self._window.free()
+
+
+def choose_cached(nbytes: Numbers, allowed: int) -> NDArray[np.bool_]:
+    """Return True for the blocks to hold, of `nbytes` each: at most `allowed` bytes, evenly along the pack.
+
+    >>> choose_cached(np.array([4, 4, 4, 4, 4, 4]), 8).tolist()
+    [False, False, True, False, False, True]
+    """
+    chosen, total = np.zeros(len(nbytes), np.bool_), int(nbytes.sum())
+    owed = 0  # bytes to hold among the blocks so far, times `total`
+    for block, size in enumerate(nbytes.tolist()):
+        owed += size * min(allowed, total)
+        if 0 < size * total <= owed:
+            chosen[block] = True
+            owed -= size * total
+    return chosen

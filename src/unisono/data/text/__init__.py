@@ -1,1 +1,0 @@
-"""Text: tokenizers, windows of tokens, and their transform to network inputs."""

@@ -1,0 +1,202 @@
+"""Hooks of a model: calls before its forward pass, when a gradient is complete, and when a module reads a parameter.
+
+They keep nothing alive: Python's collector does not see what holds hooks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from unisono.reducer.reducer import Reducer
+
+MarkReady = Callable[[int, bool], None]
+"""Function of a parameter's number, and True where no hooks of the program's own follow: they may change its
+gradient."""
+
+
+class GradientHook:
+    """Hook of the parameter with this number."""
+
+    def __init__(self, number: int, mark_ready: weakref.ref[MarkReady]) -> None:
+        self._number, self._mark_ready = number, mark_ready
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if (mark_ready := self._mark_ready()) is not None:
+            last = next(reversed(parameter._post_accumulate_grad_hooks.values()))
+            mark_ready(self._number, last is self)
+
+
+class BackwardEndCallback:
+    """Callback for autograd at the end of a backward pass. Autograd drops it when the pass fails; `failed` is then
+    called, before the program sees the failure."""
+
+    def __init__(self, ended: Callable[[], None], failed: Callable[[], None]) -> None:
+        self._ended, self._failed, self._called = ended, failed, False
+
+    def __call__(self) -> None:
+        self._ended()
+        self._called = True
+
+    def __del__(self) -> None:
+        if not self._called:
+            self._failed()
+
+
+def accumulators_of(parameters: Sequence[torch.Tensor]) -> list[Node]:
+    """Return the nodes that add to `.grad`. Their hooks run in `backward()` alone; those of a tensor run in
+    `torch.autograd.grad`, too. Autograd forgets a node that nobody holds, with its hooks."""
+    return [get_gradient_edge(parameter).node for parameter in parameters]
+
+
+def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:
+    """Call a bound method for each gradient that is complete, as long as its object lives. Return the handles."""
+    reference = weakref.WeakMethod(mark_ready)
+    return [
+        parameter.register_post_accumulate_grad_hook(GradientHook(number, reference))  # type: ignore[no-untyped-call]
+        for number, parameter in enumerate(parameters)
+    ]
+
+
+ATTRIBUTE = "_unisono"
+"""Attribute of a model that holds its Attachment."""
+
+
+class Attachment:
+    """Link from a model to its Reducer. Copies of the model are not linked."""
+
+    handle: RemovableHandle
+
+    def __init__(self, reducer: Reducer | None) -> None:
+        self.reducer = reducer
+
+    def __call__(self, model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Look for new parameters, and pass the first input to the reducer, which uses it for a warning only.
+
+        Nothing is done in compiled code, in a recomputation, or where gradients are disabled.
+        """
+        if torch.compiler.is_compiling() or self.reducer is None or not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() == -1:
+            self.reducer.structure.check(model)
+            self.reducer.on_forward(_first_tensor((*inputs, *named.values())))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        return Attachment(None)
+
+    def __reduce__(self) -> tuple[type[Attachment], tuple[None]]:
+        return Attachment, (None,)
+
+
+def attach(model: torch.nn.Module, reducer: Reducer) -> None:
+    """Attach a reducer to its model."""
+    attachment = Attachment(reducer)
+    attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
+    setattr(model, ATTRIBUTE, attachment)
+
+
+def detach(model: torch.nn.Module) -> None:
+    """Detach a model from its reducer."""
+    attachment: Attachment = getattr(model, ATTRIBUTE)
+    attachment.handle.remove()
+    delattr(model, ATTRIBUTE)
+
+
+def reducer_of(model: torch.nn.Module) -> Reducer | None:
+    """Return the Reducer of a model that was made parallel; None for any other model."""
+    attachment: Attachment | None = getattr(model, ATTRIBUTE, None)
+    return None if attachment is None else attachment.reducer
+
+
+def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """Return the first tensor among a model's inputs, also inside dicts, lists and tuples; None where there is none."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        if (found := _first_tensor(inside)) is not None:
+            return found
+    return None
+
+
+class WaitOnAccess(dict[str, Any]):
+    """Parameters, or buffers, of one module. Looking one up or setting it waits for that one; `items` and `values` wait
+    for all."""
+
+    def __init__(self, parameters: dict[str, Any], wait_for: Callable[[Any], None]) -> None:
+        super().__init__(parameters)
+        self.wait_for = wait_for
+        """Called with each parameter before it is read or replaced."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        self.wait_for(value)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.wait_for(super().get(name))
+        super().__setitem__(name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the parameter of that name, up to date."""
+        value = super().get(name, default)
+        self.wait_for(value)
+        return value
+
+    def items(self) -> Any:
+        """Return all items, up to date."""
+        self._wait_for_all()
+        return super().items()
+
+    def values(self) -> Any:
+        """Return all values, up to date."""
+        self._wait_for_all()
+        return super().values()
+
+    def _wait_for_all(self) -> None:
+        for value in super().values():
+            self.wait_for(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self.items()), memo)
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self.items()),)
+
+
+def wait_on_access(
+    model: torch.nn.Module, wait_for: Callable[[Any], None], wait_for_buffer: Callable[[Any], None]
+) -> bool:
+    """Call `wait_for` with each parameter before a module of the model reads it. Return False if that is not possible.
+
+    `wait_for_buffer` is called with each buffer before it is read or set.
+
+    Modules that also keep their parameters in lists of their own (LSTM) wait when they are called. A compiled or
+    scripted model reads parameters where no function can be called: it is left unchanged, and False is returned.
+    """
+    modules = list(model.modules())
+    compiled = any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules)
+    if compiled or any(isinstance(one, torch.jit.ScriptModule) for one in modules):
+        return False
+    for module in modules:
+        if isinstance(module._parameters, WaitOnAccess):  # of an earlier reducer
+            module._parameters.wait_for = wait_for
+        elif module._parameters:
+            module._parameters = WaitOnAccess(module._parameters, wait_for)
+            module.register_forward_pre_hook(_wait_for_own)
+        if isinstance(module._buffers, WaitOnAccess):
+            module._buffers.wait_for = wait_for_buffer
+        elif module._buffers:
+            module._buffers = WaitOnAccess(module._buffers, wait_for_buffer)
+    return True
+
+
+def _wait_for_own(module: torch.nn.Module, _: object) -> None:
+    module._parameters.values()
