@@ -16,7 +16,17 @@ import torch
 import torch.distributed as dist
 
 from unisono.bench.collectives import gloo_group
-from unisono.bench.peer_program import BARRIER, COPY, GLOO, ORDINARY, WINDOWS, Calls, TimedLibrary, measure, write_results
+from unisono.bench.peer_program import (
+    BARRIER,
+    COPY,
+    GLOO,
+    ORDINARY,
+    WINDOWS,
+    Calls,
+    TimedLibrary,
+    measure,
+    write_results,
+)
 from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.world import World
