@@ -35,7 +35,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "tensor_parallel/test_losses.py",
         "torch_backend/test_direct.py",
         "training",
-        "tuning",
+        "measure/test_tune.py",
     ),
     3: (
         "reducer/test_buffers.py",
@@ -50,13 +50,12 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "collectives/test_waits.py",
         "data",
         "horovod",
-        "probe",
+        "measure",
         "reducer",
         "rules",
         "step",
         "torch_backend",
         "training",
-        "tuning",
     ),
 }
 """By the number of ranks, what is not run on so many.

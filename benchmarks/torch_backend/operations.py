@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.addresses import address_towards, interface_of
-from unisono.tuning.decide import timing_of
-from unisono.tuning.trials import times
+from unisono.measure.timing import times, timing_of
 from unisono.world import World
 
 SIZES = (4, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000)

@@ -123,7 +123,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     ("text", "words"),
     [
         ("name = 3", "name = 3"),
-        ('name = "x"\n[nodes]', "nodes is not one of assumed, collective, decoding, disk, efficiency, link"),
+        ('name = "x"\n[nodes]', "nodes is not one of assumed, choices, collective, decoding, disk, efficiency, link"),
         ('name = "x"\n[node]\ncore = 3', "memory_bandwidth; did you mean cores?"),
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
@@ -134,6 +134,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('name = "x"\n[measured]\n"node.flops" = "how"', 'measured."node.flops"'),
         ('name = "x"\n[slow_links]\n3 = 0.5', 'slow_links."3" = 0.5; it is a factor of 1 or more'),
         ('name = "x"\n[[message]]\nbytes = 4', "message row 0 has no seconds; it has bytes, seconds, spread"),
+        ('name = "x"\n[choices.ring]', "choices: unknown collective 'ring'"),
         ("name = ", "Invalid value"),
     ],
 )

@@ -15,12 +15,11 @@ import torch.distributed as dist
 from unisono.addresses import address_towards, interface_of
 from unisono.bench.peer_program import COPY, GLOO, SIZES
 from unisono.choosing.pace import pace_of
+from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
 from unisono.schedules import candidates, find
 from unisono.torch_backend.rendezvous import store_of
-from unisono.tuning.decide import timing_of
-from unisono.tuning.trials import times
 from unisono.world import World
 
 MIN_TRIALS, MAX_TRIALS = 3, 31

@@ -1,4 +1,8 @@
-"""Tables of choices: reading and look-up. The head of `default.toml` describes the format."""
+"""Tables of choices: reading and look-up. The head of `default.toml` describes the format.
+
+machine file   name = "ours" ... [choices.network] [[choices.allreduce]] ...
+table alone    [network] [[allreduce]] ...
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ class ScheduleTable:
 
 
 def read_table(path: Path | None = None) -> ScheduleTable:
-    """Return the default table, with its rows replaced by those that the file at `path` has.
+    """Return the default table, with its rows replaced by those that the file at `path` has, a machine or a table.
 
     Raises TableError naming the file, the row and the error in it.
     """
@@ -88,11 +92,17 @@ def _read(path: Path) -> ScheduleTable:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TableError(f"{path}: {error}") from error
-    return parse_table(content, str(path))
+    if "name" not in content:
+        return parse_table(content, str(path))
+    if "choices" not in content:
+        raise TableError(f"{path}: this machine has no [choices]: unisono tune --output {path} adds them")
+    return parse_table(content["choices"], f"{path}: choices")
 
 
-def parse_table(content: dict[str, Any], source: str) -> ScheduleTable:
+def parse_table(content: Any, source: str) -> ScheduleTable:
     """Return the table of a parsed TOML file; `source` names the file in errors."""
+    if not isinstance(content, dict):
+        raise TableError(f"{source}: it must be tables: {', '.join(COLLECTIVES)}, network or supernode")
     content = {RENAMED.get(name, name): value for name, value in content.items()}
     for name in content:
         if name not in (*COLLECTIVES, "network", "supernode"):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.cli.ranks import join, write
+from unisono.cli.ranks import join, write, write_text
 from unisono.cli.train import launch
 from unisono.errors import UsageError
 from unisono.launch import cores, ranks_started
@@ -41,8 +41,8 @@ def probe(
         arguments = ["probe", str(output), f"--seconds={seconds:g}", f"--name={name}"]
         arguments += [f"--disk={disk}"] if disk is not None else []
         raise typer.Exit(launch(ranks or max(2, cores()), arguments))
-    from unisono.probe.probe import file_of
-    from unisono.probe.probe import probe as measure
+    from unisono.measure.facts import file_of
+    from unisono.measure.player import probe as measure
 
     world = join("probe", alone=True)
     with world.agree_on_errors():
@@ -57,7 +57,7 @@ def probe(
     if world.nodes == 1:
         readable = world.reads_other_processes()
         log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")
-    write(world, output, lambda: output.write_text(file_of(found), encoding="utf-8"))
+    write_text(world, output, file_of(found))
     log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.errors import UsageError
+from unisono.files import write_atomically
 
 if TYPE_CHECKING:
     from unisono.world import World
@@ -31,6 +32,16 @@ def join(what: str, alone: bool = False) -> World:
         if world.size == 1 and not alone:
             raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
+
+
+def write_text(world: World, path: Path, text: str) -> None:
+    """Write a whole file, on rank 0. Raises UsageError, on all ranks, where that fails."""
+
+    def action() -> None:
+        with write_atomically(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    write(world, path, action)
 
 
 def write(world: World, path: Path, action: Callable[[], object]) -> None:

@@ -2,7 +2,8 @@
 
     machines/NAME.toml ───────┐
     a file of your own ───────┼─▶ MachineFacts: node, efficiency, link, topology, disk, decoding, and what was measured
-    unisono probe OUT.toml ───┘
+    unisono probe OUT.toml ───┤
+    unisono tune ─────────────┘
 
     [node]        cores, accelerators, flops, cache_bytes, simd_width, memory_bytes, memory_bandwidth
     [efficiency]  convolution, linear           share of flops that such products reach; 1 is assumed without it
@@ -14,6 +15,7 @@
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"        values that `unisono probe` has measured
     [[network]]                                 samples/s of whole networks, which go before flops (`measured_rows.py`)
+    [choices]                                   tables by which `auto` chooses (`choosing/default.toml`)
     [probe], [[product]], [[message]], [[collective]]     the measurement and its rows (`measured_rows.py`)
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -34,6 +36,7 @@ from typing import Any
 
 import tomli_w
 
+from unisono.choosing import schedule_table
 from unisono.errors import UsageError
 from unisono.network import Network
 from unisono.plan.measured_rows import CollectiveRow, MessageRow, NetworkRow, ProbeFacts, ProductRow
@@ -132,6 +135,8 @@ class MachineFacts:
     products: tuple[ProductRow, ...] = ()
     messages: tuple[MessageRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """Tables by which `auto` chooses, as `choosing/schedule_table.py` reads them."""
 
     @property
     def assumptions(self) -> Mapping[str, str]:
@@ -194,6 +199,11 @@ def find_machine(name: str) -> MachineFacts:
     if not path.is_file():
         known = ", ".join(machine_names())
         raise UsageError(f"no machine {name}: there are {known}, or give a TOML file, such as ./mine.toml")
+    return read_machine(path)
+
+
+def read_machine(path: Path) -> MachineFacts:
+    """Return the machine of a file. Raises UsageError for one that is no machine."""
     try:
         return parse_machine(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
@@ -205,7 +215,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
 
     Raises UsageError for a key or a value that it cannot have.
     """
-    known = {"name", *TABLES, *REASONS, *ROWS, "slow_links"}
+    known = {"name", *TABLES, *REASONS, *ROWS, "slow_links", "choices"}
     if unknown := sorted(set(tables) - known):
         raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}{_nearest(unknown[0], known)}")
     name = tables.get("name", "")
@@ -216,7 +226,10 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
         **{table: _parse_reasons(table, tables) for table in REASONS},
         **{f"{row}s": parse_rows(row, kind, tables.get(row, [])) for row, kind in ROWS.items()},
     }
-    return MachineFacts(name, **parsed, slow_links=parse_factors("slow_links", tables.get("slow_links", {})))
+    choices = tables.get("choices", {})
+    schedule_table.parse_table(choices, "choices")
+    slow = parse_factors("slow_links", tables.get("slow_links", {}))
+    return MachineFacts(name, **parsed, slow_links=slow, choices=choices)
 
 
 def _parse_reasons(name: str, tables: Mapping[str, Any]) -> Mapping[str, str]:
@@ -303,6 +316,7 @@ def machine_text(machine: MachineFacts) -> str:
     content |= {name: _known(getattr(machine, name)) for name in TABLES}
     content["slow_links"] = {str(node): factor for node, factor in machine.slow_links.items()}
     content |= {name: dict(getattr(machine, name)) for name in REASONS}
+    content["choices"] = machine.choices
     tables = tomli_w.dumps({key: value for key, value in content.items() if value})
     rows = [f"\n[[{name}]]\n{tomli_w.dumps(asdict(row))}" for name in ROWS for row in getattr(machine, f"{name}s")]
     return "".join((tables, *rows))

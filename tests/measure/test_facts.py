@@ -7,22 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from unisono.network import Network
-from unisono.placement import one_rank_per_node, place
-from unisono.plan.machines import MachineFacts, NodeFacts, machine_text, parse_machine
-from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
-from unisono.probe.facts import ProbedSite, machine_facts, node_rates
-from unisono.probe.probes import (
+from unisono.measure.facts import file_of, machine_facts, node_rates
+from unisono.measure.links import Links
+from unisono.measure.probes import (
     CollectiveProbe,
     DecodingProbe,
     DiskProbe,
     MemoryProbe,
     MessageProbe,
     Probe,
+    ProbeFindings,
+    ProbeReading,
     ProductProbe,
 )
-from unisono.probe.readings import ProbeFindings, ProbeReading
-from unisono.tuning.links import Links
+from unisono.measure.system import ProbedSite
+from unisono.network import Network
+from unisono.placement import one_rank_per_node, place
+from unisono.plan.machines import MachineFacts, NodeFacts, parse_machine
+from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProductRow
 
 PLACEMENT = place([0, 0, 1, 1])
 SYSTEM = NodeFacts(cache_bytes=1 << 20, simd_width=16, memory_bytes=8e9)
@@ -50,7 +52,7 @@ LINKS = Links(Network(1e-5, 1e-6, overhead=2e-6), (0, 0), SPEEDS)
 
 def facts(links: Links | None = LINKS, readings: tuple[ProbeReading, ...] = READINGS) -> MachineFacts:
     findings = ProbeFindings(links, readings, ("disk: full",), 12.3456)
-    return machine_facts("ours", findings, SITES, PLACEMENT, "2026-01-02", "1.0")
+    return machine_facts(findings, SITES, PLACEMENT, "2026-01-02", "1.0", "ours")
 
 
 def test_the_worked_example() -> None:
@@ -90,13 +92,13 @@ def test_the_file_says_where_and_what_was_not_measured() -> None:
 
 def test_it_is_read_as_it_was_found_with_and_without_readings() -> None:
     for found in (facts(), facts(None, ()), facts(None, READINGS[:1])):
-        assert parse_machine(tomllib.loads(machine_text(found))) == found
+        assert parse_machine(tomllib.loads(file_of(found))) == found
 
 
 def four(speeds: dict[tuple[int, int], float], groups: tuple[int, ...], uplink: float | None) -> MachineFacts:
     network = Network(1e-5, 1e-6, uplink_beta=uplink)
     findings = ProbeFindings(Links(network, groups, tuple(speeds.items())), (), (), 1.0)
-    return machine_facts("ours", findings, SITES, one_rank_per_node(4), "2026-01-02", "1.0")
+    return machine_facts(findings, SITES, one_rank_per_node(4), "2026-01-02", "1.0", "ours")
 
 
 PAIRS = [(one, other) for one in range(4) for other in range(one + 1, 4)]
@@ -120,4 +122,15 @@ def test_supernodes_of_one_size_have_an_uplink() -> None:
 def test_supernodes_of_unlike_sizes_are_left_out_with_a_reason() -> None:
     found = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
     assert found.topology.supernode == 0
-    assert found.probe.left_out == ("topology: supernodes of 3, 1 nodes; a file has one size",)
+    assert found.probe.left_out[0] == "topology: supernodes of 3, 1 nodes; a file has one size"
+    assert found.choices["network"]["uplink_beta"] == 2e-6
+
+
+def test_choices_have_the_hosts_of_supernodes_unless_two_hosts_have_one_name() -> None:
+    findings = ProbeFindings(Links(LINKS.network, (0, 1), SPEEDS), (), (), 1.0)
+    other = machine_facts(findings, SITES, PLACEMENT, "2026-01-02", "1.0")
+    assert other.choices["supernode"] == [{"hosts": ["a"]}, {"hosts": ["b"]}]
+    assert other.name == "a, nodes: 2, ranks: 4"
+    same = machine_facts(findings, [SITES[0]] * 4, PLACEMENT, "2026-01-02", "1.0")
+    assert "supernode" not in same.choices
+    assert same.probe.left_out == ("choices.supernode: several nodes have the same host name",)

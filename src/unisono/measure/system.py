@@ -1,4 +1,4 @@
-"""Facts of a node that its system tells: memory, cores, cache and vectors, from the files of Linux.
+"""Facts of a rank's place that its system tells: host, cores, memory, cache and vectors, from the files of Linux.
 
     /proc/meminfo                         MemTotal:  8000000 kB    ─▶ memory_bytes, or the limit of a container
     /proc/cpuinfo                         flags: ... avx2 ...      ─▶ simd_width: float32 numbers of a register
@@ -10,11 +10,15 @@ What a file does not say stays unknown.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from unisono.launch import available_cores
 from unisono.plan.machines import NodeFacts
+from unisono.world import World
 
 SIMD_WIDTHS: Mapping[str, int] = {"avx512f": 16, "avx": 8, "sse": 4, "asimd": 4}
 """float32 numbers of the widest register, by the flag of a processor; the first that it has counts."""
@@ -23,6 +27,21 @@ BLOCK_CACHE_LEVEL = "2"
 """Level of the cache that holds a thread's blocks: the largest that a core has for itself."""
 
 UNITS: Mapping[str, int] = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class ProbedSite(NamedTuple):
+    """Place and processors of a rank."""
+
+    host: str
+    cores: frozenset[int]
+    """Cores that it may use."""
+    system: NodeFacts
+    """Facts that its node's system tells."""
+
+
+def sites_of(world: World) -> list[ProbedSite]:
+    """Return the place of each rank, on all ranks."""
+    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), read_system()))
 
 
 def read_system(root: Path = Path("/")) -> NodeFacts:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unisono.bench.collectives import measure
 from unisono.choosing.schedule_table import COLLECTIVES, read_table
-from unisono.tuning.tune import tune, write
+from unisono.measure.facts import file_of
+from unisono.measure.tune import machine_at, tune
+from unisono.plan.machines import MachineFacts, NodeFacts
 from unisono.world import World
 
 
@@ -16,26 +19,41 @@ from unisono.world import World
 def test_written_table_is_read_again(
     request: pytest.FixtureRequest, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from unisono.tuning import tune as tuning
-
-    monkeypatch.setattr(tuning, "TRIAL_SECONDS_PER_SIZE", 0.05)
+    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.05)
     these: World = request.getfixturevalue(where)
     if these.size == 1:
         pytest.skip("a single rank cannot communicate")
     said: list[str] = []
-    tuned = tune(these, max_bytes=1 << 6, log=said.append)
+    tuned = tune(these, 1 << 6, said.append)
     assert len(said) == 2 + 3 * len(COLLECTIVES)
-    text = these.comm.bcast(write(tuned, [f"host{node}" for node in these.placement.node_of_rank]), 0)
     assert these.all_gather_object(tuned) == [tuned] * these.size
-    path = tmp_path / "table.toml"
-    path.write_text(text)
+    path = tmp_path / "machine.toml"
+    path.write_text(file_of(tuned))
+    assert machine_at(path) == tuned
     table = read_table(path)
     for collective in COLLECTIVES:
         chosen = [table.choose(collective, these.placement, nbytes).algorithm for nbytes in (4, 1 << 30)]
-        assert chosen == [tuned.rows[collective][0].algorithm, tuned.rows[collective][-1].algorithm]
+        written = tuned.choices[collective]
+        assert chosen == [written[0]["algorithm"], written[-1]["algorithm"]]
     if these.nodes > 1:  # of one node there is nothing to say about what lies between nodes
-        assert float(table.network.beta) == pytest.approx(float(tuned.network.beta))
-    assert tuned.network.beta > 0
+        assert table.network.measured
+        assert tuned.link.bandwidth == pytest.approx(1 / float(table.network.beta), rel=1e-4)
+
+
+def test_a_machine_that_was_measured_before_keeps_all_but_its_choices(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("a single rank cannot communicate")
+    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.0)
+    before = MachineFacts("ours", NodeFacts(flops=1e9), choices={"network": {"alpha": 1.0, "beta": 1.0}})
+    after = tune(world, 4, lambda _: None, before)
+    assert after.choices.keys() >= set(COLLECTIVES)
+    assert replace(after, choices={}) == replace(before, choices={})
+    path = tmp_path / "table.toml"
+    assert machine_at(path) is None
+    path.write_text("[network]\nalpha = 1.0\nbeta = 1.0\n")
+    assert machine_at(path) is None
 
 
 def test_the_bench_measures_every_contender(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:

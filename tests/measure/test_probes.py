@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.measure.probes import SHARES, CollectiveProbe, fits, plan_probe, share_of, trials
+from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.probe.plan import MAX_TRIALS, SHARES, fits, plan_probe, share_of, trials
-from unisono.probe.probes import CollectiveProbe
 
 
 def test_the_shares_are_the_whole_time_and_parts_end_in_order() -> None:

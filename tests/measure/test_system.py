@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.measure.system import cache_bytes, memory_bytes, read_system, simd_width
 from unisono.plan.machines import NodeFacts
-from unisono.probe.system import cache_bytes, memory_bytes, read_system, simd_width
 
 MEMINFO = "MemFree:  1 kB\nMemTotal:       24684100 kB\n"
 

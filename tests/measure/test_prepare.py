@@ -1,16 +1,17 @@
-"""Measured computing: products have the FLOPs of their probe, and each call gives its seconds."""
+"""Prepared probes: products have their FLOPs, calls give their seconds, and a file leaves nothing behind."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from unisono.measure.prepare import prepare_decoding, prepare_product, prepare_read, prepare_sum
+from unisono.measure.probes import DecodingProbe, DiskProbe, MemoryProbe, ProductProbe, plan_probe
 from unisono.plan.layer_costs import shape_of_product
 from unisono.plan.trace import trace
-from unisono.probe.computing import prepare_decoding, prepare_product, prepare_sum
-from unisono.probe.plan import plan_probe
-from unisono.probe.probes import DecodingProbe, MemoryProbe, ProductProbe
 
 PRODUCTS = next(part.probes for part in plan_probe(60, 1, 1, disk=False).parts if part.name == "products")
 
@@ -42,3 +43,23 @@ def test_a_sum_and_an_image_have_the_seconds_of_a_call() -> None:
     with prepare_decoding(DecodingProbe(64, 48)) as (call, _):
         (seconds,) = call()
         assert seconds > 0
+
+
+def test_a_file_is_read_and_nothing_is_left(tmp_path: Path) -> None:
+    with prepare_read(DiskProbe(8 << 20), tmp_path, reads=True) as (call, _):
+        (seconds,) = call()
+        assert seconds > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), prepare_read(DiskProbe(4 << 20), tmp_path, reads=True):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_ranks_of_a_node_read_nothing(tmp_path: Path) -> None:
+    with prepare_read(DiskProbe(8 << 20), tmp_path / "nowhere", reads=False) as (call, _):
+        assert call() == ()
+    with pytest.raises(OSError, match="nowhere"), prepare_read(DiskProbe(8), tmp_path / "nowhere", reads=True):
+        pass

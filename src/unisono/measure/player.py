@@ -1,5 +1,8 @@
 """Player of a probe's plan: measures each probe as long as its share of the time lasts, all ranks together.
 
+    plan_probe ─▶ parts ── play ──▶ findings ── machine_facts ──▶ MachineFacts ─▶ OUT.toml
+    pure                   acts                 pure
+
     part      ├─ probe ─┼─── probe ───┼ ─ ─ ─ left out: too long for what is left ─ ─ ┤ ends
     probe     prepare │ first call, which warms up │ trial │ trial │ ...     the first one of a part twice: what starts
                                                                              threads and libraries does not count
@@ -11,49 +14,69 @@ is every rank's, and leaves out the probe.
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from unisono.errors import UsageError
-from unisono.probe.computing import prepare_decoding, prepare_product, prepare_sum
-from unisono.probe.disk import prepare_read
-from unisono.probe.network import prepare_collective, prepare_message
-from unisono.probe.plan import LONG_CALL_SECONDS, ProbePart, ProbePlan, fits, share_of, trials
-from unisono.probe.probes import (
-    CollectiveProbe,
-    DecodingProbe,
-    DiskProbe,
-    MemoryProbe,
-    MessageProbe,
+from unisono.measure.facts import machine_facts
+from unisono.measure.links import measure_links
+from unisono.measure.prepare import prepare
+from unisono.measure.probes import (
     PreparedCall,
     Probe,
-    ProductProbe,
+    ProbeFindings,
+    ProbePart,
+    ProbePlan,
+    ProbeReading,
+    Trial,
+    fits,
+    plan_probe,
+    share_of,
+    slowest,
+    trials,
 )
-from unisono.probe.readings import ProbeFindings, ProbeReading, Trial, slowest
-from unisono.tuning.links import measure_links
+from unisono.measure.system import sites_of
+from unisono.measure.timing import LONG_CALL_SECONDS
+from unisono.plan.machines import MachineFacts
 from unisono.world import World
 
-Prepare = Callable[[Any], AbstractContextManager[PreparedCall]]
-"""Function that makes a kind of probe ready on this rank."""
+Prepare = Callable[[Probe], AbstractContextManager[PreparedCall]]
+"""Function that makes a probe ready on this rank."""
 
 Log = Callable[[str], None]
+
+
+def probe(world: World, seconds: float, disk: Path | None, name: str, log: Log) -> MachineFacts:
+    """Measure the machine in about `seconds`. Called by all ranks, with the same result on each.
+
+    `disk` is a folder of the file system to read from, on every node. An empty `name` becomes the hosts and ranks.
+    """
+    plan = plan_probe(seconds, world.nodes, world.size, disk is not None)
+    return machine_of(world, play(world, plan, disk, log), name)
+
+
+def machine_of(world: World, findings: ProbeFindings, name: str = "") -> MachineFacts:
+    """Return the machine that all ranks have found, the same on each. Called by all ranks."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    facts = machine_facts(findings, sites_of(world), world.placement, today, version("unisono"), name)
+    return world.call_on_root(lambda: facts)
 
 
 def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeFindings:
     """Measure all parts of the plan. Called by all ranks; disks read from `folder`."""
     begin = time.perf_counter()
     links, readings, left_out = None, list[ProbeReading](), list(plan.left_out)
-    prepare = preparations(world, folder)
     for part in plan.parts:
         log(f"measuring {part.name}, until second {part.ends:.0f}")
         if part.name == "links":
             links = measure_links(world, world.comm.bcast(begin + part.ends - time.perf_counter(), 0))
             continue
-        found, reasons = _play_part(world, part, prepare, begin)
+        found, reasons = _play_part(world, part, partial(prepare, world=world, folder=folder), begin)
         readings += found
         left_out += [f"{part.name}: {reason}" for reason in reasons]
     for reason in left_out:
@@ -62,22 +85,7 @@ def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeF
     return ProbeFindings(links, tuple(readings), tuple(left_out), seconds)
 
 
-def preparations(world: World, folder: Path | None) -> Mapping[type[Any], Prepare]:
-    """Return the function that prepares each kind of probe on this rank."""
-    is_leader = world.rank == world.placement.nodes[world.node][0]
-    return {
-        ProductProbe: prepare_product,
-        MemoryProbe: prepare_sum,
-        DecodingProbe: prepare_decoding,
-        DiskProbe: partial(prepare_read, folder=folder, reads=is_leader),
-        MessageProbe: partial(prepare_message, world=world),
-        CollectiveProbe: partial(prepare_collective, world=world),
-    }
-
-
-def _play_part(
-    world: World, part: ProbePart, prepare: Mapping[type[Any], Prepare], begin: float
-) -> tuple[list[ProbeReading], list[str]]:
+def _play_part(world: World, part: ProbePart, ready: Prepare, begin: float) -> tuple[list[ProbeReading], list[str]]:
     """Return what was measured of a part, and the reasons for which the rest was not."""
     readings, reasons = list[ProbeReading](), list[str]()
     works, seconds_of_work = [probe.work for probe in part.probes], 0.0
@@ -92,8 +100,8 @@ def _play_part(
             continue
         try:
             if not number:
-                measure(world, probe, prepare[type(probe)], 0.0)
-            reading = measure(world, probe, prepare[type(probe)], share_of(remaining, works[number:]))
+                measure(world, probe, ready, 0.0)
+            reading = measure(world, probe, ready, share_of(remaining, works[number:]))
         except UsageError as error:
             reasons.append(f"{probe.words}: {error}")
             continue
@@ -102,14 +110,14 @@ def _play_part(
     return readings, reasons
 
 
-def measure(world: World, probe: Probe, prepare: Prepare, share: float) -> ProbeReading:
+def measure(world: World, probe: Probe, ready: Prepare, share: float) -> ProbeReading:
     """Return the seconds of a probe that has about `share` seconds. Called by all ranks.
 
     Raises UsageError on all ranks where one of them fails.
     """
     start = time.perf_counter()
     with ExitStack() as stack:
-        prepared = world.call_on_all(lambda: stack.enter_context(prepare(probe)))
+        prepared = world.call_on_all(lambda: stack.enter_context(ready(probe)))
         preparation = world.comm.bcast(time.perf_counter() - start, 0)
         first = _trial(world, prepared)
         took = slowest(first)

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
+from unisono.measure import probes as plans
+from unisono.measure.facts import file_of
+from unisono.measure.player import measure, play, probe
+from unisono.measure.probes import (
+    CollectiveProbe,
+    MessageProbe,
+    PreparedCall,
+    Probe,
+    ProbePart,
+    ProbePlan,
+    ProductProbe,
+)
+from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.machines import find_machine
-from unisono.probe import plan as plans
-from unisono.probe.plan import MAX_TRIALS, ProbePart, ProbePlan
-from unisono.probe.player import measure, play
-from unisono.probe.probe import file_of, probe
-from unisono.probe.probes import CollectiveProbe, MessageProbe, PreparedCall, Probe, ProductProbe
 from unisono.world import World
 
 PARTS = {"products": (ProductProbe("linear", 2, 8, 8),), "collectives": (CollectiveProbe("allreduce", "float32", 64),)}

@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from unisono.measure.topology import Pair, pairings, supernodes
 from unisono.mpi import MPI
 from unisono.network import Network
 from unisono.transports.messages import wait
-from unisono.tuning.topology import Pair, pairings, supernodes
 from unisono.world import World
 
 REPETITIONS = 8
@@ -65,15 +67,31 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     """
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
-    is_leader = world.rank == world.placement.nodes[world.node][0]
-    leaders: MPI.Intracomm = world.comm.Split(0 if is_leader else 1, world.node)  # type: ignore[assignment]
     found = Links(inside, (0,) * world.nodes)
-    if is_leader and world.nodes > 1:
-        found = _between(leaders, inside, seconds)
-    world.barrier()
-    leaders.Free()
+    with leaders_of(world) as nodes:
+        if nodes is not None and world.nodes > 1:
+            found = _between(nodes, inside, seconds)
+        world.barrier()
     links: Links = world.comm.bcast(found, 0)
     return links
+
+
+@contextmanager
+def leaders_of(world: World) -> Iterator[MPI.Intracomm | None]:
+    """Yield the communicator of one rank of each node, where rank i is of node i, or None on the other ranks. Entered
+    by all ranks."""
+    is_leader = world.rank == world.placement.nodes[world.node][0]
+    nodes: MPI.Intracomm = world.comm.Split(0 if is_leader else 1, world.node)  # type: ignore[assignment]
+    try:
+        yield nodes if is_leader else None
+    finally:
+        nodes.Free()
+
+
+def there_and_back(nodes: MPI.Intracomm, peer: int, ball: NDArray[np.uint8]) -> None:
+    """Send `ball` from the lower of this rank and its peer to the higher, and back."""
+    for sends in (nodes.rank < peer, nodes.rank > peer):
+        wait(nodes.Isend(ball, peer) if sends else nodes.Irecv(ball, peer), _never_interrupted)
 
 
 def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Links:
@@ -131,7 +149,7 @@ def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, 
 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
-    peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
+    peer = _peer(nodes, pairs)
     there, back = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
     took = []
     for _ in range(times):
@@ -148,17 +166,19 @@ def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, 
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
+def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
+    """Return the node that is paired with this one; None where it is left out."""
+    return next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
+
+
 def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     """Return the seconds that 4 bytes take from one node to another while other pairs do the same."""
-    pair = next((pair for pair in pairs if nodes.rank in pair), None)
-    ball = np.zeros(4, np.uint8)
+    peer, ball = _peer(nodes, pairs), np.zeros(4, np.uint8)
     nodes.Barrier()
     start = time.perf_counter()
-    if pair is not None:
-        first, peer = nodes.rank == min(pair), sum(pair) - nodes.rank
-        for offset in range(4 * REPETITIONS):
-            serves = first == (offset % 2 == 0)
-            wait(nodes.Isend(ball, peer) if serves else nodes.Irecv(ball, peer), _never_interrupted)
+    if peer is not None:
+        for _ in range(2 * REPETITIONS):
+            there_and_back(nodes, peer, ball)
     took = (time.perf_counter() - start) / (4 * REPETITIONS)
     of_all_nodes: list[float] = nodes.allgather(took)
     return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
@@ -166,7 +186,7 @@ def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
 
 def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
-    peer = next((sum(pair) - nodes.rank for pair in pairs if nodes.rank in pair), None)
+    peer = _peer(nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
     buffers = np.zeros((OVERHEAD_MESSAGES, 1024), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:

@@ -1,0 +1,255 @@
+"""Machine file of what a probe has found: medians and spreads of readings, as facts of a node.
+
+    rate of a node in a trial     the sum over its ranks of work / seconds
+    node.flops                    the best median rate of any product, forward or backward
+    efficiency                    the median over the products of a kind of their rate in a step, over node.flops
+    memory_bandwidth, disk        the median rate over trials and nodes
+    decoding.pixels               the median rate of a rank: of one thread
+    message, collective           the median over trials of the slowest pair's, or rank's, seconds
+    choices                       the measured network, and the rows of `unisono tune` (`choice_table.py`)
+
+Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
+first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from unisono.measure.choice_table import choice_tables, share_names
+from unisono.measure.links import Links
+from unisono.measure.probes import (
+    CollectiveProbe,
+    DecodingProbe,
+    DiskProbe,
+    MemoryProbe,
+    MessageProbe,
+    Probe,
+    ProbeFindings,
+    ProbeReading,
+    ProductProbe,
+    slowest,
+)
+from unisono.measure.system import ProbedSite
+from unisono.measure.topology import slow_links
+from unisono.placement import Placement
+from unisono.plan.machines import TABLES, MachineFacts, machine_text
+from unisono.plan.measured_rows import (
+    CONVOLUTION_KIND,
+    LINEAR_KIND,
+    CollectiveRow,
+    MessageRow,
+    ProbeFacts,
+    ProductRow,
+)
+
+DIGITS = 5
+"""Digits of a value in the file: trials differ by more."""
+
+
+class Found(NamedTuple):
+    """Value of the file, and how it was found."""
+
+    value: float
+    words: str
+
+
+Values = dict[str, Found]
+"""Values by their key, "link.latency": those of the tables, and the words of [measured]."""
+
+
+def machine_facts(
+    findings: ProbeFindings, sites: Sequence[ProbedSite], placement: Placement, date: str, version: str, name: str = ""
+) -> MachineFacts:
+    """Return the machine file of findings on these ranks; `sites` has one for each.
+
+    An empty `name` becomes the hosts and ranks.
+    """
+    readings, links = _by_kind(findings.readings), findings.links
+    products = tuple(_product_row(one, placement) for one in readings[ProductProbe])
+    hosts = tuple(sites[ranks[0]].host for ranks in placement.nodes)
+    slow = {} if links is None else _slow_nodes(links)
+    sizes = () if links is None else _supernode_sizes(links, slow)
+    values = {
+        **_system(sites, placement),
+        **_computing(products),
+        **_rates(readings, placement),
+        **({} if links is None else _links(links) | _topology(links, sizes)),
+    }
+    reasons = (*findings.left_out, *_left_out(sizes, hosts))
+    seconds = _rounded(findings.seconds)
+    return MachineFacts(
+        name or f"{sites[0].host}, nodes: {len(hosts)}, ranks: {placement.ranks}",
+        **{table: kind(**_of_table(table, values)) for table, kind in TABLES.items() if table != "probe"},
+        measured={key: found.words for key, found in values.items()},
+        slow_links=slow,
+        choices=choice_tables(links, hosts, findings.rows),
+        probe=ProbeFacts(date, version, hosts, placement.ranks, len(hosts), seconds, reasons),
+        products=products,
+        messages=tuple(_message_row(one) for one in readings[MessageProbe]),
+        collectives=tuple(_collective_row(one, placement) for one in readings[CollectiveProbe]),
+    )
+
+
+def _of_table(table: str, values: Values) -> dict[str, Any]:
+    of_keys = ((key.partition("."), found.value) for key, found in values.items())
+    return {name: value for (prefix, _, name), value in of_keys if prefix == table}
+
+
+def _by_kind(readings: Sequence[ProbeReading]) -> Mapping[type[Probe], list[ProbeReading]]:
+    return {kind: [one for one in readings if isinstance(one.probe, kind)] for kind in get_args(Probe)}
+
+
+def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median, and the range of the middle half of the values over it, both in DIGITS digits.
+
+    >>> median_and_spread([4.0, 1.0, 2.0]), median_and_spread([1.0, 2.0, 2.5, 3.0, 100.0])
+    ((2.0, 1.5), (2.5, 0.4))
+    """
+    ordered, median = sorted(values), statistics.median(values)
+    middle = ordered[3 * len(ordered) // 4] - ordered[len(ordered) // 4]
+    return _rounded(median), _rounded(middle / median)
+
+
+def node_rates(reading: ProbeReading, placement: Placement, index: int = 0, work: float | None = None) -> list[float]:
+    """Return the rate of each node in each trial, of a call's pass `index`; nodes that took no part have none."""
+    done = reading.probe.work if work is None else work
+    return [
+        sum(rates)
+        for trial in reading.trials
+        for ranks in placement.nodes
+        if (rates := [done / trial[rank][index] for rank in ranks if trial[rank]])
+    ]
+
+
+def _product_row(reading: ProbeReading, placement: Placement) -> ProductRow:
+    probe = reading.probe
+    assert isinstance(probe, ProductProbe)
+    forward, spread = median_and_spread(node_rates(reading, placement))
+    backward, other = median_and_spread(node_rates(reading, placement, 1, 2 * probe.work))
+    return ProductRow(
+        probe.kind, probe.rows, probe.inner, probe.outputs, probe.kernel**2, forward, backward, max(spread, other)
+    )
+
+
+def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
+    """Return what the systems tell of the median node."""
+    of_nodes = [[sites[rank] for rank in ranks] for ranks in placement.nodes]
+    system = of_nodes[0][0].system
+    cores = statistics.median_low(len(frozenset().union(*(site.cores for site in ranks))) for ranks in of_nodes)
+    memory = min(ranks[0].system.memory_bytes for ranks in of_nodes)
+    values = {
+        "node.cores": Found(cores, "cores that the ranks of a node may use"),
+        "node.memory_bytes": Found(memory, "by the system: least of the nodes"),
+        "node.cache_bytes": Found(system.cache_bytes, "by the system: level 2 of a core"),
+        "node.simd_width": Found(system.simd_width, "by the system: widest vectors"),
+    }
+    return {key: found for key, found in values.items() if found.value}
+
+
+def _computing(products: Sequence[ProductRow]) -> Values:
+    """Return the best rate of a node, and the share of it that products of a kind reach, if it is below 1."""
+    if not products:
+        return {}
+    best = max(products, key=lambda row: max(row.forward, row.backward))
+    flops, shape = max(best.forward, best.backward), f"({best.rows}, {best.inner}) x ({best.inner}, {best.columns})"
+    words = f"best of {len(products)} products: {best.kind} of {shape}, on all ranks at once, spread {best.spread:.0%}"
+    values = {"node.flops": Found(flops, words)}
+    for kind in (CONVOLUTION_KIND, LINEAR_KIND):
+        steps = [row.step / flops for row in products if row.kind == kind]
+        if steps and (share := _rounded(statistics.median(steps))) < 1:
+            values[f"efficiency.{kind}"] = Found(share, "median of the products' steps, over node.flops")
+    return values
+
+
+def _rates(readings: Mapping[type[Probe], Sequence[ProbeReading]], placement: Placement) -> Values:
+    """Return the median rates of memory, disk and decoding in the largest probe of each."""
+    values = Values()
+    for kind, key in ((MemoryProbe, "node.memory_bandwidth"), (DiskProbe, "disk.bandwidth")):
+        for largest in readings[kind][-1:]:
+            values[key] = _rate(largest, node_rates(largest, placement))
+    for largest in readings[DecodingProbe][-1:]:
+        each = [largest.probe.work / took[0] for trial in largest.trials for took in trial if took]
+        values["decoding.pixels"] = _rate(largest, each)
+    return values
+
+
+def _rate(reading: ProbeReading, rates: Sequence[float]) -> Found:
+    rate, spread = median_and_spread(rates)
+    return Found(rate, f"{reading.probe.words}: median of {len(rates)}, spread {spread:.0%}")
+
+
+def _links(links: Links) -> Values:
+    """Return the costs of a message; latency and overhead only if they were measured as more than 0."""
+    bandwidth, spread = median_and_spread([speed for _, speed in links.speeds])
+    pairs = f"{len(links.speeds)} exchanges of pairs of nodes, both ways, all at once: median {bandwidth:.4g} bytes/s"
+    values = {
+        "link.bandwidth": Found(
+            1 / float(links.network.beta), f"long exchanges inside supernodes; before, {pairs}, spread {spread:.0%}"
+        ),
+        "link.latency": Found(
+            float(links.network.alpha), "half the time of 4 bytes there and back, mean of a node, median of nodes"
+        ),
+        "link.overhead": Found(
+            float(links.network.overhead), "16 messages of 1 KiB at once beside one, each way, median of nodes"
+        ),
+    }
+    return {key: found._replace(value=_rounded(found.value)) for key, found in values.items() if found.value}
+
+
+def _slow_nodes(links: Links) -> dict[int, float]:
+    return {node: _rounded(factor) for node, factor in slow_links(len(links.supernodes), links.speeds).items()}
+
+
+def _supernode_sizes(links: Links, slow: Container[int]) -> tuple[int, ...]:
+    """Return the nodes of each supernode, without those whose own links are slow."""
+    numbers = [group for node, group in enumerate(links.supernodes) if node not in slow]
+    return tuple(numbers.count(group) for group in sorted(set(numbers)))
+
+
+def _topology(links: Links, sizes: Sequence[int]) -> Values:
+    """Return the supernodes, if there are several of one size, and how much narrower their uplinks are than links."""
+    if len(sizes) < 2 or len(set(sizes)) > 1:
+        return {}
+    values = {"topology.supernode": Found(sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")}
+    if (ratio := float((links.network.uplink_beta or 0.0) / links.network.beta) * sizes[0]) > 1:
+        words = "exchanges of all nodes of a group with others, over those inside"
+        values["topology.oversubscription"] = Found(_rounded(ratio), words)
+    return values
+
+
+def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:
+    """Yield the reasons for which supernodes are not in the file."""
+    if len(set(sizes)) > 1:
+        yield f"topology: supernodes of {', '.join(map(str, sizes))} nodes; a file has one size"
+    if len(sizes) > 1 and share_names(hosts):
+        yield "choices.supernode: several nodes have the same host name"
+
+
+def _message_row(reading: ProbeReading) -> MessageRow:
+    probe = reading.probe
+    assert isinstance(probe, MessageProbe)
+    return MessageRow(probe.bytes, *median_and_spread([slowest(trial) for trial in reading.trials]))
+
+
+def _collective_row(reading: ProbeReading, placement: Placement) -> CollectiveRow:
+    probe = reading.probe
+    assert isinstance(probe, CollectiveProbe)
+    seconds = median_and_spread([slowest(trial) for trial in reading.trials])
+    sizes = len(placement.nodes), placement.ranks
+    return CollectiveRow(probe.collective, reading.schedule, probe.wire, *sizes, probe.bytes, *seconds)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def file_of(machine: MachineFacts) -> str:
+    """Return the text of the machine file that `unisono probe` and `unisono tune` write."""
+    found = machine.probe
+    head = f"# Measured with Unisono {found.version}, on {found.date}; ranks: {found.ranks}, nodes: {found.nodes}, "
+    head += f"{found.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
+    head += "out. docs/planning.md describes\n# the rows, src/unisono/choosing/default.toml those of [choices], "
+    return f"{head}which may be edited.\n\n{machine_text(machine)}"
