@@ -71,7 +71,7 @@ def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: st
     recipe = parse(kind, tables, source)
     for wanted, current in zip(changes, wanted_now, strict=True):
         change(tables, current)
-        recipe = parse(kind, tables, f"--set {wanted}")
+        recipe = parse(kind, renamed(tables), f"--set {wanted}")
     return recipe
 
 
