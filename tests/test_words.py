@@ -146,7 +146,7 @@ CONVERTERS = {
     "data/kinds/audio.py": {"sound"},
     "data/pack/index.py": {"deviation"},
     "data/pack/stripe.py": {"mark"},
-    "training/resume.py": {"meeting"},
+    "training/state.py": {"meeting"},
 }
 """Files that read what older releases wrote, with the names that stand there in strings."""
 

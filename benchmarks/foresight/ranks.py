@@ -24,9 +24,8 @@ from settings import CHOICES, CHOICES_ON, DRAWS, Cluster, Run
 from slept import SleptNetwork
 
 import unisono
-from unisono.foresight.form import from_data
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
-from unisono.foresight.measurement import Measurement, measure
+from unisono.foresight.measurement import Measurement, from_data, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
 from unisono.models import input_shape

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.foresight.chart import draw_calibration
+from unisono.foresight.calibration import draw_calibration
 from unisono.foresight.ledger import LEDGER, LedgerEntry, read
 
 NEAR = 1.03

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import unisono
 from unisono.data import Loader
 from unisono.models import make_network
-from unisono.training.loss import classification_loss
+from unisono.training.accuracy import classification_loss
 from unisono.world import World
 
 BATCH = 32

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.asynchronous.centre import Centre
-from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.exchange import Centre, WorkerExchange
+from unisono.asynchronous.link import MpiPort
 from unisono.asynchronous.messages import Kind, Order, WorkerHeader, decode_reply, reply_length
-from unisono.asynchronous.port import MpiPort
 from unisono.asynchronous.server import Server
 from unisono.asynchronous.serving import Budget, begin
 from unisono.rules import BaseRule

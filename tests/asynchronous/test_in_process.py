@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.asynchronous.coding import Coding, PlainCoding, ReferenceCoding
-from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.exchange import Coding, PlainCoding, ReferenceCoding, WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
 from unisono.rules import EASGD
 from unisono.rules.asynchronous import random_arrivals

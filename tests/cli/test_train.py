@@ -27,7 +27,8 @@ from tests.usage_errors import assert_one_line_error
 from unisono.cli.train import _arguments, _count, exit_code
 from unisono.errors import LaunchError
 from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
-from unisono.training.checkpoint import checkpoint_names, load_newest
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import REPEAT_SECONDS

@@ -8,8 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 from tests.foresight.entries import PREDICTION, entry, measured
 
-from unisono.foresight.form import as_json, from_json
-from unisono.foresight.measurement import Measurement
+from unisono.foresight.measurement import Measurement, as_json, from_json
 from unisono.foresight.report import check_data, check_lines, ledger_data, ledger_lines
 from unisono.foresight.seal import SealedPrediction
 from unisono.processor import ProcessorUse

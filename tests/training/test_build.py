@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from unisono.compute import convolution_plan
 from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan, write_plan
+from unisono.compute.prepare import prepare
 from unisono.errors import RecipeError, UsageError
 from unisono.models import make_network
 from unisono.processor_model import processor
 from unisono.rules import BSP, Exchange, LocalSGD
-from unisono.training.build import check_fit, load_plan, make_rule, save_plan
+from unisono.training.build import check_fit, load_plan, make_rule, save_plan, warm_up
 from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
 from unisono.training.recipe_file import parse_recipe
 
@@ -121,3 +125,41 @@ def test_a_rule_of_ones_own_is_made_by_its_function(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="'own_rule_made:none': it gave int, not a rule that inherits from"):
         make_rule(replace(recipe, rule=replace(options, name="own_rule_made:none")))
     assert make_rule(Recipe(rule=RuleRecipe("local_sgd", every=5))) == LocalSGD(every=5)
+
+
+class Others:
+    """A world with a second rank, that has measured this."""
+
+    def __init__(self, measured: dict[str, dict[str, float]]) -> None:
+        self._measured = measured
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value, self._measured]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
+
+
+def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
+    model, plan = network(), ConvolutionPlan()
+    prepare(model, plan)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    world: Any = Others({})
+    labels = torch.zeros(2, dtype=torch.int64)
+    warm_up(model, lambda inputs: cross_entropy(model(inputs), labels), torch.zeros(2, 3, 6, 6), plan, world)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert plan.frozen
+    assert len(plan.measured) == 2  # forward and the weight's gradient: nobody asks for that of the inputs
+
+
+def test_all_ranks_choose_the_same_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
+    model, plan = network(), ConvolutionPlan()
+    prepare(model, plan)
+    others = {"a": {DEFAULT: 1.0}}
+    world: Any = Others(others)
+    warm_up(model, lambda inputs: model(inputs).sum(), torch.zeros(0, 3, 6, 6), plan, world)
+    assert plan.measured == others

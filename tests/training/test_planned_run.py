@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ import torch
 from tests.plan.test_split import FAST, SLOW
 from torch import nn
 
+from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.plan.choose_split import SplitModel
 from unisono.plan.layer_table import layers_of
+from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import find_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import plan_run
@@ -27,6 +30,8 @@ from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
 from unisono.training.planned_run import (
+    PlannedData,
+    data_of,
     example_of,
     plan_recipe,
     planned_run,
@@ -36,7 +41,7 @@ from unisono.training.planned_run import (
     traced_network,
     what_if,
 )
-from unisono.training.recipe import ParallelRecipe
+from unisono.training.recipe import DataRecipe, ParallelRecipe
 
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
@@ -217,3 +222,24 @@ def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
         assert not model.choose(inputs(model))
         with pytest.raises(UsageError, match=re.escape("[parallel] names layers, but this rule or this optimizer")):
             split_model_of(ParallelRecipe(2, {"fc": "column"}), rule, optimizer, NETWORK, TRACED)
+
+
+def test_a_data_set_of_the_package_is_decoded_already() -> None:
+    assert data_of(DataRecipe()) == PlannedData(SampleFacts(threads=MAX_DECODING_THREADS), 1437, 360, 10)
+    with pytest.raises(RecipeError, match=r"data\.name = 'digit'; there are digits"):
+        data_of(DataRecipe(name="digit"))
+
+
+def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Path], tmp_path: Path) -> None:
+    for name, count in (("train", 6), ("test", 2)):
+        part = find(image_samples(tmp_path / "source" / name, count=count))[""]
+        pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
+    files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
+    found = data_of(DataRecipe(pack=str(tmp_path / "pack"), threads=3, groups=2))
+    nbytes = sum(path.stat().st_size for path in files) / 12
+    assert found == PlannedData(SampleFacts(nbytes, 40 * 32, 3, copies=2), 12, 4, 2)
+
+
+def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
+    found = data_of(DataRecipe(pack="packs/nowhere", storage="replicated"))
+    assert found == PlannedData(SampleFacts(copies=0))

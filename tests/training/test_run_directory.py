@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -6,13 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.errors import CheckpointError, UsageError
+from unisono.errors import CheckpointError, RecipeError, UsageError
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import (
+    CHECKPOINTS,
     METRICS,
     STEPS,
     add_metrics,
     create_run,
+    is_finished,
+    past_recipe,
     read_metrics,
     recipe_of,
     replace_file,
@@ -32,6 +39,16 @@ def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:
         create_run(Recipe(), folder, RunLock())
     with pytest.raises(UsageError, match="holds no run"):
         recipe_of(tmp_path, [])
+
+
+def test_a_run_whose_period_an_older_release_measured_needs_a_number(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('[rule]\nname = "local_sgd"\nevery = "auto"\n')
+    with pytest.raises(RecipeError, match=r'rule.every = "auto" was measured .*: --set rule.every=16'):
+        recipe_of(tmp_path, ["training.epochs=3"])
+    for changes in (["rule.every=8", "training.epochs=3"], ["training.epochs=3", "rule.every=8"]):
+        found = recipe_of(tmp_path, changes)
+        assert (found.rule.name, found.rule.every, found.training.epochs) == ("local_sgd", 8, 3)
+    assert past_recipe(tmp_path).rule.name == "local_sgd", "what it has written can be read"
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +145,16 @@ def test_an_epoch_that_is_made_again_has_its_new_steps(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / STEPS).iterdir()) == ["epoch-0001.npz", "epoch-0002.npz"]
     with np.load(tmp_path / STEPS / "epoch-0002.npz") as found:
         assert found["seconds"].shape == (1, 5, 1)
+
+
+def test_a_run_is_finished_if_its_last_epoch_has_metrics_and_a_complete_checkpoint(tmp_path: Path) -> None:
+    assert not is_finished(tmp_path, 1)
+    for epoch in (1, 2):
+        add_metrics(tmp_path, {"epoch": epoch, "step": 5 * epoch})
+        assert not is_finished(tmp_path, epoch), "it was killed before it had written the checkpoint"
+        save(tmp_path / CHECKPOINTS, Checkpoint(5 * epoch, {}, {}, {}))
+        assert is_finished(tmp_path, epoch)
+    assert [is_finished(tmp_path, epochs) for epochs in (1, 2, 3)] == [True, True, False]
+    weights = tmp_path / CHECKPOINTS / "step-000000010" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert not is_finished(tmp_path, 1), "a run that resumes reports the damage"

@@ -1,19 +1,33 @@
-"""A worker's end of its exchanges: what it has sent, what has come, and the orders that came with it.
+"""Both ends of an exchange: a worker's, with the orders that come with it, and the centre of a server.
 
 main thread      prepare(header) ── step ──────────────── reply() ── orders
 communication         └ announce, swap 1, swap 2 ...        ▲
 update                                       replied, pull 1, pull 2, update ...
+
+worker 2 comes ─▶ send c, receive x ─▶ c += α (x - c) ─▶ next worker
+
+With a narrow number format each end sends the change since the two last exchanged:
+
+    worker     x - r ─▶ 16 bits ─▶ x' = r + what was sent        r: the centre as this pair last saw it, the same
+    server     c - r ─▶ 16 bits ─▶ c' = r + what was sent           on both ends; from now on r = c'
+               both move by α (x' - c')
+
+A change is small, so its rounding is too; what one exchange loses, the next one sends, because r is what came and not
+what was meant. Weights themselves rounded to bfloat16 would jump by up to 1/256 of their size in every exchange.
+Memory: one copy of the model on a worker, and one for each worker on the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from unisono.asynchronous.coding import Coding, PlainCoding
+from unisono.asynchronous.link import PeerLink
 from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_reply, reply_length
+from unisono.wires import wire_of
 
 
 class LastExchange(NamedTuple):
@@ -86,3 +100,91 @@ class WorkerExchange:
     def replies(self) -> list[Reply]:
         """Return the reply of each server to the last exchange."""
         return [decode_reply(self._replies[server]) for server in sorted(self._replies)]
+
+
+class PlainCoding:
+    """Exchange of numbers as they are."""
+
+    def swap(self, _: int, mine: torch.Tensor, link: PeerLink) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send `mine` and receive the other end's. Return both as both ends know them."""
+        came = torch.empty_like(mine)
+        link.swap(mine, came)
+        return mine, came
+
+
+class ReferenceCoding:
+    """Exchange of changes since the last exchange of this pair, in a wire format."""
+
+    def __init__(self, wire: str, worker: bool, references: dict[int, torch.Tensor]) -> None:
+        """Start from `references`, by key: equal on both ends. `worker`: True on the worker's end."""
+        self._wire, self._worker = wire, worker
+        self.references = references
+
+    def swap(self, key: int, mine: torch.Tensor, link: PeerLink) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send the change of `mine` and receive the other end's. Return both numbers as both ends know them."""
+        reference, wire = self.references[key], wire_of(self._wire, mine.dtype)
+        if wire is None:
+            return PlainCoding().swap(key, mine, link)
+        change, other = (mine - reference).numpy(), np.empty(len(mine), reference.numpy().dtype)
+        sent, came = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
+        wire.encode(change, sent)
+        link.swap(torch.from_numpy(sent), torch.from_numpy(came))
+        wire.decode(came, other)
+        both = reference + torch.from_numpy(change), reference + torch.from_numpy(other)
+        self.references[key] = both[1] if self._worker else both[0]
+        return both
+
+
+Coding = PlainCoding | ReferenceCoding
+
+
+AverageBuffers = Callable[[torch.Tensor, torch.Tensor, float], None]
+"""Function (buffers, others, alpha): it moves the first by the share alpha towards the others, all as bytes."""
+
+
+class Centre:
+    """Centre of a server. It is the replica that the tasks of its programs act on."""
+
+    def __init__(
+        self,
+        flats: Mapping[int, torch.Tensor],
+        codings: Callable[[int], Coding] | None = None,
+        buffers: torch.Tensor | None = None,
+        average: AverageBuffers | None = None,
+    ) -> None:
+        """Keep `flats`, by key. `codings` returns the coding of a worker's exchanges; `buffers` are the model's, as
+        bytes, which `average` moves."""
+        self.flats = dict(flats)
+        self.buffers = buffers
+        self.reply = torch.empty(0)
+        """Reply to the worker that is served, to be sent."""
+        self.worker = 0
+        """Worker that is served."""
+        self._codings = codings or (lambda _: PlainCoding())
+        self._average = average
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._came_buffers: torch.Tensor | None = None
+
+    def announce(self, _: int, link: Any) -> None:
+        """Send the reply to a worker, whose header has come."""
+        link.send(self.reply)
+
+    def swap(self, key: int, link: Any) -> None:
+        """Send the centre's bucket and receive the worker's."""
+        self._known[key] = self._codings(self.worker).swap(key, self.flats[key], link)
+
+    def move(self, key: int, alpha: float) -> None:
+        """Move a bucket by the share `alpha` towards the worker's."""
+        mine, its = self._known.pop(key)
+        self.flats[key].add_((its - mine).mul_(alpha))
+
+    def swap_buffers(self, link: Any) -> None:
+        """Send the centre's buffers and receive the worker's."""
+        assert self.buffers is not None, "a program that swaps buffers has some"
+        self._came_buffers = torch.empty_like(self.buffers)
+        link.swap(self.buffers, self._came_buffers)
+
+    def move_buffers(self, alpha: float) -> None:
+        """Move the buffers by the share `alpha` towards the worker's."""
+        assert self.buffers is not None and self._came_buffers is not None and self._average is not None
+        self._average(self.buffers, self._came_buffers, alpha)

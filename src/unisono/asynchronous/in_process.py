@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono.asynchronous.centre import Centre
-from unisono.asynchronous.coding import Coding
-from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.messages import Reply, WorkerProgress
 from unisono.rules.asynchronous import BaseAsynchronousRule, serving_programs
 from unisono.step.in_process import Batch, InProcessReplica, Loss, play_programs

@@ -3,9 +3,12 @@
     headers ─▶ arrived ─▶ next_worker ─▶ answer ─▶ rule.serve(Arrival) ─▶ log
                  ▲                                                          │
                  └──────────────────────────────────────────────────────────┘
-    replay       the log of another run takes the place of next_worker
 
-When all workers have stopped, the first of them fetches the final centre; then all end.
+When all workers have stopped, the first of them fetches the final centre; then all end. In a replay the log of another
+run takes the place of next_worker:
+
+    log of another run   2 0 1 0 ...     the next is 2: worker 0 waits, although it came first
+    worker 3             is not in it    its exchange is answered, and not applied
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from unisono.asynchronous.centre import Centre
 from unisono.asynchronous.event_log import EventLog
+from unisono.asynchronous.exchange import Centre
+from unisono.asynchronous.link import PeerLink
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
-from unisono.asynchronous.replay import Replay
-from unisono.asynchronous.server_port import Port
 from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
@@ -259,3 +262,59 @@ class Server:
             self._order_fetch()
         else:
             self._done = True
+
+
+class Replay:
+    """Exchanges of a log that are still to come at one server."""
+
+    def __init__(self, server: int, recorded: Sequence[int]) -> None:
+        """Begin with the first exchange; `recorded` are the workers in the order of the log."""
+        self._server, self._left = server, deque(recorded)
+
+    @property
+    def next(self) -> int | None:
+        """Worker of the next exchange; None where no more were recorded."""
+        return self._left[0] if self._left else None
+
+    def needs(self, worker: int) -> bool:
+        """Return True where a worker has exchanges to come."""
+        return worker in self._left
+
+    def choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
+        """Return the worker to serve next of those `waiting`, and False where no such exchange was recorded: it is not
+        applied."""
+        surplus = next((worker for worker in waiting if worker not in self._left), None)
+        if surplus is not None:
+            return surplus, False
+        return self.next if self.next in waiting else None, True
+
+    def advance(self) -> None:
+        """Advance to the next exchange: this one was applied."""
+        self._left.popleft()
+
+    def error(self, worker: int, why: str, number: int) -> StallError:
+        """Return the error of a recorded worker that does not come; `number` exchanges were applied."""
+        return StallError(
+            f"server {self._server}: the log that is replayed has worker {worker} in exchange "
+            f"{number + self._left.index(worker)}, but it {why}: "
+            "replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
+        )
+
+
+class Port(Protocol):
+    """Arrivals of workers at a server, and links to them."""
+
+    def poll(self) -> tuple[int, WorkerHeader] | None:
+        """Return a worker that has announced itself, and its header; None where there is none."""
+
+    def link(self, worker: int) -> PeerLink:
+        """Return the link to a worker."""
+
+    def dead(self) -> frozenset[int]:
+        """Return the workers that are known to have died."""
+
+    def stopped(self, worker: int) -> bool:
+        """Return True for a worker whose process is known to be stopped (SIGSTOP)."""
+
+    def lost(self, error: Exception) -> bool:
+        """Return True for an error of a message that only means that its other end has died."""

@@ -38,7 +38,7 @@ def evaluate(
 
     Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
     """
-    recipe = run_directory.recipe_of(run, [])
+    recipe = run_directory.past_recipe(run)
     started = ranks_started(os.environ)
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")

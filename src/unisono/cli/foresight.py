@@ -21,10 +21,8 @@ def foresight(
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
-    from unisono.foresight.calibration import check_label
-    from unisono.foresight.chart import draw_calibration
-    from unisono.foresight.ended_runs import changed_seals
-    from unisono.foresight.ledger import read
+    from unisono.foresight.calibration import check_label, draw_calibration
+    from unisono.foresight.ledger import changed_seals, read
     from unisono.foresight.report import ledger_data, ledger_lines
 
     entries, complaints = read(ledger)

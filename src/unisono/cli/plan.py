@@ -162,7 +162,7 @@ def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
     """Print the prediction of a run beside its measurement, part by part."""
     if other is not None:
         raise UsageError(f"--check {run} takes the plan of that run: omit {other}, all options but --json")
-    from unisono.foresight.ended_runs import ended_run
+    from unisono.foresight.ledger import ended_run
     from unisono.foresight.report import check_data, check_lines
 
     seal, measurement = ended_run(run)

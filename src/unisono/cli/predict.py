@@ -42,7 +42,7 @@ def predict(
     keep_memory()
     from unisono.training.build import DTYPES, context_of
     from unisono.training.scoring.file_inputs import open_inputs
-    from unisono.training.scoring.network_prediction import PredictOptions
+    from unisono.training.scoring.predict import PredictOptions
     from unisono.training.scoring.predict import predict as predict_files
     from unisono.training.scoring.saved_run import load_network, read_run
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -32,13 +32,11 @@ from unisono.rules.asynchronous import has_servers
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
-from unisono.training.finished import report_if_finished
-from unisono.training.named_rule import named_rule
-from unisono.training.packaged_recipes import find_recipe
+from unisono.training.named_rule import named_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
 from unisono.training.recipe_check import check_run
-from unisono.training.recipe_file import read_recipe
-from unisono.training.survival import survives_deaths
+from unisono.training.recipe_file import find_recipe, read_recipe
+from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE, Listener
 
@@ -156,7 +154,8 @@ def train(
         arguments = _arguments(recipe, changes, {**paths, "machine": machine}, verbose)
         survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
-    _run_as_rank(settings, run, resume, timeline, replay, machine or None, ledger, verbose)
+    paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger}
+    _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
 
 
 def _count(ranks: int | None, started: int | None, settings: Recipe) -> int:
@@ -289,22 +288,15 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-def _run_as_rank(
-    recipe: Recipe,
-    run: Path | None,
-    resume: Path | None,
-    timeline: Path | None,
-    replay: Path | None,
-    machine: str | None,
-    ledger: Path | None,
-    verbose: bool,
-) -> None:
+def _run_as_rank(settings: Recipe, **options: Any) -> None:
+    """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.initialize import init
+    from unisono.training.run import TrainOptions
     from unisono.training.run import train as train_on_rank
 
-    world = init(timeout=recipe.training.timeout or None)
+    world = init(timeout=settings.training.timeout or None)
     with world.agree_on_errors():
-        code = train_on_rank(recipe, world, run, resume, timeline, replay, machine, ledger, verbose)
+        code = train_on_rank(settings, world, TrainOptions(**options))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if code:
         raise typer.Exit(code)

@@ -6,7 +6,10 @@
     run B ──────── waits ────────── lock ─ write, ... ─▶                     O_APPEND and a lock keep them apart
 
 `check` is the CRC-32 of the entry: a line with changed bytes is not used. A line that a dying process left torn stays
-alone: the next one begins on a line of its own.
+alone: the next one begins on a line of its own. Seals of ended runs are read back with a check that none was changed:
+
+    RUN/prediction.json ── SHA-256 ──┬── equal? ── the digest in RUN/measurement.json and in the ledger
+                                     └── if not, the seal was changed after the run
 """
 
 from __future__ import annotations
@@ -15,15 +18,14 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from unisono.errors import UsageError
-from unisono.foresight.form import from_data
-from unisono.foresight.measurement import Measurement
-from unisono.foresight.seal import SealedPrediction
+from unisono.foresight.measurement import Measurement, from_data, read_measurement
+from unisono.foresight.seal import Seal, SealedPrediction, read_seal, seals_of
 
 LEDGER = "ledger.jsonl"
 """Name of the ledger beside the folders of its runs."""
@@ -128,3 +130,47 @@ def _entry_of(line: bytes) -> LedgerEntry:
     if not entry.measurement.step.median > 0:
         raise UsageError("its measured step is not above 0 s")
     return entry
+
+
+def ended_run(folder: Path) -> tuple[Seal, Measurement]:
+    """Return the newest seal of a run that has a measurement, and that measurement.
+
+    Raises UsageError for a folder without seal or measurement, and for a seal that was changed after the run.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no run in {folder}")
+    found = [read_seal(path) for path in seals_of(folder)]
+    if not found:
+        raise UsageError(
+            f"{folder} has no sealed prediction: its rule or setting was not predicted; train with --machine"
+        )
+    measured = [seal for seal in found if seal.measurement.exists()]
+    if not measured:
+        raise UsageError(
+            f"{folder} has no measurement: the run has not ended; continue it with unisono train --resume {folder}"
+        )
+    seal, measurement = measured[-1], read_measurement(measured[-1].measurement)
+    if measurement.seal != seal.digest:
+        raise UsageError(_changed(seal.path, seal.digest, measurement.seal))
+    return seal, measurement
+
+
+def changed_seals(ledger: Path, entries: Sequence[LedgerEntry]) -> list[str]:
+    """Return a complaint for each entry whose seal is still there, but not as it was."""
+    complaints = []
+    for one in entries:
+        path = ledger.parent / one.run
+        if not one.run or not path.is_file():
+            continue
+        try:
+            digest = read_seal(path).digest
+        except UsageError as error:
+            complaints.append(f"{error}; the ledger has it as it was")
+            continue
+        if digest != one.digest:
+            complaints.append(_changed(path, digest, one.digest))
+    return complaints
+
+
+def _changed(path: Path, now: str, before: str) -> str:
+    return f"{path} was changed after the run: its SHA-256 is {now[:12]}..., that of the seal was {before[:12]}..."

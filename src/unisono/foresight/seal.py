@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.files import write_atomically
-from unisono.foresight.form import as_json, from_json
+from unisono.foresight.measurement import as_json, from_json
 from unisono.processor import ALONE, ProcessorUse
 
 SEAL, MEASUREMENT = "prediction", "measurement"

@@ -11,7 +11,7 @@
 
 For 1,000 classes and 3 channels it has 13,378,280 parameters, as in Theano-MPI's table 2; 6,379,728 of them are in the
 auxiliary classifiers. An image takes 1.58 billion multiply-adds without those. In training it returns three scores; the
-loss is that of the network plus 0.3 of each auxiliary one (`training/loss.py`).
+loss is that of the network plus 0.3 of each auxiliary one (`training/accuracy.py`).
 
 With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
 7,005,832 parameters. The GoogleNetBN that DIMD measures is from Torch's packages and larger (a payload of 93 MB).

@@ -1,9 +1,13 @@
-"""Test accuracy of a network: its first guess is right (top-1), or one of its first five (top-5); and its test loss.
+"""Loss in training, and accuracy in tests: the first guess is right (top-1), or one of the first five (top-5).
 
     scores (0.1, 0.7, 0.2, 0, 0, 0)    label 2    wrong at first, right among five, cross entropy 1.79
 
 Top-5 is the measure of Theano-MPI's tables, top-1 that of DIMD's figures, and that of text its perplexity, which is the
-exponential of the mean cross entropy of its tokens.
+exponential of the mean cross entropy of its tokens. In training, networks may have auxiliary classifiers, which give
+their lower part gradients of its own:
+
+    scores                             cross entropy
+    scores, auxiliary, auxiliary       cross entropy + 0.3 (cross entropy + cross entropy)      (GoogLeNet)
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from math import exp, inf
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 BEST = 5
@@ -59,3 +64,39 @@ def accuracy_of(counts: torch.Tensor, labels: int) -> Accuracy:
     """Return the accuracy on `labels` labels from the summed counts."""
     first, five, open_to_error, loss = counts.tolist()
     return Accuracy(first / labels, five / labels if open_to_error else None, loss / labels)
+
+
+AUXILIARY = 0.3
+"""Weight of each auxiliary classifier's loss; the network's own has weight 1 (Szegedy et al. 2015, section 5)."""
+
+
+def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of `scores`, (samples, classes), and int64 `labels`, (samples,).
+
+    For texts, `scores` are (samples, tokens, vocabulary) and `labels` (samples, tokens). With several scores, the first
+    are the network's own, and the others are those of its auxiliary classifiers.
+    """
+    if isinstance(scores, torch.Tensor):
+        return cross_entropy(scores.flatten(0, -2), labels.flatten())
+    own, *auxiliary = (cross_entropy(each, labels) for each in scores)
+    return own + AUXILIARY * sum(auxiliary)
+
+
+def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a loss of 0 for an empty batch, whose passes join the exchanges of split layers.
+
+    Batch norms, which take no empty batch, keep their statistics.
+    """
+    norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training]
+    for norm in norms:
+        norm.eval()
+    scores = model(inputs)
+    for norm in norms:
+        norm.train()
+    return torch.stack([one.sum() for one in ((scores,) if isinstance(scores, torch.Tensor) else scores)]).sum()
+
+
+def blank_labels(scores: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return labels 0 for the loss of `scores`, for a step whose result is not used."""
+    own = scores if isinstance(scores, torch.Tensor) else scores[0]
+    return torch.zeros(own.shape[:-1], dtype=torch.int64)

@@ -1,20 +1,29 @@
 """Builds the parts of a recipe on the ranks of a world: cores, the feed, the network, its trainer.
 
-cores ─ feed ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
+cores ─ feed ─ (layers to split) ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
+
+The warm-up step times the algorithms of each convolution; the ranks take the best:
+
+    rank 0   forward, backward on zeros: each algorithm timed ┐
+    rank 1   forward, backward on zeros: each algorithm timed ┴ the slowest rank's time of each ─ the best, on all ranks
+
+The ranks time them at the same time, since the time of an algorithm depends on how much memory the others read.
+The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.binding import CoreShare, bind, report, shares_of
-from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, read_plan, write_plan
-from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare
+from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.feed import Feed, InputFacts, in_memory_feed
 from unisono.data.loading import cast_inputs
@@ -27,22 +36,22 @@ from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor_model import processor
-from unisono.rules import BaseRule, Exchange
+from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
-from unisono.training.loss import blank_labels, classification_loss
-from unisono.training.named_rule import named_rule
-from unisono.training.recipe import OWN, DataRecipe, Recipe
-from unisono.training.recipe_check import own_rule
-from unisono.training.timeline import Timeline
+from unisono.training.accuracy import blank_labels, classification_loss
+from unisono.training.named_rule import exchange_of, named_rule, own_rule
+from unisono.training.recipe import DataRecipe, Recipe
+from unisono.training.timeline.collect import Timeline
 from unisono.training.trainer import Trainer
-from unisono.training.warmup import warm_up
 from unisono.user_function import is_user_function
 from unisono.world import World
 
 if TYPE_CHECKING:
     from unisono.data.kinds.kind import TransformOptions
+
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -159,10 +168,7 @@ def make_trainer(
 def make_rule(recipe: Recipe) -> BaseRule:
     """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
     options = recipe.rule
-    wire = None if recipe.exchange.wire == OWN else recipe.exchange.wire
-    megabytes = recipe.exchange.bucket_megabytes
-    largest = max(1, int(megabytes * (1 << 20))) if megabytes else None
-    exchange = Exchange(recipe.exchange.algorithm, wire, largest)
+    exchange = exchange_of(recipe)
     if is_user_function(options.name):
         own = own_rule(options)
         rule = own.call(exchange, options.overlap)
@@ -218,3 +224,35 @@ def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
 
     if plan.measured:
         world.call_on_root(write)
+
+
+def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule) -> PlanChoice:
+    """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
+
+    `feed` gives the shapes of the network's inputs; nothing is read from it.
+    """
+    whole = whole_layers(rule, recipe.optimizer.name)
+    if whole is not None:
+        return whole
+    model = make_model(recipe, feed).train()
+    first, last = bounds(recipe.training.batch, world.size, world.rank)
+    example = cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype])
+    return choose_plan(model, world, example, within=context_of(recipe), deferred=True)
+
+
+def warm_up(
+    model: nn.Module, step: Callable[[Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
+) -> None:
+    """Settle `plan` on all ranks of `world`.
+
+    `step` returns the loss of `model` for this rank's inputs. All ranks call it together.
+    """
+    if len(inputs):
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        model.train()
+        step(inputs).backward()  # type: ignore[no-untyped-call]
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        model.zero_grad(set_to_none=True)
+        release_free_memory()
+    plan.freeze(merge(world.all_gather_object(plan.measured)))

@@ -18,24 +18,21 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.data.feed import Feed
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, ms, summarize
-from unisono.foresight.form import as_json
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
+from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, as_json, measure
 from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.training.planned_run import PlanRecipe, SampleRecipe, planned_run
-from unisono.training.recipe import Recipe
+from unisono.training.player import Run
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import Trainer
-from unisono.world import World
 
 MAX_NUMBERS_KEPT = 1 << 24
 """Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""
@@ -45,15 +42,7 @@ MAX_NUMBERS_KEPT = 1 << 24
 class RunForesight:
     """Seal and measurement of a run. All ranks call its functions together; rank 0 writes."""
 
-    recipe: Recipe
-    world: World
-    feed: Feed
-    trainer: Trainer
-    home: Path
-    log: Callable[[str], None]
-    """Function that rank 0 reports with."""
-    detail: Callable[[str], None]
-    """Function that rank 0 reports details with."""
+    run: Run
     ledger: Path | None = None
     """Ledger of the run; None for that beside its folder."""
     _seal: Seal | None = None
@@ -71,9 +60,9 @@ class RunForesight:
         Raises UsageError for an unknown machine, and where the seal cannot be written.
         """
         if machine is not None:
-            self._adopt(self.world.call_on_root(lambda: self._planned(machine, done)), self.log)
+            self._adopt(self.run.world.call_on_root(lambda: self._planned(machine, done)), self.run.display.log)
         elif done:
-            self._adopt(self.world.call_on_root(lambda: self._of_before(done)), self.detail)
+            self._adopt(self.run.world.call_on_root(lambda: self._of_before(done)), self.run.display.detail)
         self._seal_search(done)
 
     def after_step(self, done: int) -> None:
@@ -85,37 +74,39 @@ class RunForesight:
         """Add the times of steps of all ranks, on rank 0."""
         self._kept.append(seconds)
         sequential = seconds[..., [KINDS.index(kind) for kind in SEQUENTIAL_KINDS]]
-        self._all_steps += float(sequential.sum(dtype=np.float64)) / self.world.size
+        self._all_steps += float(sequential.sum(dtype=np.float64)) / self.run.world.size
         while len(self._kept) > 1 and sum(one.size for one in self._kept) > MAX_NUMBERS_KEPT:
             self._dropped += self._kept.pop(0).shape[1]
 
     def finish(self, wall: float) -> None:
         """Write the measurement and add the run to the ledger; `wall` is the seconds since the run began."""
-        use = processor_use(self.world.all_gather_object(use_since(self._counters)))
-        if self.world.rank == 0:
+        use = processor_use(self.run.world.all_gather_object(use_since(self._counters)))
+        if self.run.world.rank == 0:
             try:
                 self._write(wall, use)
             except UsageError as error:  # the run itself has ended well
-                self.log(f"not in the ledger: {error}")
+                self.run.display.log(f"not in the ledger: {error}")
 
     def _seal_search(self, done: int) -> None:
-        reducer = self.trainer.reducer
+        reducer = self.run.trainer.reducer
         if not self._pending or reducer.programs.tuning.state() is None:
             return
         self._pending = False
         self._searched, self._counters = max(0, self._made - 1), read_counters()
         choice = reducer.programs.tuning.choice
         if choice is not None:
-            how = f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.home / LOG})"
-            self.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")
+            how = (
+                f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.run.home / LOG})"
+            )
+            self.run.display.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")
         if self._seal is not None:
             return
         if choice is None:
-            self.detail(f"no prediction is sealed: {reason_without_seal(self.trainer)}; give --machine")
+            self.run.display.detail(f"no prediction is sealed: {reason_without_seal(self.run.trainer)}; give --machine")
             return
-        self.trainer.wait()
+        self.run.trainer.wait()
         sealed = tuned_prediction(choice, self._facts(done), self._searched)
-        self._adopt(self.world.call_on_root(lambda: write_seal(self.home, sealed)), self.detail)
+        self._adopt(self.run.world.call_on_root(lambda: write_seal(self.run.home, sealed)), self.run.display.detail)
 
     def _adopt(self, seal: Seal | str | None, log: Callable[[str], None]) -> None:
         """Adopt a seal and report it with `log`, or the reason for which there is none."""
@@ -131,14 +122,14 @@ class RunForesight:
         found = find_machine(machine)
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
         facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
-        if self.recipe.parallel.layers:
+        if self.run.recipe.parallel.layers:
             return "its layers are split over ranks, which a machine file does not predict"
         if facts.ranks % facts.nodes:
             return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
         try:
-            shape = "x".join(map(str, self.feed.blank(1).shape[1:]))
-            samples = SampleRecipe(shape, self.feed.classes, self.feed.samples)
-            planned = PlanRecipe(**vars(self.recipe), samples=samples)
+            shape = "x".join(map(str, self.run.feed.blank(1).shape[1:]))
+            samples = SampleRecipe(shape, self.run.feed.classes, self.run.feed.samples)
+            planned = PlanRecipe(**vars(self.run.recipe), samples=samples)
             run = planned_run(planned, found, facts.nodes, facts.ranks // facts.nodes)
             sealed = planned_prediction(run, facts)
         except (
@@ -148,34 +139,34 @@ class RunForesight:
             TypeError,
         ) as error:  # weights on meta have no values
             return (str(error).splitlines() or [type(error).__name__])[0]
-        return write_seal(self.home, sealed)
+        return write_seal(self.run.home, sealed)
 
     def _of_before(self, done: int) -> Seal | None:
         """Return the newest seal of a resumed run where it still holds."""
-        found = seals_of(self.home)
+        found = seals_of(self.run.home)
         if not found:
             return None
         seal = read_seal(found[-1])
         return seal if holds(seal.prediction, self._facts(done)) else None
 
     def _facts(self, done: int) -> RunFacts:
-        training, world = self.recipe.training, self.world
-        steps = training.epochs * steps_of(self.feed.samples, training.batch) - done
-        names = self.recipe.name, self.recipe.model.name, self.recipe.rule.name
+        training, world = self.run.recipe.training, self.run.world
+        steps = training.epochs * steps_of(self.run.feed.samples, training.batch) - done
+        names = self.run.recipe.name, self.run.recipe.model.name, self.run.recipe.rule.name
         return RunFacts(*names, world.size, world.nodes, training.batch, steps)
 
     def _write(self, wall: float, use: ProcessorUse) -> None:
-        skip, rule = self._searched + WARMUP_STEPS, self.trainer.reducer.rule
+        skip, rule = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule
         found = None
         if self._kept:
             found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.traits.period)
         if found is None:
-            self.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
+            self.run.display.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
             return
         digest = "" if self._seal is None else self._seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)
         if self._seal is None:
-            replace_file(self.home / f"{MEASUREMENT}.json", as_json(measured))
+            replace_file(self.run.home / f"{MEASUREMENT}.json", as_json(measured))
             return
         explanation = explain(self._seal.prediction, measured)
         replace_file(self._seal.measurement, as_json(measured, explanation=explanation))
@@ -183,10 +174,10 @@ class RunForesight:
 
     def _enter(self, seal: Seal, measured: Measurement) -> None:
         """Add the run to the ledger."""
-        ledger = self.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
+        ledger = self.run.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
-        self.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {self.home}")
+        self.run.display.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {self.run.home}")
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:

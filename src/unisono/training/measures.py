@@ -1,10 +1,8 @@
-"""Measures by which runs are compared: accuracy of classes, perplexity of texts.
+"""Measures by which runs are compared, and the metrics of a test: accuracy of classes, perplexity of texts.
 
-measure       metric of an epoch    in words    the best
-accuracy      test_accuracy         98.10%      the highest
-perplexity    test_perplexity       3.95        the lowest
-
-Runs have the metrics that the kind of their samples has (`results.py`), and accuracy always: of texts that of tokens.
+measure       labels           metrics of an epoch                            in words    the best
+accuracy      one a sample     test_accuracy, test_top5, test_loss            98.10%      the highest
+perplexity    one a token      the same, of tokens, and test_perplexity       3.95        the lowest
 """
 
 from __future__ import annotations
@@ -12,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.training.accuracy import Accuracy  # needs PyTorch, which who compares runs does not
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,46 @@ def measure_of(metrics: Iterable[Mapping[str, Any]]) -> Measure:
     """Return the measure by which epochs are compared: perplexity if all have it, else accuracy."""
     found = list(metrics)
     return PERPLEXITY if found and all(PERPLEXITY.metric in line for line in found) else ACCURACY
+
+
+def result_metrics(accuracy: Accuracy, samples_per_second: float, labels_per_sample: int) -> dict[str, Any]:
+    """Return the metrics of a test and of the speed of training."""
+    found = {ACCURACY.metric: accuracy.top1, "test_loss": accuracy.loss, "samples_per_second": samples_per_second}
+    if accuracy.top5 is not None:
+        found["test_top5"] = accuracy.top5
+    if labels_per_sample > 1:
+        found[PERPLEXITY.metric] = accuracy.perplexity
+        found["tokens_per_second"] = samples_per_second * labels_per_sample
+    return found
+
+
+def describe_test(metrics: Mapping[str, Any]) -> str:
+    """Return words for the test of an epoch."""
+    measure = measure_of([metrics])
+    five = f" (top-5 {metrics['test_top5']:.2%})" if measure is ACCURACY and "test_top5" in metrics else ""
+    return f"{measure.title} {measure.words(metrics[measure.metric])}{five}"
+
+
+def describe_speed(metrics: Mapping[str, Any]) -> str:
+    """Return words for the speed of an epoch."""
+    if "tokens_per_second" in metrics:
+        return f"{metrics['tokens_per_second']:,.0f} tokens/s"
+    return f"{metrics['samples_per_second']:,.0f} samples/s"
+
+
+def result_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the table at the end of a run for its test and its speed, given `result_metrics`."""
+    measure = measure_of([metrics])
+    rows = [(measure.title, measure.words(metrics[measure.metric]))]
+    if measure is PERPLEXITY:
+        return [*rows, ("tokens per second", f"{metrics['tokens_per_second']:,.0f}")]
+    if "test_top5" in metrics:
+        rows.append(("test accuracy, top-5", f"{metrics['test_top5']:.2%}"))
+    return [*rows, ("samples per second", f"{metrics['samples_per_second']:,.0f}")]
+
+
+def last_line(metrics: Mapping[str, Any]) -> str:
+    """Return the last line of a run, which scripts read."""
+    if measure_of([metrics]) is PERPLEXITY:
+        return f"test perplexity: {metrics['test_perplexity']:.2f}"
+    return f"test accuracy: {metrics['test_accuracy']:.1%}"

@@ -1,18 +1,29 @@
-"""Rules that a recipe names, made from its options. Needs neither PyTorch nor MPI."""
+"""Rules that a recipe names, made from its options, and whether ranks outlive others. Needs neither PyTorch nor MPI.
+
+rule of the table    made here, from the recipe
+module:function      made by the ranks; the launcher asks a process of its own: an import of MPI would begin MPI there
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from unisono.rules import BaseRule, Exchange, find_rule
-from unisono.user_function import is_user_function
-
-if TYPE_CHECKING:
-    from unisono.training.recipe import RuleRecipe
+from unisono.rules.asynchronous import has_servers
+from unisono.training.recipe import OWN, Recipe, RuleRecipe
+from unisono.user_function import UserFunction, is_user_function
 
 COMMON_KEYS = ("name", "folder", "overlap")
 """Keys of a recipe's rule that do not belong to one rule."""
+
+
+def exchange_of(recipe: Recipe) -> Exchange:
+    """Return the exchange of a recipe's gradients."""
+    options = recipe.exchange
+    wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
+    return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
 
 
 def named_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
@@ -45,3 +56,36 @@ def _own_keys(options: RuleRecipe) -> list[str]:
         return []
     names = {entry.name for entry in fields(find_rule(options.name))} - {entry.name for entry in fields(BaseRule)}
     return [entry.name for entry in fields(options) if entry.name in names]
+
+
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
+
+
+LIMIT_SECONDS = 60.0
+"""Longest time to make a rule of the user's own."""
+
+ASYNCHRONOUS = 10
+"""Exit code of the process that has made an asynchronous rule."""
+
+PROGRAM = "import sys; from unisono.training.named_rule import answer; sys.exit(answer(*sys.argv[1:]))"
+
+
+def survives_deaths(options: RuleRecipe) -> bool:
+    """Return True for a recipe's rule that is asynchronous. A rule of the user's own that cannot be made is not: the
+    ranks report why."""
+    if not is_user_function(options.name):
+        return has_servers(named_rule(options, Exchange()))
+    command = [sys.executable, "-c", PROGRAM, options.name, options.folder, options.overlap]
+    try:
+        asked = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == ASYNCHRONOUS
+
+
+def answer(name: str, folder: str, overlap: str) -> int:
+    """Return the exit code for a rule of the user's own: ASYNCHRONOUS, or 0."""
+    rule = own_rule(RuleRecipe(name, folder)).call(Exchange(), overlap)
+    return ASYNCHRONOUS if isinstance(rule, BaseRule) and has_servers(rule) else 0

@@ -3,6 +3,10 @@
 recipe, changes ─▶ PlanRecipe ┬ network ─ trace ─▶ layers ┬─▶ PlannedRun ─▶ rows        plan/run_plan.py
 machine, nodes ───────────────┴ data, or its [samples] ───┘
 
+recipe ┬ data.name ─▶ data set that comes with Unisono: already decoded
+       └ data.pack ─▶ index: samples, bytes, classes ─▶ headers of the first images: pixels
+                      not on this machine: nothing is known
+
 A plan's recipe has a table more, for what a data set that is not on this machine does not tell: [samples]. Changes that
 are asked for as "what if" are keys of that recipe, or values of the machine (`plan/what_if.py`); several with commas
 are made together: "bandwidth=2x,exchange.wire=bfloat16".
@@ -10,35 +14,43 @@ are made together: "bandwidth=2x,exchange.wire=bfloat16".
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unisono.errors import UsageError
+from unisono.data.builtin import BUILTIN_DATASETS
+from unisono.data.kinds import IMAGE, find_kind
+from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.storage import STREAMED
+from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
 from unisono.plan.choose_split import SplitModel
 from unisono.plan.layer_costs import at_rate_of
+from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import MachineFacts
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import numbers_kept
 from unisono.plan.split import LayerFacts, SplitInputs
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.plan.what_if import changed_machine
-from unisono.rules import BaseRule, Exchange
+from unisono.rules import BaseRule
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.keys import number
-from unisono.training.named_rule import named_rule
-from unisono.training.packaged_recipes import find_recipe
-from unisono.training.planned_data import data_of
-from unisono.training.recipe import OWN, ParallelRecipe, Recipe, to_dict
-from unisono.training.recipe_file import changed_recipe, read_as
+from unisono.training.named_rule import exchange_of, named_rule
+from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
+
+if TYPE_CHECKING:
+    from unisono.data.pack.index import Index
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""
@@ -51,6 +63,9 @@ CLASSES = 1000
 
 MAX_SAMPLE_NUMBERS = 10**9
 """Largest number of numbers in a sample."""
+
+MAX_HEADERS_READ = 64
+"""Number of images whose headers are read for the mean number of pixels."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +152,64 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
 
 def rule_of(recipe: Recipe) -> BaseRule:
     """Return the rule of a recipe. Raises UsageError for an unknown one."""
-    exchange = recipe.exchange
-    wire = None if exchange.wire == OWN else exchange.wire
-    buckets = int(exchange.bucket_megabytes * (1 << 20)) or None
-    return named_rule(recipe.rule, Exchange(exchange.algorithm, wire, buckets))
+    return named_rule(recipe.rule, exchange_of(recipe))
+
+
+class PlannedData(NamedTuple):
+    """Data of a run, as far as they are known before it starts."""
+
+    samples: SampleFacts = SampleFacts()
+    train: int | None = None
+    """Number of training samples; None: not known."""
+    test: int = 0
+    classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    """Shape of a sample of text, (tokens,); None: given by the network or by an option."""
+
+
+def data_of(recipe: DataRecipe) -> PlannedData:
+    """Return the data of a recipe; without a name, or of a pack that is not here, their form in memory alone.
+
+    Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
+    """
+    facts = SampleFacts(
+        threads=recipe.threads or MAX_DECODING_THREADS,
+        from_disk=recipe.storage == STREAMED,
+        copies=0 if recipe.storage == "replicated" else recipe.groups,
+    )
+    if not recipe.pack:
+        if not recipe.name:
+            return PlannedData(facts)
+        if recipe.name not in BUILTIN_DATASETS:
+            raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
+        data = BUILTIN_DATASETS[recipe.name]()
+        return PlannedData(facts, len(data.train), len(data.test), data.classes)
+    folder = Path(recipe.pack)
+    if not folder.is_dir():
+        return PlannedData(facts)
+    check_installed()
+    from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it
+
+    train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
+    facts = facts._replace(nbytes=train.nbytes / len(train), pixels=mean_pixels(train))
+    labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
+    return PlannedData(facts, len(train), len(test), len(train.about.classes), (labels,) if labels > 1 else None)
+
+
+def mean_pixels(index: Index) -> float:
+    """Return the pixels of an image in a pack, the mean of its first ones; 0 for raw samples and recordings."""
+    if index.about.kind != IMAGE:
+        return 0.0
+    from PIL import Image  # noqa: PLC0415  only packs of images need it
+
+    from unisono.data.pack.stripe_file import read_stretch  # noqa: PLC0415  Arrow takes a while
+
+    found = list[int]()
+    for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):
+        for first, last in zip(stretch.offsets[:-1], stretch.offsets[1:], strict=True):
+            with Image.open(io.BytesIO(stretch.data[first:last].tobytes())) as image:
+                found.append(image.width * image.height)
+    return sum(found) / len(found)
 
 
 @lru_cache(1)

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from unisono.training.measures import describe_speed, describe_test
 from unisono.training.recorder import CONCURRENT_KINDS, SEQUENTIAL_KINDS
-from unisono.training.results import describe_speed, describe_test
 
 
 class ProgressDisplay:

@@ -10,9 +10,9 @@ from unisono.rules import RULES, Exchange
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.named_rule import named_rule
+from unisono.training.named_rule import named_rule, own_rule
 from unisono.training.recipe import OWN, OptimizerRecipe, Recipe, RuleRecipe
-from unisono.user_function import UserFunction, is_user_function
+from unisono.user_function import is_user_function
 from unisono.wires import WIRES
 
 
@@ -116,8 +116,3 @@ def check_rule(rule: RuleRecipe) -> None:
         own_rule(rule).check()
     elif rule.name not in RULES:
         raise RecipeError(f"rule.name = {rule.name!r}; there are {', '.join(RULES)}, or module:function of your own")
-
-
-def own_rule(rule: RuleRecipe) -> UserFunction:
-    """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")

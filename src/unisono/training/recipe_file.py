@@ -1,7 +1,11 @@
-"""Reading of recipes from TOML, also of those of older releases. Needs neither PyTorch nor MPI."""
+"""Reading of recipes from TOML: those of files, also of older releases, and by name those that come with the package.
+
+Needs neither PyTorch nor MPI.
+"""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +14,10 @@ from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
 from unisono.training.keys import change, parse
-from unisono.training.packaged_recipes import FOLDER
 from unisono.training.recipe import Recipe
 from unisono.user_function import is_user_function
+
+FOLDER = Path(__file__).parents[1] / "recipes"
 
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("exchange", "embedding"): ("rule", "overlap"),
@@ -58,13 +63,35 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
     return recipe
 
 
-def changed_recipe(kind: type[AnyRecipe], content: dict[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
-    """Return the recipe of this kind in the tables of `source`, with `changes` applied, also to the tables."""
-    recipe = parse(kind, renamed(content), source)
-    for wanted in changes:
-        change(content, renamed_change(wanted))
-        recipe = parse(kind, renamed(content), f"--set {wanted}")
+def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
+    """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
+    wanted_now = [renamed_change(wanted) for wanted in changes]
+    tables = _without(renamed(content), wanted_now)
+    _check_measured(tables, source)
+    recipe = parse(kind, tables, source)
+    for wanted, current in zip(changes, wanted_now, strict=True):
+        change(tables, current)
+        recipe = parse(kind, tables, f"--set {wanted}")
     return recipe
+
+
+def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the tables without the values that changes replace: some of older releases cannot be read any more."""
+    found = dict(content)
+    for wanted in changes:
+        table, _, key = (part.strip() for part in wanted.partition("=")[0].partition("."))
+        if isinstance(old := found.get(table), dict):
+            found[table] = {name: value for name, value in old.items() if name != key}
+    return found
+
+
+def _check_measured(content: Mapping[str, Any], source: str) -> None:
+    """Raise RecipeError, with the remedy, for a period that an older release measured."""
+    rule = content.get("rule")
+    if isinstance(rule, dict) and rule.get("every") == "auto":
+        raise RecipeError(
+            f'{source}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
+        )
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
@@ -92,3 +119,23 @@ def renamed_change(wanted: str) -> str:
     key, equals, value = wanted.partition("=")
     table, _, name = key.strip().partition(".")
     return f"{'.'.join(RENAMED.get((table, name), (table, name)))}{equals}{value}" if name else wanted
+
+
+def names() -> list[str]:
+    """Return the names of the package's recipes."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def find_recipe(path: Path) -> Path:
+    """Return the file of a recipe: `path` if it is one, else the package's recipe of that name.
+
+    Raises RecipeError, with the nearest name or all of them, for a bare name that is neither.
+    """
+    if path.is_file() or path.suffix or path.parent != Path():
+        return path
+    packaged = FOLDER / f"{path}.toml"
+    if not packaged.exists():
+        near = difflib.get_close_matches(str(path), names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it is neither a file nor one of {', '.join(names())}"
+        raise RecipeError(f"no recipe {path}: {hint}")
+    return packaged

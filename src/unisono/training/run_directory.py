@@ -29,7 +29,8 @@ import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import write_atomically
-from unisono.training.recipe import Recipe, to_dict
+from unisono.training.checkpoint.layout import DamagedCheckpoint, checkpoint_names, read_manifest, step_of
+from unisono.training.recipe import Recipe, RuleRecipe, to_dict
 from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock
 
@@ -79,6 +80,14 @@ def recipe_of(folder: Path, changes: list[str]) -> Recipe:
     if not there:
         raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
     return read_recipe(folder / RECIPE, changes)
+
+
+def past_recipe(folder: Path) -> Recipe:
+    """Return the recipe that a run was trained by, to read what it has written; raises as `recipe_of`.
+
+    The period of its rule, which an older release may have measured, is left at the default.
+    """
+    return recipe_of(folder, [f"rule.every={RuleRecipe.every}"])
 
 
 def add_metrics(folder: Path, line: dict[str, Any]) -> None:
@@ -145,3 +154,29 @@ def _writing(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"cannot write {path}: {error.strerror or error}; free space or repair the disk, then resume with --resume"
         ) from error
+
+
+def is_finished(run: Path, epochs: int) -> bool:
+    """Return True where the run in `run` has metrics of `epochs` epochs, and the last one's checkpoint is complete."""
+    names, metrics = checkpoint_names(run / CHECKPOINTS), read_metrics(run)
+    if (
+        not names
+        or not metrics
+        or metrics[-1].get("epoch", 0) < epochs
+        or metrics[-1].get("step") != step_of(names[-1])
+    ):
+        return False
+    return not isinstance(read_manifest(run / CHECKPOINTS / names[-1]), DamagedCheckpoint)
+
+
+def report_if_finished(run: Path, recipe: Recipe) -> bool:
+    """Return True where the run in `run` has all epochs of its recipe, and print a line that names what to set."""
+    epochs = recipe.training.epochs
+    if not is_finished(run, epochs):
+        return False
+    print(
+        f"{run} is finished, with training.epochs = {epochs}; to train longer, add --set training.epochs=N, with N "
+        f"above {epochs}",
+        flush=True,
+    )
+    return True

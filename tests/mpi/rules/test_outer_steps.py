@@ -22,8 +22,8 @@ from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import Bucket, Layout
 from unisono.step.program import Operation, Step, Task
 from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL, Replica
-from unisono.training.checkpoint import Checkpoint
-from unisono.training.rank_states import load_states, states_of
+from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.state import load_states, states_of
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -12,9 +12,9 @@ from tests.mpi.training.test_run import assert_alike, recipe_of, stopped
 
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import ParallelRecipe, Recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 PAIR = {"classifier.1": "column gives part", "classifier.3": "row takes part", "features.5": "column"}
@@ -36,10 +36,10 @@ def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
     whole = split(recipe_of(packs), 1, {})
     sizes = [size for size in (1, 2, 4) if group.size % size == 0]
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(whole, alone, home / "serial", None))
+    group.call_on_root(lambda: train(whole, alone, TrainOptions(home / "serial")))
     for size in sizes:
         hold = "whole" if size == 2 else "even"
-        train(split(recipe_of(packs, hold), size), group, home / f"split-{size}", None)
+        train(split(recipe_of(packs, hold), size), group, TrainOptions(home / f"split-{size}"))
     for size in sizes:
         group.call_on_root(lambda size=size: assert_alike(home / f"split-{size}", home / "serial"))
 
@@ -49,9 +49,9 @@ def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
         stopped(home / f"split-{sizes[-1]}", home / "c")
 
     group.call_on_root(stop)
-    train(split(recipe_of(packs), sizes[-1]), group, None, home / "a")
-    train(split(recipe_of(packs), sizes[0], OTHER), group, None, home / "b")
-    group.call_on_root(lambda: train(whole, alone, None, home / "c"))
+    train(split(recipe_of(packs), sizes[-1]), group, TrainOptions(resume=home / "a"))
+    train(split(recipe_of(packs), sizes[0], OTHER), group, TrainOptions(resume=home / "b"))
+    group.call_on_root(lambda: train(whole, alone, TrainOptions(resume=home / "c")))
     for name in "abc":
         group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
     alone.free()
@@ -65,10 +65,10 @@ def test_dropouts_follow_from_seed_step_sample_and_layer(group: World, packs: Pa
     recipe = replace(recipe, model=network, optimizer=replace(recipe.optimizer, learning_rate=0.05))
     layers = {"0": "column", "3": "column gives part", "6": "row takes part"}
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(split(recipe, 1, layers), alone, home / "serial", None))
+    group.call_on_root(lambda: train(split(recipe, 1, layers), alone, TrainOptions(home / "serial")))
     for size in (1, 2, 4):
         if group.size % size == 0:
-            train(split(recipe, size, layers), group, home / f"split-{size}", None)
+            train(split(recipe, size, layers), group, TrainOptions(home / f"split-{size}"))
             group.call_on_root(lambda size=size: assert_alike(home / f"split-{size}", home / "serial"))
     alone.free()
 
@@ -77,7 +77,7 @@ def test_a_run_says_where_samples_are_gathered_and_scattered(
     group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
-    train(split(recipe_of(packs), group.size), group, home / "split", None)
+    train(split(recipe_of(packs), group.size), group, TrainOptions(home / "split"))
     said = group.call_on_root(lambda: capsys.readouterr().out)
     pair = f"samples of {group.size} ranks: gathered before classifier.1, scattered after classifier.3"
     assert (pair in said) == (group.size > 1)
@@ -85,8 +85,8 @@ def test_a_run_says_where_samples_are_gathered_and_scattered(
 
 def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, tmp_path: Path) -> None:
     home = group.call_on_root(lambda: tmp_path)
-    train(split(recipe_of(packs), 1, {}), group, home / "whole", None)
-    train(split(recipe_of(packs), 0), group, home / "split", None)
+    train(split(recipe_of(packs), 1, {}), group, TrainOptions(home / "whole"))
+    train(split(recipe_of(packs), 0), group, TrainOptions(home / "split"))
 
     def compare() -> None:
         one, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "split"))
@@ -114,9 +114,9 @@ def test_a_run_with_layers_by_prediction_follows_the_path_of_whole_ones(
     home = group.call_on_root(lambda: tmp_path)
     recipe = split(recipe_of(packs), 0, {})
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(recipe, alone, home / "serial", None))
+    group.call_on_root(lambda: train(recipe, alone, TrainOptions(home / "serial")))
     capsys.readouterr()
-    train(replace(recipe, parallel=ParallelRecipe(layers="auto")), group, home / "auto", None)
+    train(replace(recipe, parallel=ParallelRecipe(layers="auto")), group, TrainOptions(home / "auto"))
     said = group.call_on_root(lambda: capsys.readouterr().out)
     slow = cost.per_byte > 0 and group.size > 1
     assert ("layers split by prediction: none" in said) == (not slow)
@@ -136,7 +136,7 @@ def test_a_rule_and_an_optimizer_that_need_whole_weights_split_nothing(
         ("local", replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=2))),
         ("lamb", replace(recipe, optimizer=replace(recipe.optimizer, name="lamb"))),
     ):
-        train(changed, group, home / name, None)
+        train(changed, group, TrainOptions(home / name))
     said = group.call_on_root(lambda: capsys.readouterr().out)
     assert "layers split by prediction: none, LocalSGD does not take split layers" in said
     assert "layers split by prediction: none, lamb needs whole weights" in said

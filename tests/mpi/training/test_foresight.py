@@ -13,13 +13,12 @@ from tests.mpi.training.test_run import recipe_of
 
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain
-from unisono.foresight.ended_runs import changed_seals, ended_run
-from unisono.foresight.ledger import LedgerEntry, read
+from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
 from unisono.foresight.measurement import read_measurement
 from unisono.foresight.seal import read_seal, seals_of
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -66,7 +65,7 @@ def test_a_machine_file_predicts_before_the_first_step(
         return step(trainer, *batch)
 
     monkeypatch.setattr(Trainer, "step", watched)
-    train(recipe_of(packs), group, home / "run", None, machine=machine)
+    train(recipe_of(packs), group, TrainOptions(home / "run", machine=machine))
     assert seen[0] == ["prediction.json"]
 
     def check() -> None:
@@ -91,7 +90,7 @@ def test_a_resumed_run_adds_a_seal_and_keeps_the_first(group: World, packs: Path
     machine = group.call_on_root(lambda: machine_in(home))
     recipe = recipe_of(packs)
     recipe = replace(recipe, training=replace(recipe.training, epochs=4, checkpoint_every=0))
-    train(recipe, group, home / "whole", None, machine=machine, ledger=home / "other.jsonl")
+    train(recipe, group, TrainOptions(home / "whole", machine=machine, ledger=home / "other.jsonl"))
 
     def stop() -> bytes:
         assert len(read(home / "other.jsonl")[0]) == 1
@@ -102,7 +101,7 @@ def test_a_resumed_run_adds_a_seal_and_keeps_the_first(group: World, packs: Path
         return (home / "run/prediction.json").read_bytes()
 
     before = group.call_on_root(stop)
-    train(recipe, group, None, home / "run", machine=machine)
+    train(recipe, group, TrainOptions(resume=home / "run", machine=machine))
 
     def check() -> None:
         assert (home / "run/prediction.json").read_bytes() == before
@@ -119,7 +118,7 @@ def test_a_search_predicts_once_it_has_ended(
     group: World, packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
-    train(searched(packs), group, home / "run", None)
+    train(searched(packs), group, TrainOptions(home / "run"))
 
     def check() -> None:
         output, log = capsys.readouterr().out, (home / "run/log.txt").read_text()
@@ -149,7 +148,7 @@ def test_a_search_predicts_once_it_has_ended(
 
     group.call_on_root(check)
     if group.size > 1:
-        train(searched(packs), group, None, home / "run")
+        train(searched(packs), group, TrainOptions(resume=home / "run"))
 
         def check_resumed() -> None:
             first, second = entries_of(home)
@@ -165,7 +164,7 @@ def test_a_run_that_is_not_predicted_says_so(
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
-    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, home / "run", None, verbose=True)
+    train(replace(recipe, rule=replace(recipe.rule, name=name)), group, TrainOptions(home / "run", verbose=True))
 
     def check() -> None:
         (line,) = [one for one in capsys.readouterr().out.splitlines() if "no prediction is sealed" in one]
@@ -183,14 +182,14 @@ def test_runs_that_a_machine_file_does_not_predict_say_so(
     home = spread.call_on_root(lambda: tmp_path)
     machine = spread.call_on_root(lambda: machine_in(home))
     recipe, workers = recipe_of(packs), replace(recipe_of(packs).rule, name="easgd", every=2, overlap="auto")
-    train(recipe, spread, home / "uneven", None, machine=machine)
+    train(recipe, spread, TrainOptions(home / "uneven", machine=machine))
     split = replace(recipe, parallel=replace(recipe.parallel, layers="auto"))
-    train(split, spread, home / "split", None, machine=machine)
+    train(split, spread, TrainOptions(home / "split", machine=machine))
     cases = [("split", "its layers are split over ranks, which a machine file does not predict")]
     if spread.size == 3:
         cases.append(("uneven", "3 ranks do not spread evenly over 2 nodes"))
     if spread.size > 1:
-        train(replace(recipe, rule=workers), spread, home / "easgd", None, machine=machine)
+        train(replace(recipe, rule=workers), spread, TrainOptions(home / "easgd", machine=machine))
         cases.append(("easgd", "rule easgd has no step that all ranks make together"))
     output = capsys.readouterr().out
 
@@ -207,7 +206,7 @@ def test_a_rule_with_a_period_is_measured_by_periods(group: World, packs: Path, 
     machine = group.call_on_root(lambda: machine_in(home))
     recipe = recipe_of(packs)
     recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=2))
-    train(recipe, group, home / "run", None, machine=machine)
+    train(recipe, group, TrainOptions(home / "run", machine=machine))
 
     def check() -> None:
         (entry,) = entries_of(home)
@@ -222,7 +221,7 @@ def test_a_seal_changes_no_weights(group: World, packs: Path, tmp_path: Path) ->
     home = group.call_on_root(lambda: tmp_path)
     machine = group.call_on_root(lambda: machine_in(home))
     for name, given in (("plain", None), ("sealed", machine)):
-        train(recipe_of(packs), group, home / name, None, machine=given)
+        train(recipe_of(packs), group, TrainOptions(home / name, machine=given))
 
     def check() -> None:
         one, other = (load_newest(home / name / "checkpoints")[0].weights for name in ("plain", "sealed"))
@@ -237,7 +236,7 @@ def test_a_ledger_that_cannot_be_written_at_the_end_is_a_line(
     home = group.call_on_root(lambda: tmp_path)
     machine = group.call_on_root(lambda: machine_in(home))
     group.call_on_root((home / "ledger.jsonl").mkdir)
-    assert train(recipe_of(packs), group, home / "run", None, machine=machine) == 0
+    assert train(recipe_of(packs), group, TrainOptions(home / "run", machine=machine)) == 0
     group.call_on_root(lambda: assert_line(capsys.readouterr().out, "not in the ledger: cannot append to the ledger"))
 
 
@@ -251,7 +250,7 @@ def test_a_model_that_cannot_be_predicted_runs_without_a_seal(
     home = group.call_on_root(lambda: tmp_path)
     text = MACHINE.replace("flops = 1e9\n", "")
     group.call_on_root(lambda: (home / "ours.toml").write_text(text))
-    train(recipe_of(packs), group, home / "run", None, machine=str(home / "ours.toml"))
+    train(recipe_of(packs), group, TrainOptions(home / "run", machine=str(home / "ours.toml")))
 
     def check() -> None:
         assert_line(capsys.readouterr().out, "no prediction is sealed before the first step: ours has no node.flops")

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from unisono.errors import RecipeError
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 
@@ -60,13 +60,13 @@ def stopped(run: Path, copy: Path) -> None:
 def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_path: Path) -> None:
     home = group.call_on_root(lambda: tmp_path)
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
+    group.call_on_root(lambda: train(recipe_of(packs), alone, TrainOptions(home / "serial")))
     lines, _ = outcome(home / "serial")
     assert lines[-1]["loss"] < lines[0]["loss"], "a run that learns nothing is like any other"
-    train(recipe_of(packs), group, home / "even", None)
-    train(recipe_of(packs, "whole"), group, home / "whole", None)
+    train(recipe_of(packs), group, TrainOptions(home / "even"))
+    train(recipe_of(packs, "whole"), group, TrainOptions(home / "whole"))
     group.call_on_root(lambda: stopped(home / "serial", home / "resumed"))
-    train(recipe_of(packs, groups=group.size), group, None, home / "resumed")
+    train(recipe_of(packs, groups=group.size), group, TrainOptions(resume=home / "resumed"))
     for name in ("even", "whole", "resumed"):
         group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
 
@@ -79,7 +79,7 @@ def test_the_same_path_on_any_number_of_ranks(group: World, packs: Path, tmp_pat
 
     other = group.call_on_root(exchange_parts)
     with pytest.raises(RecipeError, match="the run stopped 2 steps into an epoch of other data"):
-        train(recipe_of(other), group, None, home / "stopped")
+        train(recipe_of(other), group, TrainOptions(resume=home / "stopped"))
     alone.free()
 
 
@@ -94,16 +94,16 @@ def test_sharded_runs_are_those_of_one_rank_and_resume_on_any_number(
     plain = replace(recipe, optimizer=options)
     sharded = replace(plain, rule=replace(plain.rule, name="sharded"))
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(plain, alone, home / "serial", None))
-    train(sharded, group, home / "sharded", None)
+    group.call_on_root(lambda: train(plain, alone, TrainOptions(home / "serial")))
+    train(sharded, group, TrainOptions(home / "sharded"))
 
     def stop() -> None:
         stopped(home / "serial", home / "resumed")
         stopped(home / "sharded", home / "alone")
-        train(plain, alone, None, home / "alone")
+        train(plain, alone, TrainOptions(resume=home / "alone"))
 
     group.call_on_root(stop)
-    train(sharded, group, None, home / "resumed")
+    train(sharded, group, TrainOptions(resume=home / "resumed"))
     for name in ("sharded", "resumed", "alone"):
         group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
     alone.free()
@@ -120,14 +120,14 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
     recipe = replace(recipe, rule=replace(recipe.rule, name=name, every=4, **options))
     if name == "diloco":
         recipe = replace(recipe, exchange=replace(recipe.exchange, wire="int4"))
-    train(recipe, group, home / "whole", None)
+    train(recipe, group, TrainOptions(home / "whole"))
 
     def stop() -> None:
         stopped(home / "whole", home / "resumed")
         stopped(home / "whole", home / "alone")
 
     group.call_on_root(stop)
-    train(recipe, group, None, home / "resumed")
+    train(recipe, group, TrainOptions(resume=home / "resumed"))
     alone = group.split(group.rank)
 
     def check() -> None:
@@ -135,7 +135,7 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
         for mine, its in zip(one.optimizer["ranks"], other.optimizer["ranks"], strict=True):
             assert all(torch.equal(mine["weights"][name], its["weights"][name]) for name in its["weights"])
         assert all(torch.equal(one.weights[name], value) for name, value in other.weights.items())
-        train(recipe, alone, None, home / "alone")
+        train(recipe, alone, TrainOptions(resume=home / "alone"))
 
     group.call_on_root(check)
     alone.free()

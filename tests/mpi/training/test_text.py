@@ -13,10 +13,10 @@ import torch
 from unisono.data.kinds.text import TextOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 BATCH = 5
@@ -51,8 +51,8 @@ def test_a_language_model_follows_the_same_path_on_any_number_of_ranks(group: Wo
     home = group.call_on_root(lambda: tmp_path)
     packs = group.call_on_root(lambda: packed(home))
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(recipe_of(packs), alone, home / "serial", None))
-    train(recipe_of(packs), group, home / "parallel", None)
+    group.call_on_root(lambda: train(recipe_of(packs), alone, TrainOptions(home / "serial")))
+    train(recipe_of(packs), group, TrainOptions(home / "parallel"))
 
     def check() -> None:
         lines, weights = outcome(home / "parallel")

@@ -14,8 +14,7 @@ from unisono.data.feed import in_memory_feed
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.small_convnet import SmallConvnet
 from unisono.optimizers.build import OPTIMIZERS, make_optimizer
-from unisono.training.accuracy import Accuracy, accuracy_of, count
-from unisono.training.loss import classification_loss
+from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count
 from unisono.world import World
 
 Network = Callable[[int], nn.Module]

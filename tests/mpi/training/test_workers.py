@@ -22,11 +22,12 @@ from unisono.schedules.pieces import bounds
 from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
 from unisono.training import run_directory
-from unisono.training.checkpoint import load_newest
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.player import Run
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.trainer import Trainer
-from unisono.training.workers.begin import compare
 from unisono.training.workers.run import AsynchronousRun
+from unisono.training.workers.state import compare
 from unisono.world import World
 
 BATCH, RATE = 72, 0.05
@@ -50,8 +51,9 @@ def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) 
     model = network()
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
-    run = AsynchronousRun(RECIPE, rule, world, feed, trainer, home, time.perf_counter(), replays=replays)
-    code = run.run(None)
+    run = AsynchronousRun(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
+    run.begin(None)
+    code = run.train()
     world.barrier()
     return code
 

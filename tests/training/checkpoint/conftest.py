@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from unisono.training.checkpoint import Checkpoint
+from unisono.training.checkpoint.layout import Checkpoint
 
 
 @pytest.fixture

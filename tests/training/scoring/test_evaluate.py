@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from unisono.errors import UsageError
 from unisono.training.accuracy import Accuracy, accuracy_of
-from unisono.training.scoring.class_evaluation import CONFUSION, ClassEvaluation
 from unisono.training.scoring.evaluate import EVALUATION, sum_scores, write_files
-from unisono.training.scoring.token_evaluation import TokenEvaluation
+from unisono.training.scoring.evaluation import CONFUSION, ClassEvaluation, TokenEvaluation
 
 ACCURACY = Accuracy(0.75, None, 0.5)
 FOUND = ClassEvaluation(samples=4, accuracy=ACCURACY, classes=("cat", "dog"), confusion=np.array([[1, 1], [0, 2]]))

@@ -25,7 +25,7 @@ from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.recipe import DataRecipe, Recipe
 from unisono.training.scoring.file_inputs import FileInputs, open_inputs
 from unisono.training.scoring.test_set import open_test_set
-from unisono.training.scoring.text_inputs import TextInputs
+from unisono.training.scoring.text_prediction import TextInputs
 
 Samples = Callable[..., Path]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -8,11 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
+from unisono.errors import UsageError
 from unisono.training.recipe import DataRecipe
-from unisono.training.scoring.class_prediction import ClassPrediction
 from unisono.training.scoring.file_inputs import open_inputs
-from unisono.training.scoring.network_prediction import PredictOptions
-from unisono.training.scoring.predict import FilePrediction, predict
+from unisono.training.scoring.predict import (
+    ClassPrediction,
+    FilePrediction,
+    PredictOptions,
+    most_probable,
+    predict,
+    predict_class,
+)
 
 
 class Brightness(torch.nn.Module):
@@ -44,3 +51,37 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     )
     assert text.prediction is None
     assert text.error.startswith("it is no image in a format that Pillow knows; the run takes images")
+
+
+NAMES = ("a", "b", "c")
+SCORES = torch.tensor([1.0, 3.0, 2.0])
+
+
+def test_the_most_probable_come_first_with_their_probabilities() -> None:
+    found = most_probable(SCORES, NAMES.__getitem__, 2)
+    assert [name for name, _ in found] == ["b", "c"]
+    whole = sum(np.exp([1.0, 3.0, 2.0]))
+    assert [share for _, share in found] == pytest.approx([np.exp(3) / whole, np.exp(2) / whole], rel=1e-12)
+    assert sum(share for _, share in most_probable(SCORES, NAMES.__getitem__, 9)) == pytest.approx(1)
+
+
+def test_scores_that_are_not_finite_are_no_prediction() -> None:
+    with pytest.raises(UsageError, match="not finite"):
+        most_probable(torch.tensor([1.0, float("nan")]), NAMES.__getitem__, 1)
+
+
+def test_a_sample_has_its_most_probable_classes() -> None:
+    sample = torch.tensor([[0.0, 2.0, 1.0]])
+    found = predict_class(
+        torch.nn.Identity(), sample, ("cat", "dog", "owl"), PredictOptions(2, 1, torch.float64, nullcontext)
+    )
+    dog, owl = found.classes
+    assert (dog.name, owl.name) == ("dog", "owl")
+    assert dog.probability / owl.probability == pytest.approx(2.718281828459045)
+    assert found.words() == "dog 66.52%  owl 24.47%"
+    assert found.as_data() == {
+        "classes": [{"class": "dog", "probability": dog.probability}, {"class": "owl", "probability": owl.probability}]
+    }
+
+
+Samples = Callable[..., Path]

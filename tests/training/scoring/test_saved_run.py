@@ -12,7 +12,8 @@ from unisono.data.feed import Feed, in_memory_feed
 from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
 from unisono.training.build import make_model
-from unisono.training.checkpoint import Checkpoint, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.scoring.saved_run import load_network, read_run

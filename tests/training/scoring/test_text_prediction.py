@@ -3,14 +3,31 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from math import log
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import ByteTokenizer
+from unisono.data.pack.index import About, Index
+from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.network_prediction import PredictOptions, Probability
-from unisono.training.scoring.text_prediction import TextPrediction, predict_text, quoted, token_text
+from unisono.training.scoring.predict import PredictOptions, Probability
+from unisono.training.scoring.text_prediction import (
+    NO_LABEL,
+    TextInputs,
+    TextPrediction,
+    context_after,
+    cut_windows,
+    predict_text,
+    quoted,
+    token_text,
+    tokenizer_of,
+)
 
 WINDOW = 4
 BYTES = ByteTokenizer()
@@ -100,3 +117,86 @@ def test_data_has_the_score_and_the_texts() -> None:
 
 def test_a_token_that_is_no_whole_character_has_its_name() -> None:
     assert [token_text(BYTES, token) for token in (97, 10, 195)] == ["a", "\n", "\\xc3"]
+
+
+END = 0
+texts = st.lists(st.integers(1, 9), min_size=1, max_size=20)
+
+
+def test_the_worked_example() -> None:
+    inputs, labels = cut_windows(torch.tensor([1, 2, 3, 4, 5]), END, 3)
+    assert inputs.tolist() == [[END, 1, 2], [3, 4, END]]
+    assert labels.tolist() == [[1, 2, 3], [4, 5, NO_LABEL]]
+    context, last = context_after(torch.tensor([1, 2, 3, 4, 5]), END, 3)
+    assert (context.tolist(), last) == ([[3, 4, 5]], 2)
+
+
+@given(texts, st.integers(1, 8))
+def test_each_token_is_a_label_once_after_the_one_before_it(text: list[int], window: int) -> None:
+    inputs, labels = cut_windows(torch.tensor(text), END, window)
+    assert inputs.shape == labels.shape == (len(inputs), window)
+    pairs = [
+        (before, label)
+        for before, label in zip(inputs.flatten().tolist(), labels.flatten().tolist(), strict=True)
+        if label != NO_LABEL
+    ]
+    assert pairs == list(zip([END, *text], text, strict=False))
+    assert len(inputs) == len(range(0, len(text), window)), "no window without a label"
+
+
+@given(texts, st.integers(1, 8))
+def test_the_context_ends_with_the_last_token(text: list[int], window: int) -> None:
+    context, last = context_after(torch.tensor(text), END, window)
+    known = [END, *text][-window:]
+    assert context.shape == (1, window)
+    assert context[0, : last + 1].tolist() == known
+    assert context[0, last + 1 :].tolist() == [END] * (window - len(known))
+
+
+OPTIONS = PredictOptions(1, 1, torch.float64, nullcontext)
+
+
+def index_of(tokens: tuple[str, ...]) -> Index:
+    none = np.zeros(0, np.int32)
+    return Index(About(TEXT, tokens, (5,)), none, none, none, none, none, Path("packs/a"))
+
+
+class Even(torch.nn.Module):
+    """Network to which all tokens are as probable."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*tokens.shape, 256, dtype=torch.float64)
+
+
+def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
+    """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
+    inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
+    (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
+    found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS)
+    assert found.tokens == len("für\n".encode()) == 5
+    assert found.bits_per_byte == pytest.approx(8)
+    assert found.accuracy.perplexity == pytest.approx(256)
+
+
+def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
+    inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
+    for content, words in ((b"", "it is empty; the run takes texts in UTF-8"), (b"f\xfcr", "it is no text in UTF-8: ")):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(DecodeError, match=words):
+            inputs.predict(Even(), tmp_path / "file", OPTIONS)
+    with pytest.raises(FileNotFoundError):
+        inputs.predict(Even(), tmp_path / "missing", OPTIONS)
+
+
+def test_tokens_that_are_no_bytes_need_their_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model = {"type": "WordLevel", "vocab": {"?": 0, "one": 1, "</s>": 2}, "unk_token": "?"}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}))
+    with pytest.raises(UsageError, match=r"packs/a has 3 tokens that are no bytes: give the tokenizer\.json"):
+        tokenizer_of(index_of(("?", "one", "</s>")), "")
+    assert tokenizer_of(index_of(("?", "one", "</s>")), str(path)).encode("one two").tolist() == [1, 0]
+    with pytest.raises(PackError, match=r"t\.json has 3 tokens, which are not the 2 of packs/a; give the"):
+        tokenizer_of(index_of(("?", "two")), str(path))
+    with pytest.raises(PackError, match="which are not the 256 of packs/a; omit --tokenizer"):
+        tokenizer_of(index_of(ByteTokenizer.tokens), str(path))

@@ -21,8 +21,7 @@ from unisono.training.sweep.directory import (
     is_done,
     open_sweep,
 )
-from unisono.training.sweep.report import to_json
-from unisono.training.sweep.results import results_of
+from unisono.training.sweep.report import results_of, to_json
 from unisono.training.sweep.session import plan_given
 
 Plan = Callable[..., Sweep]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.sweep.svg_boxes import assert_readable, text_boxes
-from tests.training.sweep.test_results import results
+from tests.training.sweep.test_report import results
 
 from unisono.training.measures import ACCURACY, PERPLEXITY
 from unisono.training.sweep.heat_map import (

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, create_sweep
-from unisono.training.sweep.run import error_line, exit_code, outcome_of, run_points
+from unisono.training.sweep.run import StopSignals, error_line, exit_code, outcome_of, run_points
 
 Plan = Callable[..., Sweep]
 ENDED, FAILED = RunOutcome(RunStatus.ENDED, 0), RunOutcome(RunStatus.FAILED, 1, "ValueError: no such rate")
@@ -138,3 +140,27 @@ def test_a_folder_that_cannot_be_written_is_named(program: tuple[str, ...], plan
         UsageError, match=re.escape(f"cannot run {name}: sweep/{name}/output.txt: File exists; repair that")
     ):
         make(sweep, program)
+
+
+LONG = "import time\ntime.sleep(30)"
+
+
+def test_a_signal_before_the_run_is_known_still_ends_it() -> None:
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with subprocess.Popen([sys.executable, "-c", LONG], process_group=0) as process:
+            assert signals.wait(process) == 143
+        assert signals.received == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)  # the process is gone; the first signal counts
+        assert signals.received == signal.SIGTERM
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.received is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, earlier)

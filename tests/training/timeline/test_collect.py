@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.training.timeline.trace_format import check_trace
 
 from unisono.errors import UsageError
@@ -13,8 +17,9 @@ from unisono.plan.choose import PredictionInputs, predicted
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
-from unisono.training.timeline import Timeline, check_writable
 from unisono.training.timeline import collect as collecting
+from unisono.training.timeline.collect import Event, Timeline, check_writable, document, events
+from unisono.training.timeline.lanes import TimelineSpan
 from unisono.world import World
 
 COMPUTING = Computing((0.0, 0.125), (0.75, 0.5), 0.75)
@@ -63,3 +68,176 @@ def test_a_file_that_cannot_be_written_is_known_before_the_run(tmp_path: Path) -
     check_writable(tmp_path / "trace.json")
     with pytest.raises(UsageError, match=r"cannot write the timeline .*missing/trace.json: No such file"):
         check_writable(tmp_path / "missing" / "trace.json")
+
+
+MAIN, COMMUNICATION, UPDATE = "main", "communication 0", "update 0"
+
+
+def work(name: str, kind: str, lane: str, begin: float, end: float) -> TimelineSpan:
+    """A task's span by its name, "pack 1"; any other's has no operation."""
+    operation, _, key = name.partition(" ")
+    return TimelineSpan(name, kind, lane, begin, end, *((operation, int(key)) if key else ()))
+
+
+def named(found: list[Event], name: str) -> dict[int, object]:
+    """What metadata events of a name say of each lane."""
+    return {event["tid"]: next(iter(event["args"].values())) for event in found if event["name"] == name}
+
+
+def arrows(found: list[Event]) -> dict[str, list[Event]]:
+    """The flow events by their id."""
+    by_id = defaultdict(list)
+    for event in found:
+        if event["ph"] in ("s", "t", "f"):
+            by_id[event["id"]].append(event)
+    return by_id
+
+
+def test_what_was_carried_out_in_microseconds() -> None:
+    found = list(events(3, [work("forward", "computing", MAIN, 0.5, 0.75)]))
+    assert [event for event in found if event["ph"] == "X"] == [
+        {"ph": "X", "name": "forward", "cat": "computing", "pid": 3, "tid": 0, "ts": 500_000.0, "dur": 250_000.0}
+    ]
+    assert {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "rank 3"}} in found
+
+
+def test_each_span_is_in_its_lane_and_lanes_and_ranks_have_an_order() -> None:
+    lanes = ["checkpoint", UPDATE, MAIN, "predicted main", UPDATE]
+    found = list(events(2, [work("work", "kind", lane, 0.0, 1.0) for lane in lanes]))
+    names = named(found, "thread_name")
+    assert names == {0: MAIN, 1: "predicted main", 2: UPDATE, 3: "checkpoint"}
+    assert named(found, "thread_sort_index") == {lane: lane for lane in names}
+    assert [names[event["tid"]] for event in found if event["ph"] == "X"] == lanes
+    assert [event["args"] for event in found if event["name"] == "process_sort_index"] == [{"sort_index": 2}]
+
+
+class Drawn(NamedTuple):
+    """Spans of some steps as a chain of dependencies makes them, and the ends of each arrow that there should be."""
+
+    spans: list[TimelineSpan]
+    arrows: Counter[tuple[TimelineSpan, ...]]
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    """An exchange may begin long after its gradient, even in the backward pass of the next step, but before the next
+    gradient of its bucket is packed. Times are exact."""
+    ticks = st.integers(1, 9).map(lambda number: number / 64)
+    keys = draw(st.integers(1, 4))
+    updated = draw(st.sets(st.integers(1, keys)))  # not a bucket that completes no parameter
+    spans, arrows, free = list[TimelineSpan](), Counter[tuple[TimelineSpan, ...]](), [0.0] * (keys + 1)
+    now = line = updating = 0.0
+
+    def span(name: str, lane: str, begin: float) -> TimelineSpan:
+        spans.append(work(name, "kind", lane, begin, begin + draw(ticks)))
+        return spans[-1]
+
+    after = draw(st.booleans())  # whether all leaves once the backward pass has ended
+    for _ in range(draw(st.integers(1, 4))):
+        begin = now = span("forward", MAIN, now).end
+        backward = span("backward", MAIN, begin) if after else None
+        now, packs = backward.end if backward else begin, list[TimelineSpan]()
+        for key in range(1, keys + 1):
+            packs.append(span(f"pack {key}", "update 1", max(now, free[key]) + draw(ticks)))
+            now = packs[-1].end
+        if backward is None:
+            backward = work("backward", "kind", MAIN, begin, now + draw(ticks))
+            spans.append(backward)
+            now = backward.end
+        for key, pack in enumerate(packs, 1):
+            exchange = span(
+                f"allreduce {key}", COMMUNICATION, max(line, pack.end) + draw(ticks) * draw(st.integers(0, 3))
+            )
+            line, last = exchange.end, exchange
+            chain = [backward, exchange]
+            if key in updated:
+                last = span(f"update {key}", UPDATE, max(updating, exchange.end))
+                updating = last.end
+                chain.append(last)
+            free[key] = last.end
+            arrows[tuple(chain)] += 1
+    return Drawn(sorted(spans, key=lambda span: span.end), arrows)  # each is heard of when it has ended
+
+
+@given(drawn())
+def test_an_arrow_for_each_bucket_and_step_from_gradient_to_exchange_to_update(drawn: Drawn) -> None:
+    """Each leads through the spans of its own step, and through no others."""
+    found = list(events(1, drawn.spans))
+    lanes = {name: lane for lane, name in named(found, "thread_name").items()}
+    expected = Counter(
+        tuple((span.name, lanes[span.lane], span.begin * 1e6, span.end * 1e6) for span in chain)
+        for chain in drawn.arrows.elements()
+    )
+    slices = [event for event in found if event["ph"] == "X"]
+    met: Counter[tuple[tuple[str, int, float, float], ...]] = Counter()
+    for arrow in arrows(found).values():
+        assert [event["ph"] for event in arrow] in (["s", "f"], ["s", "t", "f"])
+        assert all(event["pid"] == 1 and event["bp"] == "e" for event in arrow)
+        chain = []
+        for event, what in zip(arrow, ("backward", "allreduce", "update"), strict=False):
+            (inside,) = [
+                one
+                for one in slices
+                if one["tid"] == event["tid"]
+                and one["name"].partition(" ")[0] == what
+                and (
+                    one["ts"] <= event["ts"] <= one["ts"] + one["dur"]
+                    if what == "backward"
+                    else one["ts"] == event["ts"]
+                )
+            ]
+            chain.append((inside["name"], inside["tid"], inside["ts"], inside["ts"] + inside["dur"]))
+        met[tuple(chain)] += 1
+    assert met == expected
+
+
+def test_an_exchange_in_the_next_step_belongs_to_its_own() -> None:
+    spans = [
+        *(work("backward", "computing", MAIN, 0, 2), work("pack 1", "update", UPDATE, 1, 2)),
+        *(work("forward", "computing", MAIN, 2, 4), work("allreduce 1", "communication", COMMUNICATION, 3, 6)),
+        *(work("update 1", "update", UPDATE, 6, 7), work("backward", "computing", MAIN, 4, 9)),
+    ]
+    (arrow,) = arrows(list(events(0, spans))).values()
+    assert [(event["ph"], event["ts"]) for event in arrow] == [("s", 1e6), ("t", 3e6), ("f", 6e6)]
+
+
+def step_of(begin: float, keys: int) -> list[TimelineSpan]:
+    """A step of one second in which all goes on at once."""
+    times = count()
+    spans = [work("backward", "computing", MAIN, begin, begin + 1)]
+    for key in range(1, keys + 1):
+        at = begin + next(times) / 16
+        spans.append(work(f"pack {key}", "update", UPDATE, at, at + 1 / 64))
+        spans.append(work(f"allreduce {key}", "communication", COMMUNICATION, at + 1 / 64, at + 2 / 64))
+        spans.append(work(f"update {key}", "update", UPDATE, at + 2 / 64, at + 3 / 64))
+    return spans
+
+
+def test_arrows_of_all_ranks_have_names_of_their_own_and_all_is_as_the_format_demands() -> None:
+    spans = [*step_of(0, 3), *step_of(1, 3)]
+    ranks = [list(events(rank, spans)) for rank in range(3)]
+    for found in ranks:
+        assert len(arrows(found)) == 2 * 3
+        assert all([event["ph"] for event in arrow] == ["s", "t", "f"] for arrow in arrows(found).values())
+    assert len({name for found in ranks for name in arrows(found)}) == 3 * 2 * 3
+    written = json.loads(json.dumps(document([spans] * 3)))
+    check_trace(written)
+    assert written["traceEvents"] == [event for found in ranks for event in found]
+
+
+times = st.floats(0, 1e5)
+
+
+@given(times, times, times)
+def test_spans_that_touch_still_do_in_the_trace(one: float, two: float, three: float) -> None:
+    """Times have whole nanoseconds: sums of rounded microseconds would cross."""
+    begin, middle, end = sorted((one, two, three))
+    touching = [work("a", "kind", UPDATE, begin, middle), work("b", "kind", UPDATE, middle, end)]
+    nested = [work("whole", "kind", MAIN, begin, end), work("part", "kind", MAIN, middle, end)]
+    check_trace(document([[*touching, *nested]]))
+
+
+def test_without_a_backward_pass_there_is_nothing_to_lead_from() -> None:
+    """As on a rank whose share of the batch is empty."""
+    assert not arrows(list(events(0, step_of(0, 3)[1:])))
+    assert {event["ph"] for event in events(0, [])} == {"M"}

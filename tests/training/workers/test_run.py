@@ -17,7 +17,7 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.asynchronous.event_log import log_path, read_events
 from unisono.launch import launch_environment
-from unisono.training.packaged_recipes import find_recipe
+from unisono.training.recipe_file import find_recipe
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -22,13 +22,16 @@ from unisono.errors import UsageError
 from unisono.files import write_atomically
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.build import DTYPES, bind_cores, context_of
-from unisono.training.scoring.class_evaluation import ClassEvaluation
 from unisono.training.scoring.confusion import count_confusion
-from unisono.training.scoring.evaluation import Evaluation
+from unisono.training.scoring.evaluation import (
+    BatchThroughput,
+    ClassEvaluation,
+    Evaluation,
+    TokenEvaluation,
+    measure_throughput,
+)
 from unisono.training.scoring.saved_run import SavedRun, load_network, read_run
 from unisono.training.scoring.test_set import TestSet, open_test_set
-from unisono.training.scoring.throughput import BatchThroughput, measure_throughput
-from unisono.training.scoring.token_evaluation import TokenEvaluation
 from unisono.world import World
 
 EVALUATION = "evaluation.json"

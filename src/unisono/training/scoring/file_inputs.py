@@ -22,9 +22,8 @@ from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.build import transform_options
 from unisono.training.recipe import DataRecipe
-from unisono.training.scoring.class_prediction import ClassPrediction, predict_class
-from unisono.training.scoring.network_prediction import PredictOptions
-from unisono.training.scoring.text_inputs import TextInputs
+from unisono.training.scoring.predict import ClassPrediction, PredictOptions, predict_class
+from unisono.training.scoring.text_prediction import TextInputs
 
 IMAGE_CHANNELS = (1, 3)
 """Numbers of channels that image files are decoded to."""

@@ -16,7 +16,8 @@ from unisono.models import user_network
 from unisono.processor_model import processor
 from unisono.training import run_directory
 from unisono.training.build import make_model
-from unisono.training.checkpoint import checkpoint_names, load_newest
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
 from unisono.user_function import is_user_function
 
@@ -42,7 +43,7 @@ def read_run(folder: Path) -> SavedRun:
 
     Raises UsageError where it holds no run, CheckpointError where it has no complete checkpoint or one cannot be read.
     """
-    recipe = run_directory.recipe_of(folder, [])
+    recipe = run_directory.past_recipe(folder)
     checkpoints = folder / run_directory.CHECKPOINTS
     if not checkpoint_names(checkpoints):
         raise CheckpointError(

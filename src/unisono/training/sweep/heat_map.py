@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from unisono.training.measures import Measure
 from unisono.training.sweep.plan import Grid
-from unisono.training.sweep.results import SEED, RunResult
+from unisono.training.sweep.report import SEED, RunResult
 from unisono.training.sweep.svg import FONT_SIZE, LINE_HEIGHT, MARGIN, page, text, width_of
 
 MAX_PAGE_WIDTH = 1000.0

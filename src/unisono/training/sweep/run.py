@@ -1,18 +1,27 @@
-"""Runs of a sweep, one after another, each a process of its own: a crash, a kill or an MPI abort ends one run only."""
+"""Runs of a sweep, one after another, each a process of its own: a crash, a kill or an MPI abort ends one run only.
+
+signal to the sweep         signal to the run      effect
+SIGTERM, SIGINT, SIGHUP     SIGTERM                the run saves a checkpoint and ends; no other run is started
+SIGUSR1                     SIGUSR1                the run saves a checkpoint and continues
+
+A run has a process group of its own. So Ctrl-C in a terminal reaches the sweep only, and the run is saved.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
 
 from unisono.errors import UsageError
 from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, is_begun, is_done
 from unisono.training.sweep.plan import GridPoint
-from unisono.training.sweep.stop_signals import StopSignals
 
 PROGRAM = (sys.executable, "-m", "unisono")
 
@@ -107,3 +116,43 @@ def error_line(output: str) -> str:
         if found := [line for line in lines if pattern.match(line)]:
             return found[-1]
     return lines[-1] if lines else ""
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopSignals:
+    """Signal handlers within a block; signals that were ignored before, as by nohup, stay ignored."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        """First signal that requested the end of the sweep; None before."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._earlier: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (*STOPPING, signal.SIGUSR1):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._earlier[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal has returned it
+
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a run to end. Return its exit code, 128 + N where signal N has ended it."""
+        self._process = process
+        if self.received is not None:  # before the process was known
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        self._process = None
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if number in STOPPING and self.received is None:
+            self.received = number
+        if self._process is not None:  # SIGINT would end a run without a checkpoint
+            self._process.send_signal(signal.SIGTERM if number in STOPPING else number)

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 
 from unisono.errors import UsageError
 from unisono.training.curves import curves_of, finite_part
-from unisono.training.packaged_recipes import find_recipe
+from unisono.training.recipe_file import find_recipe
 from unisono.training.run_directory import replace_file
 from unisono.training.run_lock import RunLock
 from unisono.training.sweep import report
@@ -33,7 +33,7 @@ from unisono.training.sweep.directory import (
 from unisono.training.sweep.heat_map import draw_heat_maps, heat_maps
 from unisono.training.sweep.measure_chart import draw_measure
 from unisono.training.sweep.plan import GridPoint, parse_grid, read_recipes
-from unisono.training.sweep.results import SEED, RunResult, results_of, shared_measure
+from unisono.training.sweep.report import SEED, RunResult, results_of, shared_measure
 from unisono.training.sweep.run import PROGRAM, exit_code, run_points
 
 MAX_TABLE_WIDTH = 1000

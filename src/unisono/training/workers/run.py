@@ -10,34 +10,37 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from unisono import witness
-from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.event_log import EventLog
+from unisono.asynchronous.exchange import Centre, Coding, PlainCoding, ReferenceCoding, WorkerExchange
+from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Request
-from unisono.asynchronous.port import process_failed, survives_deaths
 from unisono.asynchronous.server import Server
+from unisono.asynchronous.serving import Budget
 from unisono.binding import CoreShare
-from unisono.data.feed import Feed, FeedFacts
+from unisono.data.feed import FeedFacts
 from unisono.engine import Observe
 from unisono.errors import StallError
 from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.training.build import make_feed
-from unisono.training.progress import ProgressDisplay
+from unisono.training.events import RunPoint
+from unisono.training.player import Run
 from unisono.training.recipe import Recipe
-from unisono.training.resume import ResumePoint, check_change
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.timeline import Timeline
-from unisono.training.trainer import Trainer
-from unisono.training.workers.begin import Beginning, begin_new, begin_replay, begin_resumed, compare
-from unisono.training.workers.serve import ServerThread, Serving, make_coding, make_server
-from unisono.training.workers.snapshots import WorkerSnapshot
-from unisono.training.workers.worker import Worker
+from unisono.training.state import check_change
+from unisono.training.workers.state import begin_new, begin_replay, begin_resumed, compare
+from unisono.training.workers.worker import WorkerPlayer
+from unisono.uncaught import THREAD_PREFIX
 from unisono.world import World
 
 
@@ -56,56 +59,54 @@ def make_worker_feed(
     return facts if feed is None else feed
 
 
-@dataclass
 class AsynchronousRun:
     """A run by workers and servers, made on all ranks together."""
 
-    recipe: Recipe
-    rule: BaseAsynchronousRule
-    world: World
-    feed: FeedFacts
-    trainer: Trainer
-    home: Path
-    began: float
-    """Start of the run on `time.perf_counter`."""
-    notes: Sequence[str] = ()
-    """Lines to report at the start."""
-    timeline: Timeline | None = None
-    replays: Path | None = None
-    """Run that is replayed."""
-
-    def __post_init__(self) -> None:
-        self._seats = self.rule.seats(self.world.size)
-        self._display = ProgressDisplay(True, self.recipe.training.epochs, live=False)
+    def __init__(
+        self, run: Run, rule: BaseAsynchronousRule, replays: Path | None = None, machine: str | None = None
+    ) -> None:
+        """Make the run; `replays` is the folder of the run that is replayed. A `machine` predicts nothing here."""
+        self.run, self.rule, self.replays = run, rule, replays
+        self._seats = rule.seats(run.world.size)
+        links = run.trainer.reducer.links
+        assert links is not None, "the reducer of an asynchronous rule has links"
+        self._links = links
         self._asked: list[Request] = []
         self._survives = survives_deaths()
+        self._beginning = begin_new(self._seats)
+        if machine is not None:
+            name = run.recipe.rule.name
+            run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
-    def run(self, before: Recipe | None) -> int:
-        """Train as worker or serve, or both; `before` is the recipe of the run that is resumed. Return the exit code.
+    def begin(self, before: Recipe | None) -> None:
+        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of one that is replayed.
 
         Called by all ranks together.
         """
-        beginning, snapshot = self._begin(before)
-        self._processes = self.world.all_gather_object((socket.gethostname(), os.getpid()))
-        if self.world.rank == 0:
-            for note in [*self.notes, *beginning.notes, *self._describe()]:
-                self._display.log(note)
-        server = self._server(beginning)
-        if self.world.rank >= self._seats.workers:
+        run, source = self.run, self.replays
+        if before is not None:
+            check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
+            self._beginning = begin_resumed(self.rule, run)
+        elif source is not None:
+            self._beginning = run.world.call_on_root(lambda: begin_replay(self._seats, source))
+        run.began -= self._beginning.seconds
+        run.notes += [*self._beginning.notes, *self._describe()]
+
+    def train(self) -> int:
+        """Train as worker or serve, or both. Return the exit code. Called by all ranks together."""
+        run = self.run
+        self._processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
+        if run.world.rank == 0:
+            for note in run.notes:
+                run.display.log(note)
+        number = run.world.rank - (self._seats.workers if self.rule.server == "rank" else 0)
+        server = self._make_server(number) if 0 <= number < self._seats.servers else None
+        if run.world.rank >= self._seats.workers:
             assert server is not None, "a rank that does not train serves"
             code = self._serve(server)
         else:
-            code = self._train(server, beginning, snapshot)
+            code = self._train(server)
         return self._leave(server, code)
-
-    def _begin(self, before: Recipe | None) -> tuple[Beginning, WorkerSnapshot | None]:
-        if before is not None:
-            check_change(before, self.recipe, ResumePoint(step=1), self.feed.fingerprint)
-            return begin_resumed(self.rule, self.world, self.trainer, self.home, self.feed.fingerprint)
-        source = self.replays
-        if source is not None:
-            return self.world.call_on_root(lambda: begin_replay(self._seats, source)), None
-        return begin_new(self._seats), None
 
     def _describe(self) -> list[str]:
         """Return lines on the seats, and on what the death of a rank means here."""
@@ -114,62 +115,75 @@ class AsynchronousRun:
         lines = [f"{workers} workers, {servers} server{'s' * (servers > 1)}, each a {place}; nobody waits for others"]
         if self._survives:
             lines.append("a worker that dies does not end the others")
-        elif self.world.size > 1:
+        elif self.run.world.size > 1:
             lines.append(
                 f"{MPI.get_vendor()[0]} as started here ends all ranks when one dies; with Open MPI's "
                 "mpirun --with-ft ulfm the others go on"
             )
         return lines
 
-    def _server(self, beginning: Beginning) -> Server | None:
-        """Return the server of this rank, if it has one. Its centre is the model's weights."""
-        number = self.world.rank - (self._seats.workers if self.rule.server == "rank" else 0)
-        if not 0 <= number < self._seats.servers:
-            return None
-        recorded = None if beginning.recorded is None else beginning.recorded[number]
-        here = socket.gethostname()
-        processes = {
-            rank: process for rank, (host, process) in enumerate(self._processes[: self._seats.workers]) if host == here
-        }
-        serving = Serving(
-            *(self.rule, number, beginning.states[number], self.home, self.began - beginning.seconds),
-            *(recorded, processes),
-        )
-        return make_server(
-            *(serving, self.recipe, self.feed.samples, self.trainer.reducer, self.timeline, self._display.log),
-            lambda: self._asked.pop() if self._asked else Request.NONE,
+    def _make_server(self, number: int) -> Server:
+        """Return the server of this rank. Its centre has the weights and buffers of the model."""
+        run, rule, links, state = self.run, self.rule, self._links, self._beginning
+        reducer, training = run.trainer.reducer, run.recipe.training
+        layout, server_of = reducer.programs.layout(), rule.server_of(reducer.programs.layout())
+        mine = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == number}
+        reducer.buffers.pack()
+        codings = [  # of copies: made before the first exchange moves the centre
+            make_coding(rule, False, {key: one.clone() for key, one in mine.items()})
+            for _ in range(links.seats.workers)
+        ]
+        buffers = reducer.buffers.flat.clone() if layout.buffers else None
+        hosts = enumerate(self._processes[: self._seats.workers])
+        here = {rank: process for rank, (host, process) in hosts if host == socket.gethostname()}
+        return Server(
+            rule,
+            number,
+            layout,
+            Centre(mine, codings.__getitem__, buffers, reducer.buffers.move),
+            MpiPort(links.comm, links.seats.workers, links.timeout, here),
+            state.states[number],
+            Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
+            rule.staleness or None,
+            clock=lambda: run.elapsed,
+            timeout=links.timeout,
+            log=EventLog(run.home, number),
+            recorded=None if state.recorded is None else state.recorded[number],
+            due=_timer(60 * training.checkpoint_minutes),
+            request=lambda: self._asked.pop() if self._asked else Request.NONE,
+            observe=(lambda _: None) if run.timeline is None else run.timeline.add,
+            report=run.display.log,
         )
 
     def _serve(self, server: Server) -> int:
         def ask(kind: str) -> None:
             self._asked.append(Request.STOP if kind == "stop" else Request.SAVE)
 
-        with SignalHandlers(ask, self._end_at_once, self._display.log):
+        with SignalHandlers(ask, self.run.end_at_once, self.run.display.log):
             server.run()
         if not server.living:
-            self._display.log(f"no worker is left: the run ends; resume with: unisono train --resume {self.home}")
+            self.run.display.log(
+                f"no worker is left: the run ends; resume with: unisono train --resume {self.run.home}"
+            )
             return 1
         return STOPPED if server.stopped else 0
 
-    def _train(self, server: Server | None, beginning: Beginning, snapshot: WorkerSnapshot | None) -> int:
-        reducer, links = self.trainer.reducer, self.trainer.reducer.links
-        assert links is not None, "the reducer of an asynchronous rule has links"
-        feed = self.feed
-        assert isinstance(feed, Feed), "a rank that trains has batches"
+    def _train(self, server: Server | None) -> int:
+        run, reducer, beginning = self.run, self.run.trainer.reducer, self._beginning
         coding = make_coding(self.rule, True, reducer.weights.flats() if self.rule.exchange.wire else {})
         exchange = reducer.exchange = WorkerExchange(self._seats.workers, coding)
-        worker = Worker(
-            *(self.recipe, self.rule, self.world.rank, links, exchange, feed, self.trainer, self.home),
-            self._display,
-        )
-        if snapshot is None:
+        worker = WorkerPlayer(run, self.rule, self._links, exchange)
+        if beginning.snapshot is None:
             worker.begin_at(beginning.states[0])
         else:
-            worker.resume(snapshot)
-        thread = None if server is None else ServerThread(server)
-        with SignalHandlers(worker.ask, self._end_at_once, self._display.log) as worker.signals:
+            worker.resume(beginning.snapshot)
+        thread = None
+        if server is not None:  # an error in it ends all ranks, as one of the engine's threads does
+            thread = threading.Thread(target=server.run, name=f"{THREAD_PREFIX}server {server.number}")
+            thread.start()
+        with SignalHandlers(worker.ask, run.end_at_once, run.display.log) as worker.signals:
             try:
-                code = worker.run()
+                code = worker.train()
             except Exception as error:  # whatever it is: where others can go on, it ends this rank alone
                 if not self._survives:
                     raise
@@ -182,23 +196,22 @@ class AsynchronousRun:
 
     def _compare(self, source: Path) -> int:
         """Report whether a replay has found the weights of its run. Return the exit code."""
-        different = compare(self.home, source)
+        different = compare(self.run.home, source)
         if different is None:
-            self._display.log(f"the final weights are those of {source}, bit for bit")
+            self.run.display.log(f"the final weights are those of {source}, bit for bit")
             return 0
-        self._display.log(f"the final weights differ from those of {source}: {different} is the first that does")
+        self.run.display.log(f"the final weights differ from those of {source}: {different} is the first that does")
         return 1
 
-    def _end_alone(self, worker: Worker, error: Exception) -> NoReturn:
+    def _end_alone(self, worker: WorkerPlayer, error: Exception) -> NoReturn:
         """End this rank after an error, where the others can go on without it. The last centre is saved if it was the
         server that died."""
         if process_failed(error) or isinstance(error.__cause__, StallError):
-            assert self.trainer.reducer.links is not None
-            if self.trainer.reducer.links.first_living() == self.world.rank:
+            if self._links.first_living() == self.run.world.rank:
                 worker.save_last()
-                self._display.log(
+                self.run.display.log(
                     f"the server has died: the run ends. The last centre is saved; resume with: unisono train --resume "
-                    f"{self.home}"
+                    f"{self.run.home}"
                 )
                 self._exit(1)
             self._exit(0)  # the rank that saves gives the code; another one would end it before it has
@@ -212,14 +225,16 @@ class AsynchronousRun:
         if self._survives:
             if server is not None:
                 self._kill_stopped(server)
-            if self.timeline is not None:
-                self._display.log("no timeline is written: under mpirun --with-ft ulfm each rank ends by itself")
+            if self.run.timeline is not None:
+                self.run.display.log("no timeline is written: under mpirun --with-ft ulfm each rank ends by itself")
             self._exit(code)
         if server is not None and server.gone:
             names = ", ".join(map(str, sorted(server.gone)))
-            self.world.abort(code, f"unisono: the run is over; worker {names}, which has stopped, is ended with it\n")
-        self.trainer.reducer.release()
-        self.feed.close()
+            self.run.world.abort(
+                code, f"unisono: the run is over; worker {names}, which has stopped, is ended with it\n"
+            )
+        self.run.trainer.reducer.release()
+        self.run.feed.close()
         return code
 
     def _kill_stopped(self, server: Server) -> None:
@@ -234,11 +249,26 @@ class AsynchronousRun:
 
     def _exit(self, code: int) -> NoReturn:
         """End this process without MPI_Finalize, which may wait for a rank that has died."""
-        witness.notify(self.world.rank)
+        witness.notify(self.run.world.rank)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
-    def _end_at_once(self) -> None:
-        words = f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once\n"
-        self.world.abort(STOPPED, words)
+
+def make_coding(rule: BaseAsynchronousRule, worker: bool, references: dict[int, torch.Tensor]) -> Coding:
+    """Return the coding of one end of an exchange."""
+    return PlainCoding() if rule.exchange.wire is None else ReferenceCoding(rule.exchange.wire, worker, references)
+
+
+def _timer(seconds: float) -> Callable[[], bool]:
+    """Return a function that is True once in so many seconds; never for 0."""
+    last = time.monotonic()
+
+    def due() -> bool:
+        nonlocal last
+        if not seconds or time.monotonic() - last < seconds:
+            return False
+        last = time.monotonic()
+        return True
+
+    return due

@@ -12,7 +12,7 @@ import pytest
 from tests.training.timeline.trace_format import check_trace, nanoseconds
 
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.training.timeline.lanes import PREDICTED, lane_order
 from unisono.world import World
 
@@ -44,7 +44,7 @@ def in_order(spans: list[Event]) -> list[Event]:
 def traced(group: World, content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The trace of a run, checked against the format."""
     home = group.call_on_root(lambda: folder)
-    train(parse_recipe(content, "a test"), group, home / "run", None, home / "trace.json")
+    train(parse_recipe(content, "a test"), group, TrainOptions(home / "run", trace=home / "trace.json"))
     group.barrier()
     document: dict[str, Any] = json.loads((home / "trace.json").read_text())
     check_trace(document)

@@ -1,7 +1,10 @@
+"""State of a run: what a resumed run loads and keeps, and what may have changed."""
+
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +14,15 @@ import torch
 
 from unisono.errors import CheckpointError, RecipeError
 from unisono.rules import BSP
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
+from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.resume import ResumePoint, check_change, discard_newer, resume_run
 from unisono.training.run_directory import METRICS, add_metrics
+from unisono.training.state import check_change, discard_newer, load_optimizer, resume_run
+from unisono.training.workers.state import WorkerCounters
+from unisono.training.workers.worker import WorkerPlayer
 
 
 def recipe(**tables: dict[str, object]) -> Recipe:
@@ -23,7 +30,7 @@ def recipe(**tables: dict[str, object]) -> Recipe:
 
 
 BEFORE = recipe(training={"batch": 64, "seed": 1})
-WITHIN, BETWEEN = ResumePoint(epoch=3, done=5, step=20, data="these"), ResumePoint(epoch=3, step=20, data="these")
+WITHIN, BETWEEN = RunPoint(epoch=3, done=5, step=20, data="these"), RunPoint(epoch=3, step=20, data="these")
 
 CHANGES = [
     (recipe(training={"batch": 32, "seed": 1}), "these", r"training\.batch = 32, but the run stopped 5 steps into"),
@@ -126,7 +133,7 @@ def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     for _ in range(2):
         point, incomplete, _ = resume_run(tmp_path, trainer(), WORLD)
-        assert (point, incomplete) == (ResumePoint(), [])
+        assert (point, incomplete) == (RunPoint(), [])
         check_change(recipe(optimizer={"name": "lamb"}), BEFORE, point, "these")
         assert discard_newer(tmp_path, point, incomplete) == [f"{tmp_path} has no checkpoint yet: the run begins again"]
         add_metrics(tmp_path, {"step": 23})  # it is killed before its checkpoint
@@ -134,3 +141,32 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*, but metrics of 2 epochs: is its disk not mounted"):
         resume_run(tmp_path, trainer(), WORLD)
     assert steps(tmp_path) == [23, 46]
+
+
+def test_an_optimizer_keeps_the_options_of_the_recipe() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    before = torch.optim.SGD([parameter], 0.1, momentum=0.9)
+    parameter.grad = torch.ones(2)
+    before.step()
+    now = torch.optim.SGD([parameter], 0.2, momentum=0.5, nesterov=True)
+    load_optimizer(now, before.state_dict())
+    (group,) = now.param_groups
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.2, 0.5, True)
+    assert group["params"] == [parameter]
+    assert torch.equal(now.state[parameter]["momentum_buffer"], torch.ones(2))
+
+
+def test_a_resumed_worker_does_too() -> None:
+    """Its snapshot has the options of before."""
+    model = torch.nn.Linear(1, 1)
+    before = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    now = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
+    reducer = SimpleNamespace(programs=SimpleNamespace(resume=lambda _: None))
+    run = SimpleNamespace(
+        world=SimpleNamespace(rank=1), trainer=SimpleNamespace(model=model, optimizer=now, reducer=reducer)
+    )
+    worker = WorkerPlayer(run, None, None, None)  # type: ignore[arg-type]
+    counters = WorkerCounters(4, 8, 1.5, 32)
+    worker.resume(Checkpoint(4, dict(model.state_dict()), before.state_dict(), asdict(counters)))
+    assert now.param_groups[0]["momentum"] == 0.5
+    assert worker.counters == counters

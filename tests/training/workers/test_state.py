@@ -1,19 +1,28 @@
-"""Beginning of a resumed run: what it removes, and the state in which its servers and workers begin."""
+"""State of an asynchronous run: the cut that it resumes from, what it removes, and where servers and workers begin."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.asynchronous.event_log import EventLog, logged_servers, read_order
 from unisono.asynchronous.messages import Order, Reply, WorkerProgress
 from unisono.asynchronous.serving import resized, resumed_states
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint import Checkpoint, checkpoint_names, save
-from unisono.training.workers.begin import discard_newer
-from unisono.training.workers.snapshots import load_centre, save_centre, worker_folder
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
+from unisono.training.workers.state import (
+    cuts_to_try,
+    dead_before,
+    discard_newer,
+    load_centre,
+    save_centre,
+    worker_folder,
+)
 
 
 def snapshot(home: Path, worker: int, cut: int) -> None:
@@ -139,3 +148,40 @@ def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> No
     (line,) = discard_newer(tmp_path, point.numbers, point.cut, damaged=point.damaged)
     assert "it is now step-000000030.torn, and the previous one is used" in line
     assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
+
+
+def test_the_newest_cut_that_is_whole_goes_first() -> None:
+    both = {0, 1}
+    assert cuts_to_try({20: both, 30: both, 35: both}, [[20, 30, 35], [20]]) == [20, 35, 30]
+    assert cuts_to_try({20: both, 30: both}, [[20, 30], [20, 30]]) == [30, 20]
+    assert cuts_to_try({20: both, 30: both}, [[20, 30], [10]]) == [30, 20]  # none: the newest, as it is
+
+
+def test_a_dead_worker_needs_no_snapshot() -> None:
+    assert cuts_to_try({20: {0, 1}, 30: {0}}, [[20, 30], [20]]) == [30, 20]
+
+
+def test_a_final_centre_needs_no_snapshots() -> None:
+    assert cuts_to_try({20: {0, 1}, 30: set()}, [[20], [20]]) == [30, 20]
+
+
+@given(st.dictionaries(st.integers(0, 9), st.sets(st.integers(0, 2))), st.lists(st.sets(st.integers(0, 9)), min_size=3))
+def test_each_cut_is_tried_once(cuts: dict[int, set[int]], snapshots: list[set[int]]) -> None:
+    order = cuts_to_try(cuts, snapshots)
+    assert sorted(order) == sorted(cuts)
+    whole = [all(cut in snapshots[worker] for worker in cuts[cut]) for cut in order]
+    assert whole == sorted(whole, reverse=True)
+
+
+EVENTS = (
+    {"number": 0, "worker": 1},
+    {"died": 1, "number": 1},
+    {"number": 1, "worker": 0},
+    {"died": 2, "number": 2},
+    {"number": 2, "worker": 1},
+    {"number": 3, "worker": 0},
+)
+
+
+def test_the_dead_are_those_that_have_not_come_back() -> None:
+    assert [dead_before(EVENTS, number) for number in range(5)] == [set(), {1}, {1, 2}, {2}, {2}]

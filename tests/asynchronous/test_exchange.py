@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from unisono.asynchronous.coding import Coding, PlainCoding, ReferenceCoding
+from unisono.asynchronous.exchange import Coding, PlainCoding, ReferenceCoding
 
 
 class QueueLink:

@@ -1,0 +1,202 @@
+"""Player of a run whose ranks all train together: epochs in a fixed order, tests, metrics, checkpoints.
+
+┌─ an epoch ─────────────────────────────────────────────────┐
+│ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
+└────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.data.loading import Batch
+from unisono.data.order import steps_of
+from unisono.reducer import requested_by
+from unisono.training import run_directory
+from unisono.training.accuracy import Accuracy
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.events import Draw, RunPoint, Save, TrainStep, fixed_order
+from unisono.training.foresight import RunForesight
+from unisono.training.learning_rate import rate_of_step
+from unisono.training.player import EventPlayer, Run
+from unisono.training.recipe import Recipe
+from unisono.training.recorder import KINDS
+from unisono.training.signals import STOPPED, SignalHandlers
+from unisono.training.state import check_change, discard_newer, resume_run, states_of
+
+
+class TogetherPlayer(EventPlayer):
+    """Player on a rank that has the same events as all others, at the same time."""
+
+    def __init__(self, run: Run, machine: str | None, ledger: Path | None) -> None:
+        """Make the player; `machine` predicts the run before its first step, `ledger` is that of `RunForesight`."""
+        super().__init__(run)
+        self._machine, self._ledger = machine, ledger
+        self._point, self.made = RunPoint(), 0
+        self.loss = 0.0
+        """Sum of the loss over this rank's samples of the epoch so far."""
+        self._foresight: RunForesight
+        self._accuracy: Accuracy | None = None  # of the last epoch that was made here
+        self._epoch, self._epoch_began, self._skipped = 0, 0.0, 0
+        self._saved = time.perf_counter()
+        self._due = False
+
+    def begin(self, before: Recipe | None) -> None:
+        """Load the newest checkpoint of a run that is resumed, whose recipe was `before`; None for a new run."""
+        run = self.run
+        if before is None:
+            return
+        self._point, damaged, notes = resume_run(run.home, run.trainer, run.world)
+        check_change(before, run.recipe, self._point, run.feed.fingerprint)
+        self.loss, self.made = self._point.loss, self._point.step
+        run.began -= self._point.seconds
+        run.notes[:0] = notes + run.world.call_on_root(lambda: discard_newer(run.home, self._point, damaged))
+
+    def train(self) -> int:
+        """Make the epochs that are left. Return the exit code."""
+        run = self.run
+        with run.display:
+            for note in run.notes:
+                run.display.log(note)
+            run.trainer.reducer.programs.log_with(run.display.log, run.display.detail)
+            self._foresight = RunForesight(run, self._ledger)
+            self._foresight.begin(self._machine, self.made)
+            self._saved = time.perf_counter()
+            with SignalHandlers(run.trainer.request, self._end_at_once, run.warn) as self.signals:
+                code = self._finish()
+        run.feed.close()
+        return code
+
+    def _finish(self) -> int:
+        """Make the epochs that are left and report the results. Return the exit code."""
+        run, began, first = self.run, time.perf_counter(), self._point
+        samples, training = run.feed.samples, run.recipe.training
+        requests = run.trainer.requests
+        stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, requests, self._stopping))
+        if stop is not None:
+            if stop.why:
+                self._log_saved(stop.why, ends=True)
+            return STOPPED
+        accuracy = self._test() if self._accuracy is None else self._accuracy
+        seconds = time.perf_counter() - began
+        seen = max(0, training.epochs - first.epoch) * samples
+        found = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
+        run.report(found, [("steps", f"{self.made}"), ("time", f"{seconds:.2f} s")], self._seconds_by_kind())
+        self._foresight.finish(run.elapsed)
+        run.report_last(found)
+        return 0
+
+    def draw(self, event: Draw) -> Iterator[Batch]:
+        """Return this rank's share of the rest of an epoch."""
+        batch = self.run.recipe.training.batch
+        self._epoch, self._epoch_began = event.epoch, time.perf_counter()
+        self._skipped = min(event.done * batch, self.run.feed.samples)
+        return self.feed.epoch(event.epoch, batch, event.done)
+
+    def step(self, event: TrainStep) -> tuple[float, int]:
+        """Train on this rank's share of the next batch."""
+        self._due = self._request_if_due()
+        loss, labels = super().step(event)
+        self.loss, self.made = self.loss + loss, event.number + 1
+        steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
+        self.run.display.step(self._epoch, event.done + 1, steps, loss / labels if labels else None)
+        self._foresight.after_step(self.made)
+        return loss, labels
+
+    def save(self, event: Save) -> None:
+        """Write a checkpoint, after the metrics of the epoch that it ends."""
+        run, point = self.run, event.point
+        metrics = self._end_epoch(point) if event.tests else None
+        loss = 0.0 if event.tests else self._sum_of_ranks(self.loss)
+        with run.trainer.span("gather", "checkpoint"):
+            run.trainer.wait()
+            weights, optimizer = states_of(run.trainer, run.world)
+
+        def write() -> None:
+            if metrics is not None:
+                run_directory.add_metrics(run.home, metrics)
+            reached = RunPoint(point.epoch, point.done, point.step, loss, run.elapsed, run.feed.fingerprint)
+            progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
+            save(run.home / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
+
+        with run.trainer.span("write" if run.world.rank == 0 else "wait for rank 0", "checkpoint"):
+            run.world.call_on_root(write)
+        self._saved = time.perf_counter()
+        if metrics is not None:
+            self._write_steps(point.epoch)
+            run.display.epoch(metrics)
+        elif event.why and not (self._due and not event.ends):
+            self._log_saved(event.why, event.ends)
+
+    def _log_saved(self, why: str, ends: bool) -> None:
+        """Log the checkpoint that a signal to any rank has caused."""
+        resume = f"; resume with: unisono train --resume {self.run.home}" if ends else ""
+        self.run.display.log(f"saved step {self.made} on {why}{resume}")
+
+    def _end_at_once(self) -> None:
+        self.run.end_at_once(f", after step {self.made}")
+
+    def _end_epoch(self, point: RunPoint) -> dict[str, Any]:
+        """Test the weights. Return the metrics of the epoch."""
+        run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
+        self._batches = iter(())
+        run.trainer.wait()
+        seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
+        loss, self.loss = self._sum_of_ranks(self.loss) / samples, 0.0
+        rate = rate_of_step(run.recipe.optimizer, point.epoch - 1, steps - 1, steps, training.epochs, training.batch)
+        self._accuracy = self._test()
+        return {
+            "epoch": point.epoch,
+            "step": point.step,
+            "learning_rate": rate,
+            "loss": loss,
+            **run.results(self._accuracy, samples - self._skipped, seconds),
+            "seconds": seconds,
+            "elapsed": run.elapsed,
+            **self._seconds_by_kind(),
+        }
+
+    def _test(self) -> Accuracy:
+        """Return the test accuracy of the model."""
+        feed = self.feed
+        batches = self.run.awaited(feed.test_batches(self.run.recipe.training.batch))
+        return self.run.trainer.evaluate(batches, feed.test_samples * feed.labels_per_sample)
+
+    def _stopping(self) -> str:
+        """Return the ranks that have received SIGTERM, in words; empty where none has."""
+        stops = self.signals is not None and self.signals.stop
+        count = self._sum_of_ranks(float(stops))
+        return requested_by(count, self._sum_of_ranks(float(stops) * self.run.world.rank)) if count else ""
+
+    def _request_if_due(self) -> bool:
+        """Request a checkpoint with the next step where rank 0's clock says it is due. Return True if requested."""
+        minutes = self.run.recipe.training.checkpoint_minutes
+        if not minutes or self.run.world.rank != 0 or time.perf_counter() - self._saved < 60 * minutes:
+            return False
+        self.run.trainer.request("save")
+        return True
+
+    def _write_steps(self, epoch: int) -> None:
+        """Write the times of the epoch's steps, of every rank."""
+        run = self.run
+        everyone = np.stack(run.world.all_gather_object(run.trainer.recorder.take_steps()))
+        run.world.call_on_root(lambda: run_directory.write_steps(run.home, epoch, everyone, KINDS))
+        if run.world.rank == 0:
+            self._foresight.add_steps(everyone)
+
+    def _sum_of_ranks(self, value: float) -> float:
+        """Return the sum of a number over all ranks, of which each has it for its own samples."""
+        return float(self.run.world.allreduce(torch.tensor([value], dtype=torch.float64)))
+
+    def _seconds_by_kind(self) -> dict[str, float]:
+        """Return the seconds of each kind so far, mean over ranks."""
+        seconds = torch.tensor(list(self.run.trainer.recorder.split().values()), dtype=torch.float64)
+        return dict(zip(KINDS, (self.run.world.allreduce(seconds) / self.run.world.size).tolist(), strict=True))
