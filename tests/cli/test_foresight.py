@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.foresight.entries import entry
-from tests.foresight.test_ended_runs import change, ended
+from tests.foresight.test_ledger import change, ended
 from tests.usage_errors import assert_one_line_error
 
 from unisono.foresight.ledger import append

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.foresight.test_ended_runs import change, ended
+from tests.foresight.test_ledger import change, ended
 from tests.usage_errors import assert_one_line_error
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
