@@ -5,7 +5,7 @@
     ADD        into a landing buffer; summed when the whole round has arrived
 
 A tag holds the number of the ticket and part of the call's fingerprint. Messages of different calls do not match, so
-ranks in different calls wait and get an error (`watch.py`), instead of summing unrelated data.
+ranks in different calls wait and get an error (`collectives/watch.py`), instead of summing unrelated data.
 
 A wait polls, and yields the core between polls. After 0.1 ms without progress it sleeps between polls, longer and
 longer: the computation of this rank, and the ranks that share its cores, need the cores more. A wait for the library's
