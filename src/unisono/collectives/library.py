@@ -34,7 +34,7 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
 from unisono.transports.fused import Start, bytes_at
 
-CHECKED_PAYLOAD_BYTES = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
+CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
 
 FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch.int64: 30}
