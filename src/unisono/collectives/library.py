@@ -10,9 +10,8 @@ ranks in different calls exchange equally many bytes. Otherwise the library repo
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
 20 here, and only other calls of one number can match it.
 
-The same sum makes other short collectives, as the check has to come back to every rank: a broadcast, in which all but
-the root give zeros; a reduce, which the root alone keeps; up to 1 KiB an all_gather, of chunks among zeros, and a
-reduce_scatter. An exchange of 16 bytes precedes all other calls.
+An exchange of 16 bytes precedes all other calls, also those of short payloads: a rank may refuse its arguments in a
+broadcast or a gathering alone, and is then in an exchange of 16 bytes, too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.fused import Start, bytes_at
+from unisono.transports.fused import Start
 
 CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -41,9 +40,6 @@ FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch
 """Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
 
 MAX_CHECKED_RANKS = 1 << 14
-
-MAX_PART_BYTES = 1 << 10
-"""Largest payload in bytes of which a sum is as fast as its scattering or gathering alone."""
 
 FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
 """Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
@@ -104,8 +100,8 @@ def by_library(group: Group, plan: Plan) -> Start:
 
 
 def _allreduce(group: Group, plan: Plan) -> Start:
-    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
-        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call)
+    if plan.op == "sum" and _carries_check(group, plan):
+        return _checked_sum(group, plan.length, plan.dtype, plan.call)
 
     def start(_: int, target: int) -> None:
         flat = _tensor_at(target, plan.length, plan.dtype)
@@ -119,8 +115,6 @@ def _allreduce(group: Group, plan: Plan) -> Start:
 
 def _reduce(group: Group, plan: Plan) -> Start:
     is_root = group.rank == plan.root
-    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan):
-        return _checked_sum(group, plan.nbytes, plan.dtype, plan.call, keeps=is_root)
 
     def start(_: int, target: int) -> None:
         flat = _tensor_at(target, plan.length, plan.dtype)
@@ -137,8 +131,6 @@ def _reduce(group: Group, plan: Plan) -> Start:
 def _reduce_scatter(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
-    if plan.op == "sum" and plan.dtype in FINGERPRINT_FIELDS and _carries_check(group, plan, MAX_PART_BYTES):
-        return _checked_part(group, plan)
 
     def start(source: int, target: int) -> None:
         flat = _tensor_at(source, plan.length, plan.dtype)
@@ -158,8 +150,6 @@ def _reduce_scatter(group: Group, plan: Plan) -> Start:
 def _all_gather(group: Group, plan: Plan) -> Start:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
-    if _carries_check(group, plan, MAX_PART_BYTES):
-        return _checked_part(group, plan)
 
     def start(_: int, target: int) -> None:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
@@ -170,10 +160,6 @@ def _all_gather(group: Group, plan: Plan) -> Start:
 
 
 def _broadcast(group: Group, plan: Plan) -> Start:
-    if _carries_check(group, plan):
-        root = group.rank == plan.root
-        return _checked_sum(group, plan.nbytes, _moved_as(plan.nbytes), plan.call, gives=root, keeps=not root)
-
     def start(_: int, target: int) -> None:
         with group.enter_library_call(plan.call):
             group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
@@ -210,27 +196,21 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
 
 
-def _carries_check(group: Group, plan: Plan, largest: int = CHECKED_PAYLOAD_BYTES[-1]) -> bool:
-    """Return True if the payload has at most `largest` bytes, and goes across nodes."""
-    fit = 0 < plan.nbytes <= largest
+def _carries_check(group: Group, plan: Plan) -> bool:
+    """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
+    fit = plan.dtype in FINGERPRINT_FIELDS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _checked_sum(
-    group: Group, nbytes: int, dtype: torch.dtype, call: Call, gives: bool = True, keeps: bool = True
-) -> Start:
-    """Prepare the sum of `nbytes` bytes of a dtype in place, with the check in the same message.
-
-    A rank that does not give adds zeros; one that does not keep the sum leaves its memory as it is.
-    """
-    length = -(-nbytes // dtype.itemsize)
-    whole_bytes = length * dtype.itemsize
-    payload_bytes = whole_bytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= whole_bytes)
+def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Start:
+    """Prepare the sum of `length` elements in place, with the check in the same message."""
+    nbytes = length * dtype.itemsize
+    payload_bytes = nbytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= nbytes)
     check = _check_of(call, dtype, length)
     whole = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
     memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
-    unlabelled, zeros = (check.tobytes(), (check * group.size).tobytes()), bytes(nbytes)
+    unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [whole, MPI_TYPES[dtype]]
     exchange = _checked_call(group, call, group.comm.Allreduce, group.comm.Iallreduce)
     cache: dict[int, Any] = {}
@@ -247,40 +227,13 @@ def _checked_sum(
             check = _check_of(call_of(call.words + group.label), dtype, length)
             mine, expected = check.tobytes(), (check * group.size).tobytes()
         header[:] = mine
-        body[:] = payload if gives else zeros
+        body[:] = payload
         if not exchange(MPI.IN_PLACE, buffer) or header.tobytes() != expected:
-            _raise_mismatch(group, call)
-        if keeps:
-            payload[:] = body
+            with group.enter_call(call):
+                group.raise_mismatch(call)
+        payload[:] = body
 
     return start
-
-
-def _checked_part(group: Group, plan: Plan) -> Start:
-    """Prepare a short reduce_scatter, or an all_gather in which each rank adds zeros to the others' chunks."""
-    gathers = plan.collective == "all_gather"
-    dtype = _moved_as(plan.nbytes) if gathers else plan.dtype
-    whole = np.zeros(plan.nbytes, np.uint8)
-    start, stop = (plan.dtype.itemsize * bound for bound in bounds(plan.length, group.size, group.rank))
-    total = _checked_sum(group, plan.nbytes, dtype, plan.call)
-
-    def gather(_: int, target: int) -> None:
-        whole[:] = 0
-        whole[start:stop] = bytes_at(target + start, stop - start)
-        total(0, whole.ctypes.data)
-        bytes_at(target, plan.nbytes)[:] = whole
-
-    def scatter(source: int, target: int) -> None:
-        whole[:] = bytes_at(source, plan.nbytes)
-        total(0, whole.ctypes.data)
-        bytes_at(target, stop - start)[:] = whole[start:stop]
-
-    return gather if gathers else scatter
-
-
-def _moved_as(nbytes: int) -> torch.dtype:
-    """Return a dtype in which bytes are summed with zeros: one number of up to 4 bytes, else numbers of 8."""
-    return torch.int32 if nbytes <= 4 else torch.int64
 
 
 def _checked_call(
@@ -308,11 +261,6 @@ def _checked_call(
         return True
 
     return carry_out
-
-
-def _raise_mismatch(group: Group, call: Call) -> None:
-    with group.enter_call(call):
-        group.raise_mismatch(call)
 
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
