@@ -23,12 +23,10 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.ready import MAX_READY
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
-
-MAX_READY = 256
-"""Largest number of prepared allreduces, by address and length, that are found without planning."""
 
 
 def allreduce(

@@ -324,7 +324,6 @@ class Group:
         if self._memory is None:
             return torch.zeros(length, dtype=dtype)
         self._memory.signals.barrier(call)
-        self.ready.clear()
         for ready in self._prepared_with:
             ready.clear()  # what was ordinary memory at an address may be shared now
         return self._memory.empty(length, dtype)

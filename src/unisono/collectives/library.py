@@ -212,7 +212,7 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> S
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
     unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [whole, MPI_TYPES[dtype]]
-    exchange = _checked_call(group, call, group.comm.Allreduce, group.comm.Iallreduce)
+    exchange = _sum_in_call(group, call)
     cache: dict[int, Any] = {}
 
     def start(_: int, address: int) -> None:
@@ -228,7 +228,7 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> S
             mine, expected = check.tobytes(), (check * group.size).tobytes()
         header[:] = mine
         body[:] = payload
-        if not exchange(MPI.IN_PLACE, buffer) or header.tobytes() != expected:
+        if not exchange(buffer) or header.tobytes() != expected:
             with group.enter_call(call):
                 group.raise_mismatch(call)
         payload[:] = body
@@ -236,22 +236,20 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> S
     return start
 
 
-def _checked_call(
-    group: Group, call: Call, blocking: Callable[..., None], nonblocking: Callable[..., MPI.Request]
-) -> Callable[[Any, Any], bool]:
-    """Return a function of two buffers that carries a collective out; its result is False for a truncated message.
+def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
+    """Return a function that sums a buffer in place in the call; its result is False for a truncated message.
 
     Where the wait of the group can be interrupted, it is our own.
     """
     calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
 
-    def carry_out(mine: Any, buffer: Any) -> bool:
+    def carry_out(buffer: Any) -> bool:
         outer = calls.begin(words + group.label, not interruptible)
         try:
             if interruptible:
-                group.wait_for(nonblocking(mine, buffer), mine, buffer)
+                group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
             else:
-                blocking(mine, buffer)
+                group.comm.Allreduce(MPI.IN_PLACE, buffer)
         except MPI.Exception as error:
             if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
                 raise

@@ -3,7 +3,8 @@
     first time   check ─▶ plan ─▶ prepare ─▶ start_and_keep ─▶ play     tens of microseconds of Python
     later        start_ready ──────────────────────────────▶ play     one or two
 
-What is kept are addresses: it is played only on tensors that lie there, and by none else.
+What is kept are addresses, so it is played only on tensors that lie there. `allreduce.py`, whose calls are the
+shortest, has a form of its own, whose plays also hold views of shared memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain
 
 MAX_READY = 256
-"""Largest number of collectives that are kept for one set of parameters."""
+"""Largest number of collectives that are kept for one set of parameters, and of allreduces."""
 
 Parameters = tuple[object, ...]
 """Name of a collective, and all that determines it beside its tensors."""

@@ -3,8 +3,8 @@
     fixed order   Draw, TrainStep, TrainStep, Save, ..., Save │ Draw, ...   rules that all ranks follow together
     replies       Draw, TrainStep, TrainStep, Snapshot, Save, ...           a worker that follows its servers' orders
 
-A maker yields an event and goes on when the player (`player.py`) has carried it out: so it knows what came with a step,
-requests of signals or replies, before it says what follows.
+A generator yields an event and goes on when the player (`player.py`) has carried it out: so it knows what came with a
+step, requests of signals or replies, before it says what follows.
 """
 
 from __future__ import annotations
