@@ -41,10 +41,10 @@ from unisono.plan.split import LayerFacts, SplitInputs
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.plan.what_if import changed_machine
 from unisono.rules import BaseRule
+from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.keys import number
 from unisono.training.named_rule import exchange_of, named_rule
 from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as

@@ -12,7 +12,7 @@ from unisono.data.kinds import all_augments
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
 from unisono.optimizers import OPTIMIZERS
-from unisono.training.keys import choice, flat, number, numbers, texts_or
+from unisono.tables import choice, flat, number, numbers, texts_or
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""

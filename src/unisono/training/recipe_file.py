@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
-from unisono.training.keys import change, parse
+from unisono.tables import change, parse
 from unisono.training.recipe import Recipe
 from unisono.user_function import is_user_function
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from unisono.errors import UsageError
-from unisono.training.keys import flat
+from unisono.tables import flat
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
 from unisono.training.run_directory import METRICS, RECIPE, replace_file

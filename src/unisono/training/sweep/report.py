@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from unisono.training.keys import flat
+from unisono.tables import flat
 from unisono.training.measures import ACCURACY, Measure, measure_of
 from unisono.training.recipe import to_dict
 from unisono.training.run_directory import read_metrics

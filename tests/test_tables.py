@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.errors import RecipeError
-from unisono.training.keys import change, choice, flat, number, numbers, parse
+from unisono.tables import change, choice, flat, number, numbers, parse
 
 
 @dataclass(frozen=True)
