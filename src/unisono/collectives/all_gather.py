@@ -52,12 +52,13 @@ def all_gather(
         plan = group.plan("all_gather", algorithm, out, wire, op=None, move_dtype=move_dtype)
     buffer = receive_buffer(out)
     part, nbytes = flat_of(shard), shard.nbytes
-    source, target, own = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
-    gather = bind(prepare(group, plan), own, target) if group.size > 1 else None
+    source, target, place = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
+    gather = bind(prepare(group, plan), place, target) if group.size > 1 else None
+    given, own = bytes_at(source, nbytes), bytes_at(place, nbytes)
 
     def play() -> None:
-        if source != own:
-            bytes_at(own, nbytes)[:] = bytes_at(source, nbytes)
+        if source != place:
+            own[:] = given
         if gather is not None:
             gather()
 

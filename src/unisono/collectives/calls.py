@@ -66,9 +66,13 @@ class Calls:
         """Enter a call, or a part of one; yield a number that is equal on all ranks in the same call."""
         outer = self.begin(words, in_library)
         try:
-            yield zlib.crc32(words.encode(), self.number)
+            yield self.fingerprint(words)
         finally:
             self.end(outer)
+
+    def fingerprint(self, words: str) -> int:
+        """Return a number that is equal on all ranks in the same call."""
+        return zlib.crc32(words.encode(), self.number)
 
     def begin(self, words: str, in_library: bool) -> tuple[bool, bool]:
         """Begin a call, or a part of one; return the argument for `end`. Kept fast, because short calls notice it."""

@@ -82,6 +82,8 @@ class Group:
         self._control = comm.Dup()
         for channel in (comm, self.messages, self._control):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
+        self._compared = np.empty((2, 2), np.int64)
+        """A call's number and its negative on this rank, and their maxima over the ranks."""
         self._memory: NodeMemory | None = None
         self._memory_made = not self._shares_memory or self.size == 1
         measure = Trials(self).choose if self.size > 1 and self.one_node else None
@@ -252,22 +254,28 @@ class Group:
             self.memory_for(call).signals.barrier(call)
             yield 0
             return
+        words = call.words + self.label
+        outer = self.calls.begin(words, in_library=False)
         try:
-            with self.calls.enter(call.words + self.label) as number:
-                yield number
+            yield self.calls.fingerprint(words)
         except MismatchError as error:
             self.broken = True
             if self.watch is not None:
                 self.watch.report_mismatch(self.calls, str(error))
             raise
+        finally:
+            self.calls.end(outer)
 
     @contextmanager
     def enter_library_call(self, call: Call) -> Iterator[None]:
         """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
         with self.enter_call(call):
             self.check_same_call(call)
-            with self.calls.enter(call.words + self.label, in_library=True):
+            outer = self.calls.begin(call.words + self.label, in_library=True)
+            try:
                 yield
+            finally:
+                self.calls.end(outer)
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered the call `call`."""
@@ -282,10 +290,10 @@ class Group:
         if self._shares_memory or self.size == 1:
             return
         number = self._labelled(call).number
-        mine = np.array([number, -number], np.int64)
-        most = np.empty_like(mine)
+        mine, most = self._compared
+        mine[:] = number, -number
         self.wait_for(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
-        if (most != mine).any():
+        if mine.tobytes() != most.tobytes():
             self.raise_mismatch(call)
 
     def raise_mismatch(self, call: Call) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from unisono.call import call_in
 from unisono.choosing.pace import Pace, pace_of
 from unisono.collectives.group import Group
-from unisono.collectives.library import by_library
+from unisono.collectives.library import LibraryCall, by_library
 from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
@@ -64,6 +64,8 @@ def bind(start: Start, source: int, target: int) -> Callable[[], None]:
     """Return a function that carries a prepared collective out on memory at these addresses."""
     if isinstance(start, PreparedAllreduce):
         return start.at(source)
+    if isinstance(start, LibraryCall):
+        return start.at(source, target)
     return partial(start, source, target)
 
 
