@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from benchmarks.overlaps.bound import bound
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from unisono.plan.choose import (
     predicted_again,
     space_of,
 )
-from unisono.plan.order import bound
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket

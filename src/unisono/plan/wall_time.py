@@ -28,6 +28,7 @@ from unisono.plan.layer_costs import product_seconds
 from unisono.plan.loading import held_bytes
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_row import RunPlan
+from unisono.plan.trials import TRIAL_RATIO
 
 START_SECONDS = 20.0
 """Seconds of a run besides those that follow from it: 6.0 and 6.5 s were measured with one and two ranks on 2 busy
@@ -40,9 +41,8 @@ A plan's interval has 9 of 10 runs; with its end for each step, 3 of 20 jobs end
 DISK_BANDWIDTH = 1e8
 """Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
 
-MEASURED_STEPS, TRIAL_STEPS, TRIAL_RATIO = 5, 30, 1.15
-"""Steps that are measured before there are times to choose by, steps of trials, and their largest predicted ratio to
-the best (`reducer/tuning.py`)."""
+MEASURED_STEPS, TRIAL_STEPS = 5, 30
+"""Steps that are measured before there are times to choose by, and steps of trials (`reducer/tuning.py`)."""
 
 AUTOTUNE_CALLS = 15
 """Calls of each pass of a convolution before the first step: 5 algorithms, once untimed and twice timed."""
