@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.test_run_report import FOUR
 
-from unisono.plan.choose import PredictionInputs, predicted
+from unisono.plan.choose import PredictionInputs, Setting, predicted
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.planned_run import PlannedRun
@@ -28,7 +28,7 @@ def row(computing: float, communication: float, update: float = 0.0, run: Planne
     """Return the row of a step whose one bucket is exchanged, and then updated, once all is computed."""
     of_step = Computing((0.0,), (computing,), computing, update)
     inputs = PredictionInputs(RULE, of_step, lambda *_: [Bucket(1, (0,))], Cost(0.0, communication), ranks=4)
-    return row_of(run, inputs, predicted(inputs, 8 << 20, "none", 2), MEMORY, 1e6, 0.1)
+    return row_of(run, inputs, predicted(inputs, Setting("none", 8 << 20)), MEMORY, 1e6, 0.1)
 
 
 def loading(read: float, decode: float, in_turn: bool = False) -> PlannedRun:

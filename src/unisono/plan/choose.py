@@ -175,7 +175,7 @@ def candidates(
     found = [
         _best(
             [
-                predicted(inputs, size, name, outstanding, end_ratio)
+                predicted(inputs, Setting(name, size, outstanding=outstanding, end_ratio=end_ratio))
                 for end_ratio in end_ratios(name, sizes, inputs.nodes)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
@@ -202,11 +202,11 @@ def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] =
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
-    largest, ratio = candidate.setting.bucket_bytes, candidate.setting.end_ratio
-    size = largest // FINER_BUCKET_RATIO
-    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(largest, ratio)):
+    setting, ratio = candidate.setting, candidate.setting.end_ratio
+    size = setting.bucket_bytes // FINER_BUCKET_RATIO
+    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(setting.bucket_bytes, ratio)):
         return None
-    return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding, ratio)
+    return predicted(inputs, setting._replace(bucket_bytes=size))
 
 
 def in_equal_buckets(
@@ -216,21 +216,19 @@ def in_equal_buckets(
 
     A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
     """
-    if candidate.setting.end_ratio == END_RATIOS[0]:
+    equal = candidate.setting._replace(end_ratio=END_RATIOS[0])
+    if candidate.setting == equal:
         return None
-    overlap, outstanding = candidate.setting.overlap, candidate.setting.outstanding
-    return _best([predicted(inputs, size, overlap, outstanding) for size in sorted(sizes)])
+    return _best([predicted(inputs, equal._replace(bucket_bytes=size)) for size in sorted(sizes)])
 
 
-def predicted(
-    inputs: PredictionInputs, size: int, overlap: str, outstanding: int, end_ratio: int = END_RATIOS[0]
-) -> Candidate:
-    """Return a setting with its predicted times.
+def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
+    """Return a setting with its predicted times, and its orders planned anew.
 
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
-    computing, buckets = inputs.computing, inputs.buckets(size, end_ratio)
-    own_order = inputs.deferred and overlap == "chain"
+    computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
+    own_order = inputs.deferred and setting.overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
     if own_order and inputs.rule.traits.state is RankState.SHARDED:
         by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
@@ -243,10 +241,9 @@ def predicted(
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
-    rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
-    setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
+    rule = replace(inputs.rule, overlap=setting.overlap, outstanding=setting.outstanding)
     costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
-    return Candidate(setting, predict(rule, costs), rule, costs)
+    return Candidate(setting._replace(sequence=order, halves=halves), predict(rule, costs), rule, costs)
 
 
 def parts_of(computing: float, silent: float, step: float) -> StepParts:
@@ -258,11 +255,6 @@ def parts_of(computing: float, silent: float, step: float) -> StepParts:
     """
     update = max(0.0, silent - computing)
     return StepParts(computing, max(0.0, step - computing - update), update)
-
-
-def predicted_again(setting: Setting, inputs: PredictionInputs) -> Candidate:
-    """Return a setting with the times that are predicted from other inputs."""
-    return predicted(inputs, setting.bucket_bytes, setting.overlap, setting.outstanding, setting.end_ratio)
 
 
 def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:

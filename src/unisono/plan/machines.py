@@ -5,22 +5,12 @@
     unisono probe OUT.toml ───┤
     unisono tune ─────────────┘
 
-    [node]        cores, accelerators, flops, cache_bytes, simd_width, memory_bytes, memory_bandwidth
-    [efficiency]  convolution, linear           share of flops that such products reach; 1 is assumed without it
-    [link]        bandwidth, adapters, latency, overhead
-    [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
-    [disk]        bandwidth                     bytes per second of a node
-    [decoding]    pixels                        JPEG pixels per second of a core
-    [probe]       date, version, hosts, ...     the measurement that the file comes from
-    [slow_links]  "3" = 4.0                     nodes whose links are slower, and how many times
-    [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
-    [measured]    "link.latency" = "how"        values that `unisono probe` has measured
-    [choices]                                   tables by which `auto` chooses (`choosing/default.toml`)
-
-    [[network]]      name, batch                          ─▶ samples/s of a node, which go before flops
-    [[product]]      kind, rows, inner, columns, kernel   ─▶ FLOP/s of a node, forward and backward
-    [[message]]      bytes                                ─▶ seconds from one node to another
-    [[collective]]   collective, schedule, wire, nodes, ranks, bytes ─▶ seconds
+    [node] [efficiency] [link] [topology] [disk] [decoding] [probe]      a dataclass each, with the same keys
+    [slow_links]  "3" = 4.0               nodes whose links are slower, and how many times
+    [assumed]     "link.latency" = "why"  values that are in no source; tables of predictions name them
+    [measured]    "link.latency" = "how"  values that `unisono probe` has measured
+    [choices]                             tables by which `auto` chooses (`choosing/default.toml`)
+    [[network]] [[product]] [[message]] [[collective]]      rows that were measured, or that a paper has
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
@@ -143,7 +133,10 @@ class ProbeFacts:
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """Speed of a node at training steps of a network of the catalogue, on inputs of the network's own shape."""
+    """Speed of a node at training steps of a network of the catalogue, on inputs of the network's own shape.
+
+    It goes before node.flops.
+    """
 
     name: str
     batch: int = number(above=0)

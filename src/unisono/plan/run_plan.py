@@ -7,10 +7,7 @@
     step           the rule's own program on a clock, in the setting that a run would choose with these times
     update         that step without any communication, less computing: updates that do not hide
     communication  the rest of the step: exchanges that do not hide
-    speedup        the step of one node, same minibatch, over this one
-    efficiency     speedup / nodes
-
-Worked example (`docs/planning.md`): 256 images of VGG-A on 16 nodes of 1.67 TFLOP/s with 10 Gbit/s Ethernet.
+    speedup        the step of one node, same minibatch, over this one; efficiency: speedup / nodes
 
 Where layers can be split, a row with the splits follows the rows without, if they are faster. It is the same
 prediction, with the tasks of split layers in the program (`split.py`) and their buckets in parts:
@@ -40,7 +37,7 @@ from unisono.plan.choose import (
     candidates,
     initial_setting,
     is_searched,
-    predicted_again,
+    predicted,
     space_of,
 )
 from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
@@ -161,7 +158,7 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
     """Return the setting that a run on so many ranks chooses, with its prediction."""
     rule = inputs.rule
     if not is_searched(rule) or ranks == 1:
-        return predicted_again(initial_setting(rule, inputs.buckets, ranks), inputs)
+        return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
     overlaps, largest, outstandings = space_of(rule)
     few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
     return candidates(inputs, overlaps, few, outstandings)[0]

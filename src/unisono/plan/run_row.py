@@ -5,10 +5,8 @@
     error ──────────┘     └──▶ from, to
 
 **Interval.** Of 25 runs on 2 to 8 emulated hosts that were probed, whose computing was exact, 9 in 10 took at most 4.8%
-more or less than predicted (`benchmarks/foresight/calibration`). So that error is one of communication, and a step with
-communication is given plus and minus 4.8%, but never below its computing and updates, nor below its loading. The
-interval does not cover what stands here in place of measurements: computing, memory, disk and decoding at the rates of
-the machine file, and collectives at their estimate.
+more or less than predicted (`benchmarks/foresight/calibration`). So that error is one of communication: a step without
+any has no interval, and no step is below its computing and updates, nor below its loading.
 
 Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
 node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
@@ -28,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isclose
 
-from unisono.plan.choose import Candidate, PredictionInputs, StepParts, parts_of, predicted_again
+from unisono.plan.choose import Candidate, PredictionInputs, StepParts, parts_of, predicted
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.loading import least_step
 from unisono.plan.planned_run import PlannedRun
@@ -97,15 +95,12 @@ def row_of(
     seconds of the step on one node, with its loading.
     """
     setting, loading = played.setting, run.loading
-    silent = predicted_again(setting, inputs._replace(cost=FREE, groups={}, activations=())).prediction.step
+    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), setting).prediction.step
     parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
     whole, least = parts.step, least_step(parts.computing, parts.update, loading)
     error, step = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0, max(whole, least)
     row = RunPlan(
-        computing=parts.computing,
-        communication=parts.communication,
-        update=parts.update,
-        loading=step - whole,
+        **vars(replace(parts, loading=step - whole)),
         rule=run.rule_name,
         nodes=run.nodes,
         ranks=run.ranks,

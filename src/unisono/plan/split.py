@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
@@ -123,7 +123,7 @@ Placed = tuple[ActivationExchange, Duration]
 
 def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
     """Return the predicted step with the splits, given by layer in words such as "column 2 gives part"."""
-    return predicted_again(inputs.setting, with_splits(inputs, splits))
+    return predicted(with_splits(inputs, splits), inputs.setting)
 
 
 def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInputs:
