@@ -169,7 +169,10 @@ def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict:
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, name, strict)
     if (word := limits.get("texts_or")) is not None:
-        return word if value == word else _texts(value, name, f' or "{word}"')
+        if value == word:
+            return word
+        texts = flat(_table(value, name, f' or "{word}"'))
+        return {key: _value(text, str, f"{name}.{key}", {}) for key, text in texts.items()}
     if get_origin(kind) is Mapping:
         return _mapping(get_args(kind), value, name, limits)
     if get_origin(kind) is tuple:
@@ -178,13 +181,11 @@ def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict:
 
 
 def _mapping(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any]) -> Mapping[Any, Any]:
-    keys, values = kinds
-    if values is str:
-        return _texts(value, name)
-    found = _table(value, name)
-    if keys is str:
+    (keys, values), found = kinds, _table(value, name)
+    if values is Any:
         return found
-    return {_whole(key, name): _value(one, values, f'{name}."{key}"', limits) for key, one in found.items()}
+    named = _whole if keys is int else lambda key, _: key
+    return {named(key, name): _value(one, values, f'{name}."{key}"', limits) for key, one in found.items()}
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> tuple[Any, ...]:
@@ -205,25 +206,20 @@ def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
     return value
 
 
-def _texts(value: Any, name: str, or_word: str = "") -> dict[str, str]:
-    found = flat(_table(value, name, or_word))
-    return {key: _value(text, str, f"{name}.{key}", {}) for key, text in found.items()}
-
-
 def _whole(key: str, name: str) -> int:
-    if not (key.isascii() and key.isdecimal() and key == str(int(key))):
+    if not (key.isascii() and key.isdecimal() and len(key) < 19 and key == str(int(key))):
         raise _UnfitError(f'{name}."{key}": the key is a whole number from 0, as in "3" = 4.0')
     return int(key)
 
 
 def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    fits = isinstance(value, float | int) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
         word = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]
         raise _UnfitError(f"{name} = {value!r} is not {word}")
     if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
         raise _UnfitError(f"{name} = {value!r} is out of range")
+    value = float(value) if kind is float else value
     if limits.get("above") is not None and not value > limits["above"]:
         raise _UnfitError(f"{name} = {value!r}, but it has to be above {limits['above']}")
     if limits.get("at_least") is not None and not value >= limits["at_least"]:

@@ -84,9 +84,7 @@ class Measurement:
     """Use of the ranks' cores by others since the seal."""
 
 
-def measure(
-    seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1, wall: float = 0.0, seal: str = ""
-) -> Measurement | None:
+def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) -> Measurement | None:
     """Return the measurement of steps after the first `skip`; None where no whole period is left."""
     ranks, steps, _ = seconds.shape
     periods = (steps - skip) // period
@@ -113,9 +111,7 @@ def measure(
         skipped=skip,
         period=period,
         all_steps=float(seconds[slowest][:, sequential].sum(dtype=np.float64)),
-        wall=wall,
         disturbed=disturbance(step),
-        seal=seal,
     )
 
 
