@@ -35,14 +35,16 @@ from unisono.measure.probes import (
 from unisono.measure.system import ProbedSite
 from unisono.measure.topology import slow_links
 from unisono.placement import Placement
-from unisono.plan.machines import TABLES, MachineFacts, machine_text
-from unisono.plan.measured_rows import (
+from unisono.plan.machines import (
     CONVOLUTION_KIND,
     LINEAR_KIND,
+    TABLES,
     CollectiveRow,
+    MachineFacts,
     MessageRow,
     ProbeFacts,
     ProductRow,
+    machine_text,
 )
 
 DIGITS = 5

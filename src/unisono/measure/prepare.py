@@ -41,7 +41,7 @@ from unisono.measure.probes import (
     ProductProbe,
 )
 from unisono.measure.timing import collective_call
-from unisono.plan.measured_rows import FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import FLOAT32_WIRE, LINEAR_KIND
 from unisono.wires import encoded_share
 from unisono.world import World
 

@@ -34,7 +34,7 @@ from unisono.measure.links import Links
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.exchange_cost import BYTES_OF_A_SUM
-from unisono.plan.measured_rows import FLOAT32_WIRE
+from unisono.plan.machines import FLOAT32_WIRE
 
 SHARES = {
     "links": 0.1,

@@ -1,7 +1,7 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
     steps on an example      ─▶ seconds, bytes of each layer ┐
-    two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
+    two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/split.py ─▶ rank 0's plan, on all ranks
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
 whole if some rank did not call it once, or if its weight is read elsewhere too.
@@ -23,9 +23,16 @@ from torch import Tensor, nn
 from unisono.placement import Placement
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, initial_setting
-from unisono.plan.choose_split import choose_splits, describe_split
 from unisono.plan.layer_costs import computing_in_order
-from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, gradient_bytes
+from unisono.plan.split import (
+    GroupLinks,
+    LayerFacts,
+    LinkCosts,
+    SplitInputs,
+    choose_splits,
+    describe_split,
+    gradient_bytes,
+)
 from unisono.plan.trace import TracedLayer, trace_values
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
