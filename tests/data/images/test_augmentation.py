@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.images.augmentation import (
+from unisono.data.kinds.image import (
     AUGMENTS,
     MAX_AREA,
     MAX_ASPECT,

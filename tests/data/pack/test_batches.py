@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack import batches
-from unisono.data.pack.batches import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
+from unisono.data.pack import stripe
+from unisono.data.pack.stripe import CHECKSUM, UNISONO, checksum, samples_of, schema, to_batch
 from unisono.errors import PackError
 
 Row = tuple[bytes, int, str]
@@ -99,4 +99,4 @@ def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: 
 @settings(deadline=None)
 @given(data=st.binary(max_size=9000), begin=st.integers(0, (1 << 32) - 1))
 def test_any_library_finds_the_checksum_that_zlib_does(data: bytes, begin: int) -> None:
-    assert batches.crc32(data, begin) == zlib.crc32(data, begin)
+    assert stripe.crc32(data, begin) == zlib.crc32(data, begin)

@@ -21,7 +21,7 @@ from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.pack.stripe import StripeWriter, fingerprints, remove_notes
 from unisono.data.pack.stripe_file import read_stretch
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 
 SAMPLES, STRIPES = 40, 3
