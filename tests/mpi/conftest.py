@@ -13,7 +13,7 @@ import pytest
 from unisono.collectives import watch, watch_messages
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.initialize import init
 from unisono.placement import place
 from unisono.world import World

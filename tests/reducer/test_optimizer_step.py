@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
-from unisono.optimizers.lamb import LAMB
-from unisono.optimizers.lars import LARS
+from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.data.order import permutation
-from unisono.data.pack.batches import EncodedSamples
-from unisono.data.storage.ownership import initial_owners, owners_in_epoch
-from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, counts
-from unisono.data.storage.shuffle import CompactionPlan, capacity, plan_compaction, shuffle, side_by_side
+from unisono.data.order import permutation, ranks_of
+from unisono.data.pack.stripe import EncodedSamples
+from unisono.data.storage.ownership import owners_in_epoch
+from unisono.data.storage.partitioned import SPARE_DEVIATIONS
+from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
+from unisono.data.storage.shuffle import CompactionPlan, plan_compaction, shuffle, side_by_side
+
+LONE = SimpleNamespace(size=1, nodes=1, rank=0, all_gather_object=lambda own: [own])
+"""A world of one rank."""
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -138,16 +144,12 @@ def both(*numbers: int) -> NDArray[np.int64]:
     return np.array([[number, 3 * number] for number in numbers])
 
 
-def clash(
-    plan: CompactionPlan, cuts: NDArray[np.int64], received_counts: NDArray[np.int64], room: int, laid_out: bool
-) -> bool:
+def clash(plan: CompactionPlan, cuts: NDArray[np.int64], received_counts: NDArray[np.int64], room: int) -> bool:
     """Play the plan row by row: whether anything is put over what is still needed, over what has come, or outside."""
     memory = [-1] * room
     for segment, (first, last) in enumerate(pairwise(cuts[:, 0].tolist())):
         memory[first:last] = [segment] * (last - first)
     for segment in plan.rounds:
-        if laid_out:
-            memory = [-1 if held == segment else held for held in memory]
         for (row, block), (count, _) in zip(
             plan.destinations[:, segment].tolist(), received_counts[:, segment].tolist(), strict=True
         ):
@@ -163,58 +165,55 @@ def clash(
 
 def test_the_example_of_the_docstring() -> None:
     received_counts = np.array([[[1, 3], [2, 6]], [[2, 6], [1, 3]]])
-    plan = plan_compaction(both(0, 3, 5), received_counts, np.array([9, 27]), up=True, laid_out=False)
+    plan = plan_compaction(both(0, 3, 5), received_counts, np.array([9, 27]), up=True)
     assert plan.cuts.tolist() == both(3, 6, 9).tolist()
     assert list(plan.rounds) == [1, 0]
     assert plan.destinations[:, 1].tolist() == both(6, 8).tolist()
     assert plan.destinations[:, 0].tolist() == both(3, 4).tolist()
     assert plan.missing.tolist() == [0, 0]
-    assert plan_compaction(
-        both(0, 3, 5), received_counts, np.array([8, 24]), up=True, laid_out=False
-    ).missing.tolist() == [1, 3]
-    assert plan_compaction(
-        both(0, 3, 5), received_counts, np.array([6, 18]), up=True, laid_out=True
-    ).missing.tolist() == [0, 0]
-    back = plan_compaction(plan.cuts, received_counts, np.array([9, 27]), up=False, laid_out=False)
+    assert plan_compaction(both(0, 3, 5), received_counts, np.array([8, 24]), up=True).missing.tolist() == [1, 3]
+    back = plan_compaction(plan.cuts, received_counts, np.array([9, 27]), up=False)
     assert (list(back.rounds), back.cuts.tolist()) == ([0, 1], both(0, 3, 6).tolist())
 
 
-@given(SIZES, SIZES, st.integers(0, 30), st.booleans(), st.booleans())
+@given(SIZES, SIZES, st.integers(0, 30), st.booleans())
 def test_no_needed_sample_is_overwritten_if_memory_suffices(
-    sent_counts: NDArray[np.int64], received_counts: NDArray[np.int64], free: int, up: bool, laid_out: bool
+    sent_counts: NDArray[np.int64], received_counts: NDArray[np.int64], free: int, up: bool
 ) -> None:
     segments = min(sent_counts.shape[1], received_counts.shape[1])
     sizes, received_counts = sent_counts[:, :segments].sum(axis=0), received_counts[:, :segments]
     room = int(sizes[:, 0].sum()) + free
     cuts = np.concatenate([both(0), sizes.cumsum(axis=0)]) + (0 if up else free * np.array([1, 3]))
-    plan = plan_compaction(cuts, received_counts, room * np.array([1, 3]), up, laid_out)
+    plan = plan_compaction(cuts, received_counts, room * np.array([1, 3]), up)
     assert plan.missing[1] == 3 * plan.missing[0]
     if not plan.missing.any():
-        assert not clash(plan, cuts, received_counts, room, laid_out)
+        assert not clash(plan, cuts, received_counts, room)
         return
     grown = cuts + (0 if up else plan.missing)
-    again = plan_compaction(grown, received_counts, room * np.array([1, 3]) + plan.missing, up, laid_out)
+    again = plan_compaction(grown, received_counts, room * np.array([1, 3]) + plan.missing, up)
     assert not again.missing.any(), "once is enough"
-    assert not clash(again, grown, received_counts, room + int(plan.missing[0]), laid_out)
+    assert not clash(again, grown, received_counts, room + int(plan.missing[0]))
     one_less = plan.missing - [1, 3]
-    last = plan_compaction(
-        cuts + (0 if up else one_less), received_counts, room * np.array([1, 3]) + one_less, up, laid_out
-    )
+    last = plan_compaction(cuts + (0 if up else one_less), received_counts, room * np.array([1, 3]) + one_less, up)
     assert last.missing.tolist() == [1, 3], "and no more than it takes"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=40), st.lists(st.integers(0, 40)))
-def test_counts_are_what_counting_gives(samples: list[tuple[int, int]], cuts: list[int]) -> None:
-    to, sizes = (np.array([sample[each] for sample in samples], np.int64) for each in (0, 1))
-    rows = np.array([0, *sorted(min(cut, len(to)) for cut in cuts), len(to)])
-    begins = np.concatenate([[1000], 1000 + sizes.cumsum()])
-    found, alike = (counts(to.astype(np.uint8), rows, each, 4) for each in (begins, None))
-    assert found.shape == alike.shape == (4, len(rows) - 1, 2)
-    for segment, (first, last) in enumerate(pairwise(rows.tolist())):
+@given(
+    st.lists(st.binary(max_size=40), max_size=40) | st.lists(st.binary(min_size=5, max_size=5), max_size=40),
+    st.lists(st.integers(0, 40), max_size=5),
+    st.integers(0, 99),
+)
+def test_counts_are_what_counting_gives(contents: list[bytes], cuts: list[int], seed: int) -> None:
+    rows = [0, *sorted(min(cut, len(contents)) for cut in cuts), len(contents)]
+    to = np.random.default_rng(seed).integers(0, 4, len(contents)).astype(np.uint8)
+    store = store_of(LONE, [list(range(*ends)) for ends in pairwise(rows)], contents, (80, 300))
+    store.world = SimpleNamespace(size=4)  # type: ignore[assignment]
+    found = store.counts(to)
+    assert found.shape == (4, len(rows) - 1, 2)
+    for segment, (first, last) in enumerate(pairwise(rows)):
         for rank in range(4):
-            own = [size for other, size in zip(to[first:last], sizes[first:last], strict=True) if other == rank]
+            own = [-(-len(contents[row]) // store.block) for row in range(first, last) if to[row] == rank]
             assert found[rank, segment].tolist() == [len(own), sum(own)]
-            assert alike[rank, segment].tolist() == [len(own)] * 2
 
 
 def test_side_by_side() -> None:
@@ -227,29 +226,22 @@ def test_spare_rows_suffice_for_random_variation(ranks: int, segments: int) -> N
     samples = 4000 * ranks
     rng = np.random.default_rng(ranks)
     blocks = rng.lognormal(5, 0.5, samples).astype(np.int64) + 1
-    owners, largest = initial_owners(samples, ranks), max(np.bincount(initial_owners(samples, ranks), blocks))
-    for laid_out in (False, True):
-        room = np.array(capacity(4000, int(largest), 0 if laid_out else -(-4000 // segments)))
-        held = [np.array_split(np.flatnonzero(owners == rank), segments) for rank in range(ranks)]
-        ends = [np.cumsum([0, *(blocks[numbers].sum() for numbers in own)]) for own in held]
-        cuts = [np.stack([np.cumsum([0, *map(len, own)]), end], 1) for own, end in zip(held, ends, strict=True)]
-        for epoch in range(20):
-            to = owners_in_epoch(permutation(samples, 1, epoch), 64, np.arange(ranks))
-            for rank in (0, ranks - 1):
-                mine = [[numbers[to[numbers] == rank] for numbers in own] for own in held]
-                received_counts = np.array([[(len(part), blocks[part].sum()) for part in own] for own in mine])
-                plan = plan_compaction(cuts[rank], received_counts, room, epoch % 2 == 0, laid_out)
-                assert not plan.missing.any()
-                cuts[rank] = plan.cuts
-            held = [
-                [np.concatenate([own[part][to[own[part]] == rank] for own in held]) for part in range(segments)]
-                for rank in range(ranks)
-            ]
-
-
-def test_capacity_is_samples_a_segment_and_at_most_a_tenth_more() -> None:
-    for samples in (3000, 10**6):
-        rows, blocks = capacity(samples, 50 * samples, 700)
-        assert samples + 700 < rows < 1.1 * samples + 700
-        assert blocks == 50 * rows
-    assert capacity(1, 10, 1) == (7, 70)
+    owners = ranks_of(samples, samples, ranks)
+    largest = max(np.bincount(owners, blocks))
+    rows = 4000 + -(-4000 // segments) + SPARE_DEVIATIONS * math.isqrt(4000)
+    room = np.array([rows, -(-int(largest) * rows // 4000)])
+    held = [np.array_split(np.flatnonzero(owners == rank), segments) for rank in range(ranks)]
+    ends = [np.cumsum([0, *(blocks[numbers].sum() for numbers in own)]) for own in held]
+    cuts = [np.stack([np.cumsum([0, *map(len, own)]), end], 1) for own, end in zip(held, ends, strict=True)]
+    for epoch in range(20):
+        to = owners_in_epoch(permutation(samples, 1, epoch), 64, np.arange(ranks))
+        for rank in (0, ranks - 1):
+            mine = [[numbers[to[numbers] == rank] for numbers in own] for own in held]
+            received_counts = np.array([[(len(part), blocks[part].sum()) for part in own] for own in mine])
+            plan = plan_compaction(cuts[rank], received_counts, room, epoch % 2 == 0)
+            assert not plan.missing.any()
+            cuts[rank] = plan.cuts
+        held = [
+            [np.concatenate([own[part][to[own[part]] == rank] for own in held]) for part in range(segments)]
+            for rank in range(ranks)
+        ]

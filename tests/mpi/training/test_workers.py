@@ -14,8 +14,7 @@ from torch import nn
 from unisono.asynchronous.event_log import read_events, read_order
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
-from unisono.data.builtin import load_digits
-from unisono.data.feed import in_memory_feed
+from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.order import own_numbers, worker_order
 from unisono.rules import EASGD, Exchange
 from unisono.schedules.pieces import bounds

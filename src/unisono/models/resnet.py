@@ -1,4 +1,14 @@
-"""ResNet-50 (He et al. 2016), with the stride in the 3x3 convolution of a block, as in PyTorch.
+"""Residual networks (He et al. 2016): for small images 6 n + 2 layers (section 4.2), for large ones ResNet-50.
+
+    3x3, 16 ─ n blocks of 16 ─ n blocks of 32, half the size ─ n blocks of 64, half the size ─ mean ─ classes
+
+    block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, every second pixel of x is
+            └──────────────────────────────────┘                  used, and channels of zeros are added: no parameters
+
+n = 1, 3, 5, 7, 9 and 18 give ResNet-8, 20, 32, 44, 56 and 110. ResNet-20 has 269,722 parameters for 10 classes and 3
+channels.
+
+ResNet-50 has the stride in the 3x3 convolution of a block, as in PyTorch:
 
     7x7, 64, half ─ pool, half ─ 3 blocks of 64 ─ 4 of 128, half ─ 6 of 256, half ─ 3 of 512, half ─ mean ─ classes
 
@@ -12,8 +22,70 @@ section 5.1): rates that are too high for the first steps do less harm.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn, relu_
+from torch.nn.functional import pad
+
+WIDTHS = (16, 32, 64)
+
+
+class BasicBlock(nn.Module):
+    """Block of two convolutions beside a shortcut."""
+
+    def __init__(self, in_channels: int, width: int) -> None:
+        super().__init__()
+        self._more = width - in_channels
+        self.convolution1 = nn.Conv2d(in_channels, width, 3, 1 if width == in_channels else 2, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.convolution2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (samples, in_channels, h, w) to (samples, width, h or h / 2, w or w / 2)."""
+        short = inputs
+        if self._more:
+            short = pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, self._more // 2, self._more - self._more // 2))
+        inner = relu_(self.norm1(self.convolution1(inputs)))
+        return relu_(self.norm2(self.convolution2(inner)).add_(short))
+
+
+class ResNetCIFAR(nn.Module):
+    """Network from images of shape (samples, channels, size, size), about 32 x 32, to scores of shape (samples,
+    classes)."""
+
+    def __init__(self, classes: int, channels: int, blocks: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
+        in_channels, stages = WIDTHS[0], list[nn.Module]()
+        for width in WIDTHS:
+            stages += [BasicBlock(in_channels if number == 0 else width, width) for number in range(blocks)]
+            in_channels = width
+        self.blocks = nn.Sequential(*stages)
+        self.classifier = nn.Linear(WIDTHS[-1], classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the scores before the softmax."""
+        features: torch.Tensor = self.blocks(relu_(self.first(images)))
+        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return scores
+
+
+def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNetCIFAR:
+    """Return the network of 6 n + 2 layers: ResNet-20 for 20, and so on."""
+    blocks, more = divmod(layers - 2, 6)
+    assert not more, f"{layers} layers are not 6 n + 2"
+    return ResNetCIFAR(classes, channels, blocks)
+
+
+resnet8, resnet20, resnet32, resnet44, resnet56, resnet110 = (
+    partial(resnet_cifar, layers) for layers in (8, 20, 32, 44, 56, 110)
+)
+
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 EXPANSION = 4
