@@ -33,7 +33,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "tensor_parallel/test_choose_plan.py",
         "tensor_parallel/test_layers.py",
         "tensor_parallel/test_losses.py",
-        "torch_backend/test_direct.py",
+        "torch_backend/test_devices.py",
         "training",
         "measure/test_tune.py",
     ),

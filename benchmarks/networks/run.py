@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from unisono.bench.contender import CLASSES, CONTENDERS
 from unisono.bench.layer_report import as_data, plot
 from unisono.bench.layers import layers_of, measure_layers
-from unisono.bench.networks import as_markdown, measure_networks
+from unisono.bench.networks import CLASSES, CONTENDERS, as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
 from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan

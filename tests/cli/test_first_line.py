@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from unisono.cli.train import ERASE, StartSign
+from unisono.cli.ranks import ERASE, StartSign
 from unisono.launch import launch_environment
 
 LAUNCHED = """
 import sys
 from unisono.cli import main, train
 
-def launch(ranks, arguments, *more):
-    print(ranks, arguments, [name for name in ("torch", "mpi4py") if name in sys.modules])
+def launch(ranks, *more):
+    print(ranks, [name for name in ("torch", "mpi4py") if name in sys.modules])
     return 0
 
 sys.modules["unisono.cli.train"].launch = launch
@@ -37,7 +37,7 @@ def launched(*arguments: str, **environment: str) -> list[str]:
 def test_the_first_line_comes_before_pytorch_and_mpi_are_imported() -> None:
     assert launched("--ranks", "3", "--verbose") == [
         "digits: training on 3 ranks of this machine",
-        "3 ['train', 'digits', '--verbose'] []",
+        "3 []",
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.progress import SILENCE_SECONDS
 from tests.usage_errors import assert_one_line_error
 
-from unisono.bench.contender import CONTENDERS
+from unisono.bench.networks import CONTENDERS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -34,7 +34,7 @@ def test_a_file_is_written_and_planned_with(unisono: Run, in_process: Run, tmp_p
         (["ours"], "ours: a machine file ends in .toml"),
         (["ours.toml", "--seconds=4"], "--seconds 4: a probe needs 5 seconds or more"),
         (["ours.toml", "--seconds=nan"], "--seconds nan: a probe needs 5 seconds or more"),
-        (["ours.toml", "--ranks=0"], "--ranks 0: it is 1 at least"),
+        (["ours.toml", "--ranks=0"], "--ranks 0: the number of ranks must be at least 1"),
     ],
 )
 def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], words: str) -> None:

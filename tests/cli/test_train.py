@@ -24,12 +24,11 @@ from tests.progress import Watched, poll_until, run
 from tests.training.timeline.trace_format import check_trace
 from tests.usage_errors import assert_one_line_error
 
-from unisono.cli.train import _arguments, _count, exit_code
+from unisono.cli.ranks import count_ranks, exit_code
 from unisono.errors import LaunchError
 from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import checkpoint_names
-from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import REPEAT_SECONDS
 
@@ -617,21 +616,14 @@ def test_exit_codes(code: int, received: list[int], expected: int) -> None:
     assert exit_code(code, received) == expected
 
 
-def test_ranks_get_the_options_that_were_given() -> None:
-    options = {"resume": None, "run": Path("runs/one"), "machine": ""}
-    assert _arguments(Path("digits"), ["training.epochs=3"], options) == [
-        *("train", "digits", "--set=training.epochs=3", "--run=runs/one")
-    ]
-    assert _arguments(None, [], {"resume": Path("runs/one")}) == ["train", "--resume=runs/one"]
-
-
-def test_the_number_of_ranks_is_the_launchers_or_as_given_or_the_recipes() -> None:
-    settings = Recipe(ranks=2)
-    assert [_count(*given, settings) for given in ((None, None), (3, None), (None, 4), (4, 4))] == [2, 3, 4, 4]
+def test_the_number_of_ranks_is_the_launchers_or_as_given_or_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [count_ranks(given, 2) for given in (None, 3)] == [2, 3]
     with pytest.raises(LaunchError, match="at least 1"):
-        _count(0, None, settings)
+        count_ranks(0, 2)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert [count_ranks(given, 2) for given in (None, 4)] == [4, 4]
     with pytest.raises(LaunchError, match="the launcher has started 4; omit --ranks"):
-        _count(3, 4, settings)
+        count_ranks(3, 2)
 
 
 def test_no_mpiexec_names_the_extra(recipe: str, tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ from unisono.errors import UsageError
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("4096", 4096), ("4KiB", 4096), ("4kB", 4000), ("1.5MiB", 3 << 19), (" 1GB", 10**9), ("7b", 7)],
+    [
+        ("4096", 4096),
+        ("4KiB", 4096),
+        ("4kB", 4000),
+        ("1.5MiB", 3 << 19),
+        (" 1GB", 10**9),
+        ("1 GiB", 1 << 30),
+        ("7b", 7),
+    ],
 )
 def test_bytes(text: str, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes

@@ -70,7 +70,7 @@ def test_an_unknown_precision_is_refused() -> None:
 
 PROGRAM = """
 import torch
-from unisono.bench.contender import reset_peak, peak_bytes
+from unisono.bench.networks import reset_peak, peak_bytes
 from unisono.compute.prepare import release_free_memory
 
 def held():

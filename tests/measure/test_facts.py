@@ -9,21 +9,12 @@ import pytest
 
 from unisono.measure.facts import file_of, machine_facts, node_rates
 from unisono.measure.links import Links
-from unisono.measure.probes import (
-    CollectiveProbe,
-    DecodingProbe,
-    DiskProbe,
-    MemoryProbe,
-    MessageProbe,
-    Probe,
-    ProbeFindings,
-    ProbeReading,
-    ProductProbe,
-)
+from unisono.measure.probe_plan import ProbeFindings, ProbeReading
+from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.system import ProbedSite
 from unisono.network import Network
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.machines import CollectiveRow, MachineFacts, MessageRow, NodeFacts, ProductRow, parse_machine
+from unisono.plan.machines import CollectiveRow, MachineFacts, NodeFacts, ProductRow, parse_machine
 
 PLACEMENT = place([0, 0, 1, 1])
 SYSTEM = NodeFacts(cache_bytes=1 << 20, simd_width=16, memory_bytes=8e9)
@@ -42,7 +33,6 @@ READINGS = (
     reading(DecodingProbe(10, 10), ((1e-6,), (1e-6,), (1e-6,), (4e-6,))),
     reading(DiskProbe(1000), ((1e-3,), (), (1e-3,), ())),
     reading(DiskProbe(9000), ((1e-3,), (), (3e-3,), ())),
-    reading(MessageProbe(4), ((1e-5,), (), (2e-5,), ()), ((1e-5,), (), (1e-5,), ()), ((3e-5,), (), (1e-5,), ())),
     reading(CollectiveProbe("allreduce", "bfloat16", 4096), ((1.0,), (2.0,), (1.0,), (1.0,)), schedule="ring"),
 )
 SPEEDS = (((0, 1), 1e6), ((0, 1), 1e6))
@@ -79,7 +69,6 @@ def test_disks_are_read_by_one_rank_of_a_node_and_images_decoded_by_each() -> No
 
 def test_rows_have_the_slowest_of_each_trial() -> None:
     found = facts()
-    assert found.messages == (MessageRow(4, 2e-5, 1.0),)
     assert found.collectives == (CollectiveRow("allreduce", "ring", "bfloat16", 2, 4, 4096, 2.0, 0.0),)
 
 

@@ -1,74 +1,72 @@
-"""The plan of a probe: what is measured on so many nodes, and how the time is shared."""
+"""Prepared probes: products have their FLOPs, calls give their seconds, and a file leaves nothing behind."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
+from torch import nn
 
-from unisono.measure.probes import SHARES, CollectiveProbe, fits, plan_probe, share_of, trials
-from unisono.measure.timing import MAX_TRIALS
-from unisono.plan.choose import MEASURED_BUCKET_BYTES
+from unisono.measure.probe_plan import plan_probe
+from unisono.measure.probes import DecodingProbe, DiskProbe, MemoryProbe, ProductProbe
+from unisono.placement import place
+from unisono.plan.layer_costs import shape_of_product
+from unisono.plan.trace import trace
 
+FIRST: Any = SimpleNamespace(rank=0, node=0, placement=place([0, 0]))
+"""World of the first rank of a node, as far as probes look at it."""
+SECOND: Any = SimpleNamespace(rank=1, node=0, placement=place([0, 0]))
 
-def test_the_shares_are_the_whole_time_and_parts_end_in_order() -> None:
-    parts, left_out = plan_probe(60, 4, 4, disk=True)
-    assert [part.name for part in parts] == list(SHARES)
-    assert parts[-1].ends == pytest.approx(60)
-    assert [part.ends for part in parts] == sorted(part.ends for part in parts)
-    assert left_out == ()
-
-
-def test_probes_of_a_part_are_in_order_of_their_work_and_have_names_of_their_own() -> None:
-    for part in plan_probe(60, 4, 4, disk=True).parts:
-        works = [probe.work for probe in part.probes]
-        assert works == sorted(works)
-        assert len({probe.words for probe in part.probes}) == len(part.probes)
+PRODUCTS = next(part.probes for part in plan_probe(60, 1, 1, disk=False).parts if part.name == "products")
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "disk", "missing"),
-    [
-        (1, 1, False, {"links", "messages", "collectives", "disk"}),
-        (1, 2, True, {"links", "messages"}),
-        (2, 2, False, {"disk"}),
-    ],
-)
-def test_a_part_that_cannot_be_measured_has_a_reason(nodes: int, ranks: int, disk: bool, missing: set[str]) -> None:
-    parts, left_out = plan_probe(60, nodes, ranks, disk)
-    assert {line.partition(":")[0] for line in left_out} == missing == SHARES.keys() - {part.name for part in parts}
+@pytest.mark.parametrize("probe", PRODUCTS, ids=lambda probe: probe.words)
+def test_a_probe_has_the_shape_and_the_flops_of_its_layer(probe: ProductProbe) -> None:
+    if probe.kind == "linear":
+        layer: nn.Module = nn.Linear(probe.inputs, probe.outputs, bias=False)
+        inputs = torch.empty(probe.samples, probe.inputs, device="meta", requires_grad=True)
+    else:
+        layer = nn.Conv2d(probe.inputs, probe.outputs, probe.kernel, padding=probe.kernel // 2, bias=False)
+        inputs = torch.empty(probe.samples, probe.inputs, probe.side, probe.side, device="meta", requires_grad=True)
+    (traced,) = trace(layer, inputs)
+    assert (traced.forward_flops, traced.backward_flops) == (probe.work, 2 * probe.work)
+    shape = (probe.kind, probe.rows, probe.inner, probe.outputs, probe.kernel**2)
+    assert shape_of_product(traced) == shape
 
 
-def test_collectives_are_those_of_both_rules_in_both_wires() -> None:
-    def calls(nodes: int) -> set[tuple[str, str]]:
-        found = next(part.probes for part in plan_probe(60, nodes, 2, False).parts if part.name == "collectives")
-        assert {probe.bytes for probe in found if isinstance(probe, CollectiveProbe)} > set(MEASURED_BUCKET_BYTES)
-        return {(probe.collective, probe.wire) for probe in found if isinstance(probe, CollectiveProbe)}
-
-    narrow = {("allreduce", "bfloat16"), ("reduce_scatter", "bfloat16")}
-    assert calls(2) == calls(1) | narrow
-    assert calls(1) == {(name, "float32") for name in ("allreduce", "reduce_scatter", "all_gather")}
+@pytest.mark.parametrize("probe", [ProductProbe("linear", 2, 3, 4), ProductProbe("convolution", 2, 3, 4, 8, 3)])
+def test_a_product_has_the_seconds_of_both_passes(probe: ProductProbe) -> None:
+    with probe.prepare(FIRST, None) as call:
+        assert len(call()) == 2
+        assert all(seconds > 0 for seconds in call())
 
 
-def test_the_worked_example() -> None:
-    works = [1 << 20, 16 << 20]
-    assert share_of(24, works) == pytest.approx(4.8)
-    assert trials(0.25, 4.8 - 0.25) == 18
-    assert share_of(24 - 4.8, works[1:]) == pytest.approx(19.2)
-    assert fits(0.25 * 16, 19.2)
+def test_a_sum_and_an_image_have_the_seconds_of_a_call() -> None:
+    with MemoryProbe(4096).prepare(FIRST, None) as call:
+        assert len(call()) == 1
+    with DecodingProbe(64, 48).prepare(FIRST, None) as call:
+        (seconds,) = call()
+        assert seconds > 0
 
 
-@given(st.floats(0, 100), st.lists(st.floats(1, 1e12), min_size=1))
-def test_shares_are_never_more_than_what_is_left(remaining: float, works: list[float]) -> None:
-    spent = 0.0
-    for number in range(len(works)):
-        spent += share_of(remaining - spent, works[number:])
-    assert spent == pytest.approx(remaining)
-    assert share_of(-1.0, works) == 0
+def test_a_file_is_read_and_nothing_is_left(tmp_path: Path) -> None:
+    with DiskProbe(8 << 20).prepare(FIRST, tmp_path) as call:
+        (seconds,) = call()
+        assert seconds > 0
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_there_is_a_trial_besides_a_short_first_call_and_never_too_many() -> None:
-    assert trials(1e-6, 100) == MAX_TRIALS
-    assert trials(0.1, -5) == 1
-    assert trials(1.0, -5) == 0
-    assert not fits(1.0, 1.9)
+def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), DiskProbe(4 << 20).prepare(FIRST, tmp_path):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_ranks_of_a_node_read_nothing(tmp_path: Path) -> None:
+    with DiskProbe(8 << 20).prepare(SECOND, tmp_path / "nowhere") as call:
+        assert call() == ()
+    with pytest.raises(OSError, match="nowhere"), DiskProbe(8).prepare(FIRST, tmp_path / "nowhere"):
+        pass

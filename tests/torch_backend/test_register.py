@@ -9,6 +9,9 @@ from importlib.metadata import entry_points
 import pytest
 from tests.progress import run
 
+from unisono.errors import UsageError
+from unisono.torch_backend import Options
+
 KNOWN = "assert dist.Backend('unisono') == 'unisono' and 'UNISONO' in dist.Backend._plugins"
 
 
@@ -46,3 +49,9 @@ def test_a_larger_world_than_was_started() -> None:
     done = python(start + "dist.init_process_group('unisono', store=store, rank=0, world_size=4)")
     assert done.returncode == 1
     assert "a process group of 4 ranks, but MPI started 1: start the program with mpiexec -n 4" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [{"wire": "float8"}, {"wire_from": -1}])
+def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Options(**wrong)

@@ -8,19 +8,18 @@ import time
 import pytest
 
 from unisono.errors import BackendError, MismatchError
-from unisono.torch_backend.completions import Completions
 from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import Work
+from unisono.torch_backend.work import Completions, Work
 
 Names = list[str]
 
 
-def work(name: str = "all_reduce", result: object = None) -> Work:
-    return Work(name, result, Completions())
+def work(result: object = None, seconds: float = 60) -> Work:
+    return Work("all_reduce", result, seconds, Completions())
 
 
 def submit(queue: SubmissionQueue, action: object, blocking: bool = False, seconds: float = 60) -> Work:
-    return queue.submit("all_reduce", action, work(), seconds, blocking)
+    return queue.submit(action, work(seconds=seconds), blocking)
 
 
 def test_a_blocking_operation_stays_on_its_thread() -> None:
@@ -73,7 +72,7 @@ def test_an_interrupted_operation_has_failed() -> None:
 
     queue, under_way = SubmissionQueue("0", 0, 2), work()
     with pytest.raises(KeyboardInterrupt):
-        queue.submit("all_reduce", interrupt, under_way, 60, True)
+        queue.submit(interrupt, under_way, True)
     with pytest.raises(BackendError, match="rank 0 of 2: all_reduce, number 1 of group 0: KeyboardInterrupt"):
         under_way.wait()  # by another thread, which must not read half a result
 
@@ -95,7 +94,7 @@ def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
 
 def test_futures_before_and_after_the_end() -> None:
     queue, gate = SubmissionQueue("0", 0, 1), threading.Event()
-    early = queue.submit("all_reduce", gate.wait, work(result=["tensors"]), 60, False)
+    early = queue.submit(gate.wait, work(["tensors"]), False)
     futures = [early.get_future(), early.get_future()]
     gate.set()
     early.wait()

@@ -8,10 +8,9 @@ import pytest
 from torch.distributed import HashStore
 
 from unisono.errors import BackendError
-from unisono.torch_backend.completions import Completions
 from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.watchdog import Watchdog
-from unisono.torch_backend.work import Work
+from unisono.torch_backend.work import Completions, Work
 
 
 def submit(queue: SubmissionQueue, seconds: float) -> Work:
@@ -22,7 +21,7 @@ def submit(queue: SubmissionQueue, seconds: float) -> Work:
             queue.check()
             time.sleep(0.01)
 
-    return queue.submit("all_reduce", wait_in_vain, Work("all_reduce", None, Completions()), seconds, blocking=False)
+    return queue.submit(wait_in_vain, Work("all_reduce", None, seconds, Completions()), blocking=False)
 
 
 @pytest.fixture

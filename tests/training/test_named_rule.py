@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from unisono.cli import ranks
 from unisono.rules import RULES, DiLoCo, Exchange, find_rule
 from unisono.rules.asynchronous import has_servers
 from unisono.training.named_rule import describe_unused, named_rule, survives_deaths
@@ -70,15 +70,15 @@ def test_rules_of_ones_own_are_asked_in_another_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("survives", [True, False, None])
 def test_ranks_are_started_so_that_they_go_on(monkeypatch: pytest.MonkeyPatch, survives: bool | None) -> None:
     """With Open MPI's mpiexec, and a rule that can."""
-    commands, train = [], import_module("unisono.cli.train")
+    commands = []
 
     def started(command: list[str], **_: object) -> None:
         commands.append(command)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "survival_options", lambda _: ("--with-ft", "ulfm"))
-    monkeypatch.setattr(train.subprocess, "Popen", started)
-    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ranks, "survival_options", lambda _: ("--with-ft", "ulfm"))
+    monkeypatch.setattr(ranks.subprocess, "Popen", started)
+    monkeypatch.setattr(ranks.signal, "signal", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
-        train.launch(2, ["train"], survives=None if survives is None else lambda: survives)
+        ranks.launch(2, survives=None if survives is None else lambda: survives)
     assert ("--with-ft" in commands[0]) is bool(survives)

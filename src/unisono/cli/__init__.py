@@ -10,6 +10,7 @@ import typer
 
 from unisono.cli import bench
 from unisono.cli.accuracy import accuracy
+from unisono.cli.collective import price, simulate
 from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
 from unisono.cli.evaluate import evaluate
@@ -19,11 +20,9 @@ from unisono.cli.layers import layers
 from unisono.cli.pack import pack
 from unisono.cli.plan import plan
 from unisono.cli.predict import predict
-from unisono.cli.price import price
 from unisono.cli.probe import probe
 from unisono.cli.run import run
 from unisono.cli.shutdown import INTERRUPTED, Shutdown
-from unisono.cli.simulate import simulate
 from unisono.cli.sweep import sweep
 from unisono.cli.train import train
 from unisono.cli.tune import tune

@@ -13,11 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from unisono.cli.command_group import CommandGroup
-from unisono.cli.ranks import join, write, write_alone
-from unisono.cli.train import launch
+from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone
 from unisono.errors import UsageError, install_command
 from unisono.lab.plan import parse_rate
-from unisono.launch import cores, rank_started, ranks_started
+from unisono.launch import rank_started, ranks_started
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
@@ -27,9 +26,7 @@ def collectives(
     output: Annotated[Path, typer.Option(help="Output folder for results.json, table.md and plot.svg.")] = Path(
         "bench"
     ),
-    ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
-    ] = None,
+    ranks: RanksOption = None,
     largest: Annotated[int, typer.Option(help="Largest payload in bytes.")] = 64 << 20,
     algorithms: Annotated[
         str | None, typer.Option(help="Algorithms to time, separated by commas; '' for none.")
@@ -60,20 +57,14 @@ def collectives(
     names = None if algorithms is None else [name for name in algorithms.split(",") if name]
     _check_algorithms(names or [])
     bits = parse_rate(rate) if rate else None
-    if ranks_started(os.environ) is None:
-        chosen = [] if algorithms is None else [f"--algorithms={algorithms}"]
-        given = [f"--output={output}", f"--largest={largest}", *chosen, *([f"--rate={rate}"] if rate else [])]
-        raise typer.Exit(launch(ranks or max(2, cores()), ["bench", "collectives", *given]))
+    start_ranks(ranks)
     from unisono.bench import collectives_report
     from unisono.bench.collectives import measure
     from unisono.bench.peer_program import SIZES
 
     world = join("bench collectives")
+    log = printer(world)
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
-
-    def log(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
     text, plot = collectives_report.table(found), collectives_report.plot
@@ -115,12 +106,18 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
         raise UsageError(f"--ranks {ranks} --rounds {rounds}: needs 2 ranks and 1 round, or more")
     peers = _chosen("--against", against, PEERS)
     collectives = _chosen("--collectives", compared, COLLECTIVES)
-    to_output = partial(write_alone, output)
-    to_output(lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
+    make_folder(output)  # known before anything is measured
     log = partial(print, flush=True)
     found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
     shares = "\n".join(against_report.summary(found))
-    _write_report(output, found, f"{against_report.table(found)}\n\n{shares}", against_report.plot, to_output, log)
+    _write_report(
+        output,
+        found,
+        f"{against_report.table(found)}\n\n{shares}",
+        against_report.plot,
+        partial(write_alone, output),
+        log,
+    )
 
 
 def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
@@ -169,7 +166,7 @@ def networks(
     chosen = [name for name in names.split(",") if name]
     for name in chosen:
         check_name(name)
-    write_alone(output, lambda: output.mkdir(parents=True, exist_ok=True))
+    make_folder(output)
     import torch
     from rich.console import Console
 

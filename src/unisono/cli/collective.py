@@ -1,51 +1,198 @@
-"""Common parts of `unisono price` and `unisono simulate`: the options of a collective, and its description as data."""
+"""`unisono price` and `unisono simulate`: cost of a collective, by the closed formula and flow by flow."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Signature, signature
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from unisono.cli.units import MAX_DIGITS, format_bytes, format_seconds, parse_bytes, parse_seconds
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from unisono.choosing.schedule_table import ScheduleTable
+    from unisono.network import Uneven
     from unisono.placement import Placement
     from unisono.plan.collective_costs import CollectiveCase, LeftOut
 
 LATENCY_SECONDS = 25e-6
 """Latency of a network that is described by its rate alone."""
 
-CollectiveOption = Annotated[
-    str, typer.Option("--collective", help="allreduce, reduce_scatter, all_gather, broadcast or all_to_all.")
-]
+MAX_GROUPS = 6
+"""Largest number of groups of ranks whose ends are printed; JSON has all."""
+
 BytesOption = Annotated[str, typer.Option("--bytes", help="Payloads of a rank, separated by commas: 4KiB,1MiB.")]
-RanksOption = Annotated[int, typer.Option("--ranks", help="Number of ranks.")]
-RanksPerNodeOption = Annotated[int, typer.Option("--ranks-per-node", help="Number of ranks on each node.")]
-SupernodesOption = Annotated[
-    int | None,
-    typer.Option("--supernodes", help="Number of supernodes (switches); default: 1, or as the machine has them."),
-]
-MachineOption = Annotated[str | None, typer.Option("--machine", help="Name of a machine, or its TOML file.")]
-TableOption = Annotated[Path | None, typer.Option("--table", help="Table of `unisono tune`: its network and choices.")]
-RateOption = Annotated[str | None, typer.Option("--rate", help="Rate of a node's link, each way: 10gbit.")]
-LatencyOption = Annotated[
-    str | None, typer.Option("--latency", help="Latency of a message, with --rate; default: 25us.")
-]
-OversubscribeOption = Annotated[
-    float | None,
-    typer.Option("--oversubscribe", help="Sum of a supernode's rates over its uplink's, with --rate; default: 1."),
-]
-WireOption = Annotated[str | None, typer.Option("--wire", help="Encoding of messages: bfloat16, float16, int8, int4.")]
 AlgorithmsOption = Annotated[
     str | None, typer.Option("--algorithms", help="Schedules, separated by commas; default: all of the collective.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def case_of(
+    ranks: Annotated[int, typer.Option(help="Number of ranks.")],
+    collective: Annotated[
+        str, typer.Option(help="allreduce, reduce_scatter, all_gather, broadcast or all_to_all.")
+    ] = "allreduce",
+    ranks_per_node: Annotated[int, typer.Option(help="Number of ranks on each node.")] = 1,
+    supernodes: Annotated[
+        int | None, typer.Option(help="Number of supernodes (switches); default: 1, or as the machine has them.")
+    ] = None,
+    machine: Annotated[str | None, typer.Option(help="Name of a machine, or its TOML file.")] = None,
+    table: Annotated[Path | None, typer.Option(help="Table of `unisono tune`: its network and choices.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, each way: 10gbit.")] = None,
+    latency: Annotated[str | None, typer.Option(help="Latency of a message, with --rate; default: 25us.")] = None,
+    oversubscribe: Annotated[
+        float | None,
+        typer.Option(help="Sum of a supernode's rates over its uplink's, with --rate; default: 1."),
+    ] = None,
+    wire: Annotated[str | None, typer.Option(help="Encoding of messages: bfloat16, float16, int8, int4.")] = None,
+) -> Any:
+    """Return the collective that the options describe, and the slow links of its machine by node.
+
+    Raises UsageError for options that do not fit each other.
+    """
+    from dataclasses import replace
+
+    from unisono.choosing.schedule_table import read_table
+    from unisono.lab.plan import parse_rate
+    from unisono.network import shaped
+    from unisono.plan.collective_costs import CollectiveCase, check_ranks
+    from unisono.plan.exchange_cost import uneven_of
+    from unisono.plan.machines import find_machine
+
+    _check_network({"--machine": machine, "--table": table, "--rate": rate}, latency, oversubscribe)
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    check_ranks(ranks)
+    if ranks_per_node < 1 or ranks % ranks_per_node:
+        raise UsageError(f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many")
+    nodes = ranks // ranks_per_node
+    if supernodes is not None and (supernodes < 1 or nodes % supernodes):
+        raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
+    nodes_each, choices = nodes // (supernodes or 1), read_table(table)
+    slow_nodes: Mapping[int, float] = {}
+    if machine is not None:
+        facts = find_machine(machine)
+        slow_nodes = uneven_of(facts, nodes).slow_nodes
+        choices = replace(choices, network=facts.network())
+        nodes_each = nodes_each if supernodes is not None else facts.topology.supernode or nodes_each
+    elif rate is not None:
+        alpha = LATENCY_SECONDS if latency is None else parse_seconds(latency, "--latency ")
+        choices = replace(choices, network=shaped(parse_rate(rate), nodes_each, oversubscribe or 1.0, alpha))
+    return CollectiveCase(collective, _placement(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
+
+
+def _check_network(sources: Mapping[str, object], latency: str | None, oversubscribe: float | None) -> None:
+    """Raise UsageError unless at most one of the `sources` describes the network, and the others are for a rate."""
+    given = [option for option, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
+    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
+        if value is not None and sources["--rate"] is None:
+            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
+    if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
+        raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
+
+
+def _placement(nodes: int, ranks_per_node: int, nodes_each: int) -> Placement:
+    from unisono.placement import place
+
+    node_of_rank = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
+    return place(node_of_rank, [node // nodes_each for node in node_of_rank])
+
+
+def with_case(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the options of `case_of` before its own: its first two arguments are what they give."""
+    shared, own = (signature(function, eval_str=True).parameters for function in (case_of, command))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(*case_of(**{name: given.pop(name) for name in shared}), **given)
+
+    parameters = [*shared.values(), *list(own.values())[2:]]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it, and the annotations
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+@with_case
+def price(
+    case: Any,
+    _slow_nodes: Any,
+    sizes: BytesOption = "4KiB,1MiB,64MiB",
+    algorithms: AlgorithmsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Price a collective by the closed formula: seconds, rounds, bytes and share of the bound, for each schedule.
+
+    The formula prices the busiest rank and knows no waits between ranks; `unisono simulate` plays all of them.
+    """
+    from unisono.plan.collective_costs import price_schedule, schedules_of
+
+    payloads = sizes_of(sizes)
+    schedules, left_out = schedules_of(case, names_of(algorithms))
+    by_schedule = [price_schedule(case, name, payloads) for name in schedules]
+    found = [
+        _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
+        for nbytes, *rows in zip(payloads, *by_schedule, strict=True)
+    ]
+    if as_json:
+        print(json.dumps({**as_data(case, left_out), "sizes": found}, indent=1))
+        return
+    print(describe(case))
+    for size in found:
+        _print_size(size, PRICED)
+    print_left_out(left_out)
+
+
+@with_case
+def simulate(
+    case: Any,
+    slow_nodes: Any,
+    sizes: BytesOption = "1MiB",
+    algorithms: AlgorithmsOption = None,
+    slow_links: Annotated[
+        list[str] | None,
+        typer.Option("--slow-link", help="RANK:FACTOR, the link of its node is that many times slower."),
+    ] = None,
+    late: Annotated[
+        list[str] | None, typer.Option("--late", help="RANK:SECONDS, it enters that much later: 3:5ms.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a collective flow by flow: seconds, the end of each rank, and what the slowest waits for.
+
+    The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
+    nor late ranks. --slow-link and --late may be repeated.
+    """
+    from unisono.plan.collective_costs import schedules_of
+
+    payloads = sizes_of(sizes)
+    uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
+    schedules, left_out = schedules_of(case, names_of(algorithms))
+    found = [
+        _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
+        for nbytes in payloads
+    ]
+    if not any(size["schedules"] for size in found):
+        raise UsageError(left_out[-1].reason)
+    if as_json:
+        beside = {"slow_nodes": dict(uneven.slow_nodes), "late_ranks": dict(uneven.late_ranks)}
+        print(json.dumps({**as_data(case, left_out), **beside, "sizes": found}, indent=1))
+        return
+    print(describe(case))
+    for size in found:
+        _print_size(size, SIMULATED)
+        print()
+        for row in size["schedules"]:
+            print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
+    print_left_out(left_out)
 
 
 def sizes_of(text: str) -> list[int]:
@@ -55,80 +202,136 @@ def sizes_of(text: str) -> list[int]:
 
 def names_of(text: str | None) -> list[str]:
     """Return the schedules that were named."""
-    return [] if text is None else [name for name in text.split(",") if name]
+    return [name for name in (text or "").split(",") if name]
 
 
-def case_of(
-    collective: str,
-    ranks: int,
-    ranks_per_node: int,
-    supernodes: int | None,
-    machine: str | None,
-    table: Path | None,
-    rate: str | None,
-    latency: str | None,
-    oversubscribe: float | None,
-    wire: str | None,
-) -> CollectiveCase:
-    """Return the collective that the options describe. Raises UsageError for options that do not fit each other."""
-    from unisono.plan.collective_costs import CollectiveCase, check_ranks
+def _uneven(own: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
+    """Return the slow links of the machine, `own`, with the differences that the options name.
 
-    sources = {"--machine": machine, "--table": table, "--rate": rate}
-    given = [option for option, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} each describe the network; give one of them")
-    for option, value in (("--latency", latency), ("--oversubscribe", oversubscribe)):
-        if value is not None and rate is None:
-            raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
-    check_ranks(ranks)
-    if ranks_per_node < 1 or ranks % ranks_per_node:
-        raise UsageError(f"--ranks-per-node {ranks_per_node}: {ranks} ranks do not fill nodes of as many")
-    nodes = ranks // ranks_per_node
-    if supernodes is not None and (supernodes < 1 or nodes % supernodes):
-        raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
-    nodes_each = nodes // (supernodes or 1)
-    choices, nodes_each = _table(machine, table, rate, latency, oversubscribe, nodes_each, supernodes is not None)
-    return CollectiveCase(collective, _placement(nodes, ranks_per_node, nodes_each), choices, wire)
+    Raises UsageError for their form, and for ranks out of range.
+    """
+    from unisono.network import Uneven
+
+    slow_nodes = dict(own)
+    for text in slow_links:
+        rank, factor = _rank_and_value(text, "--slow-link", "RANK:FACTOR, such as 3:4", placement.ranks)
+        try:
+            slow_nodes[placement.node_of(rank)] = float(factor)
+        except ValueError:
+            raise UsageError(f"--slow-link {text}: write RANK:FACTOR, such as 3:4") from None
+    late_ranks: dict[int, float] = {}
+    for text in late:
+        rank, seconds = _rank_and_value(text, "--late", "RANK:SECONDS, such as 3:5ms", placement.ranks)
+        late_ranks[rank] = parse_seconds(seconds, f"--late {rank}:")
+    return Uneven(slow_nodes, late_ranks)
 
 
-def _table(
-    machine: str | None,
-    table: Path | None,
-    rate: str | None,
-    latency: str | None,
-    oversubscribe: float | None,
-    nodes_each: int,
-    fixed: bool,
-) -> tuple[ScheduleTable, int]:
-    """Return the table with the network, and the nodes of a supernode: the machine's, unless they are `fixed`."""
-    from dataclasses import replace
-
-    from unisono.choosing.schedule_table import read_table
-    from unisono.lab.plan import parse_rate
-    from unisono.network import shaped
-    from unisono.plan.machines import find_machine
-
-    choices = read_table(table)
-    if machine is not None:
-        facts = find_machine(machine)
-        each = nodes_each if fixed else facts.topology.supernode or nodes_each
-        return replace(choices, network=facts.network()), each
-    if rate is None:
-        return choices, nodes_each
-    alpha = LATENCY_SECONDS if latency is None else parse_seconds(latency, "--latency ")
-    narrow = 1.0 if oversubscribe is None else oversubscribe
-    if not 0 < narrow < float("inf"):
-        raise UsageError(f"--oversubscribe {narrow:g}: give a number above 0; 1 is not over-subscribed")
-    return replace(choices, network=shaped(parse_rate(rate), nodes_each, narrow, alpha)), nodes_each
+def _rank_and_value(text: str, option: str, form: str, ranks: int) -> tuple[int, str]:
+    rank, colon, value = text.partition(":")
+    if not (rank.isdecimal() and colon and value):
+        raise UsageError(f"{option} {text}: write {form}")
+    if len(rank) > MAX_DIGITS or int(rank) >= ranks:
+        raise UsageError(f"{option} {text}: there is no rank {rank}; ranks are 0 to {ranks - 1}")
+    return int(rank), value
 
 
-def _placement(nodes: int, ranks_per_node: int, nodes_each: int) -> Placement:
-    from unisono.placement import place
+# Results, as data for JSON
 
-    node_of_rank = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
-    return place(node_of_rank, [node // nodes_each for node in node_of_rank])
+
+def as_data(case: CollectiveCase, left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """Return the case, and the schedules that are left out."""
+    return {
+        "collective": case.collective,
+        "ranks": case.placement.ranks,
+        "nodes": len(case.placement.nodes),
+        "supernodes": len(set(case.placement.supernodes)) or 1,
+        "wire": case.wire,
+        "network": {name: None if value is None else float(value) for name, value in vars(case.table.network).items()},
+        "left_out": {name: one.reason for one in left_out for name in one.schedules},
+    }
+
+
+def _size(case: CollectiveCase, nbytes: int, bound: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rows of a size, quickest first, with the bound of the links and the choice of `auto`."""
+    from unisono.plan.collective_costs import choose_auto
+
+    return {
+        "bytes": nbytes,
+        "bound_seconds": bound,
+        "auto": choose_auto(case, nbytes),
+        "schedules": [
+            {**row, "share_of_bound": bound / row["seconds"]} for row in sorted(rows, key=lambda row: row["seconds"])
+        ],
+    }
+
+
+def _simulated(
+    case: CollectiveCase, nbytes: int, schedules: Sequence[str], uneven: Uneven, left_out: list[LeftOut]
+) -> list[dict[str, Any]]:
+    """Return the simulation of each schedule; add those with too many messages to `left_out`."""
+    from unisono.network import NetworkError
+    from unisono.plan.collective_costs import LeftOut, price_schedule, simulate_schedule
+
+    rows = []
+    for name in schedules:
+        try:
+            done = simulate_schedule(case, name, nbytes, uneven)
+        except NetworkError as error:
+            left_out.append(LeftOut((name,), f"{format_bytes(nbytes)}: {error}"))
+            continue
+        row = {
+            "schedule": name,
+            "seconds": done.seconds,
+            "price_seconds": price_schedule(case, name, [nbytes])[0].seconds,
+            "exact": done.exact,
+            "bottleneck": done.bottleneck,
+            "delays": [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays],
+            "ends": list(done.ends),
+        }
+        rows.append(row)
+    return rows
+
+
+# Results, as text
+
+Row = Mapping[str, Any]
+
+
+def _end(which: Callable[[Sequence[float]], float]) -> Callable[[Row], str]:
+    """Return the cell of the first or the last end, with its rank."""
+    return lambda row: f"{format_seconds(which(row['ends']))} ({row['ends'].index(which(row['ends']))})"
+
+
+PRICED: Mapping[str, Callable[[Row], str]] = {
+    "price": lambda row: format_seconds(row["seconds"]),
+    "rounds": lambda row: str(row["rounds"]),
+    "sent by a rank": lambda row: format_bytes(row["sent_bytes"]),
+    "bound / price": lambda row: f"{row['share_of_bound']:.1%}",
+}
+"""Columns of the table of a size: head, and cell of a row."""
+
+SIMULATED: Mapping[str, Callable[[Row], str]] = {
+    "simulated": lambda row: ("" if row["exact"] else "about ") + format_seconds(row["seconds"]),
+    "price": lambda row: format_seconds(row["price_seconds"]),
+    "bound / simulated": lambda row: f"{row['share_of_bound']:.1%}",
+    "first rank ends": _end(min),
+    "last rank ends": _end(max),
+}
+
+
+def _print_size(size: Mapping[str, Any], columns: Mapping[str, Callable[[Row], str]]) -> None:
+    """Print the table of a size, under a title."""
+    from unisono.plan.text_table import text_table
+
+    auto = size["auto"]
+    takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
+    bound = format_seconds(size["bound_seconds"])
+    print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
+    rows = [
+        [row["schedule"], *(cell(row) for cell in columns.values()), "auto" if row["schedule"] == auto else ""]
+        for row in size["schedules"]
+    ]
+    print("\n".join(text_table([["schedule", *columns, ""], *rows], left={0})))
 
 
 def describe(case: CollectiveCase) -> str:
@@ -141,31 +344,18 @@ def describe(case: CollectiveCase) -> str:
         f"supernode{'s' * (supernodes > 1)}: links of {8e-9 / network.beta:.4g} Gbit/s, latency "
         f"{format_seconds(float(network.alpha))}, {sums}"
     ]
-    words += (
-        [f"uplinks of {8e-9 / (network.uplink_beta or 1):.4g} Gbit/s"]
-        if supernodes > 1 and network.oversubscribed
-        else []
-    )
-    words += [f"wire {case.wire}"] if case.wire is not None else []
-    words += [] if network.measured else ["an unknown network (no --machine, --table or --rate)"]
+    if supernodes > 1 and network.oversubscribed:
+        words.append(f"uplinks of {8e-9 / (network.uplink_beta or 1):.4g} Gbit/s")
+    if case.wire is not None:
+        words.append(f"wire {case.wire}")
+    if not network.measured:
+        words.append("an unknown network (no --machine, --table or --rate)")
     return ", ".join(words)
-
-
-def as_data(case: CollectiveCase, left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """Return the case as data for JSON."""
-    return {
-        "collective": case.collective,
-        "ranks": case.placement.ranks,
-        "nodes": len(case.placement.nodes),
-        "supernodes": len(set(case.placement.supernodes)) or 1,
-        "wire": case.wire,
-        "network": {name: None if value is None else float(value) for name, value in vars(case.table.network).items()},
-        "left_out": {name: one.reason for one in left_out for name in one.schedules},
-    }
 
 
 def print_left_out(left_out: Sequence[LeftOut]) -> None:
     """Print a line for each reason for which schedules are left out."""
+    print()
     for one in left_out:
         of_base = Counter(name.partition("/")[0] for name in one.schedules)
         groups = [name for name in one.schedules if of_base[name.partition("/")[0]] == 1]
@@ -173,14 +363,11 @@ def print_left_out(left_out: Sequence[LeftOut]) -> None:
         print(f"left out: {', '.join(groups)}: {one.reason}")
 
 
-def title(nbytes: int, bound: float, auto: str) -> str:
-    """Return the line above the table of a size."""
-    takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
-    return f"{format_bytes(nbytes)}: bound of the links {format_seconds(bound)}, auto takes {takes}"
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns: the first one to the left, the others to the right."""
-    from unisono.plan.text_table import text_table
-
-    print("\n".join(text_table([head, *rows], left={0})))
+def _ends(ends: Sequence[float]) -> str:
+    """Return the ends of all ranks, neighbours of equal times together."""
+    groups = []
+    for text, some in groupby(range(len(ends)), lambda rank: format_seconds(ends[rank])):
+        members = list(some)
+        groups.append(f"{text} rank{f's {members[0]}-{members[-1]}' if members[1:] else f' {members[0]}'}")
+    more = [f"{len(groups) - MAX_GROUPS} more in --json"] if len(groups) > MAX_GROUPS else []
+    return ", ".join([*groups[:MAX_GROUPS], *more])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.cli.train import launch
-from unisono.errors import LaunchError
+from unisono.cli.ranks import count_ranks, launch, printer
 from unisono.launch import cores, keep_memory, ranks_started
 from unisono.training import run_directory
 
@@ -39,16 +38,9 @@ def evaluate(
     Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
     """
     recipe = run_directory.past_recipe(run)
-    started = ranks_started(os.environ)
-    if ranks is not None and ranks < 1:
-        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
-    if started is not None and ranks is not None and started != ranks:
-        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
-    count = started or ranks or min(recipe.ranks, cores())
+    started, count = ranks_started(os.environ), count_ranks(ranks, min(recipe.ranks, cores()))
     if started is None and count > 1:
-        options = [*([f"--pack={pack}"] if pack else []), *([f"--out={out}"] if out else [])]
-        options += ["--throughput"] if throughput else []
-        raise typer.Exit(launch(count, ["evaluate", str(run), *options], recipe.training.timeout or None))
+        raise typer.Exit(launch(count, recipe.training.timeout or None))
     if started is None:
         keep_memory()
     from unisono.initialize import init
@@ -56,11 +48,7 @@ def evaluate(
     from unisono.training.scoring.evaluate import write_files
 
     world = init(timeout=recipe.training.timeout or None)
-
-    def log(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
-
+    log = printer(world)
     with world.agree_on_errors():
         found, facts = evaluate_on_rank(run, world, pack, throughput, log)
         target = run if out is None else out

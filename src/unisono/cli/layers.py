@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unisono.cli.ranks import make_folder
 from unisono.errors import UsageError
 from unisono.launch import keep_memory
 from unisono.models import check_name, input_shape
@@ -45,7 +46,7 @@ def layers(
         raise UsageError(f"--batch {batch}: the batch size must be at least 1")
     check_name(model)
     if output is not None:
-        _make(output)
+        make_folder(output)
     keep_memory()
     import torch
     from rich.console import Console
@@ -115,10 +116,3 @@ def _write(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Map
     if drawn:
         plot(rows, peak, f"{about['model']}, batch {about['inputs'][0]}, {about['dtype']}", output / "layers.svg")
     console.print(f"wrote {output}/layers.json{' and layers.svg' if drawn else ''}", markup=False)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from error

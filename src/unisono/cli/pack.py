@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono.cli.units import parse_bytes
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
     from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import Splits
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MAX_LISTED = 10
 """Number of skipped samples that are listed one by one."""
 
@@ -68,7 +67,7 @@ def pack(
     from unisono.data.pack.packing import PackOptions
     from unisono.data.sources import find
 
-    options = PackOptions(short_side, stripes, nbytes_of(stripe_size), quality)
+    options = PackOptions(short_side, stripes, parse_bytes(stripe_size, "--stripe-size "), quality)
     skipped = _pack(find(source, TextOptions(window, tokenizer)), out, options)
     raise typer.Exit(1 if skipped else 0)
 
@@ -104,12 +103,3 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         if len(skipped) > MAX_LISTED:
             console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}", markup=False)
     return total_skipped
-
-
-def nbytes_of(text: str) -> int:
-    """Return the bytes of a size like 256MB or 1GiB. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
-    unit = UNITS.get(found[2].upper()) if found else None
-    if not found or unit is None or int(found[1]) * unit < 1:
-        raise UsageError(f"--stripe-size {text}: not a size like 256MB or 1GiB")
-    return int(found[1]) * unit

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from unisono.cli.garbage import paused_collection
 from unisono.cli.units import MAX_DIGITS
 from unisono.errors import UsageError
 
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
     from unisono.plan.planned_run import PlannedRun
     from unisono.plan.run_row import RunPlan
     from unisono.training.planned_run import PlanRecipe
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause Python's garbage collection inside, a quarter of the time of a plan on 40,960 nodes.
+
+    Each full collection walks the 170,000 objects that `import torch` makes, and the ranks and rounds of large
+    schedules. Reference counts still free memory; only cycles stay. What is alive at the end is walked by no later
+    collection: the first one would come at once, and take a second.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.freeze()
+            gc.enable()
 
 
 @paused_collection()

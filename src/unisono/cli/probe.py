@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.cli.ranks import join, write, write_text
-from unisono.cli.train import launch
+from unisono.cli.ranks import RanksOption, join, printer, start_ranks, write, write_text
 from unisono.errors import UsageError
-from unisono.launch import cores, ranks_started
 
 MIN_SECONDS = 5.0
 """Least seconds of a probe: less has no time for the larger products."""
@@ -22,9 +19,7 @@ def probe(
     seconds: Annotated[float, typer.Option(help="Seconds that all measurements may take.")] = 60.0,
     disk: Annotated[Path | None, typer.Option(help="Folder, on every node, whose file system is read from.")] = None,
     name: Annotated[str, typer.Option(help="Name of the machine; default: its host, nodes and ranks.")] = "",
-    ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
-    ] = None,
+    ranks: RanksOption = None,
 ) -> None:
     """Measure products, memory, links, collectives, disk and decoding, and write them as a machine file.
 
@@ -35,23 +30,15 @@ def probe(
         raise UsageError(f"{output}: a machine file ends in .toml")
     if not MIN_SECONDS <= seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g}: a probe needs {MIN_SECONDS:g} seconds or more")
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}: it is 1 at least")
-    if ranks_started(os.environ) is None:
-        arguments = ["probe", str(output), f"--seconds={seconds:g}", f"--name={name}"]
-        arguments += [f"--disk={disk}"] if disk is not None else []
-        raise typer.Exit(launch(ranks or max(2, cores()), arguments))
+    start_ranks(ranks)
     from unisono.measure.facts import file_of
     from unisono.measure.player import probe as measure
 
     world = join("probe", alone=True)
+    log = printer(world)
     with world.agree_on_errors():
         world.call_on_all(lambda: _check_folder(disk))
     write(world, output, lambda: output.open("a").close())  # known before anything is measured
-
-    def log(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
 
     found = measure(world, seconds, disk, name, log)
     if world.nodes == 1:

@@ -1,17 +1,186 @@
-"""Common parts of the commands that measure on ranks: joining a world, and writing files."""
+"""Ranks of a command: started by it, or joined where a launcher has started them; what rank 0 prints and writes.
+
+unisono train, no launcher ── launch ──▶ mpiexec -n 4 unisono train ──▶ 4 x unisono train, each a rank: `join`
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
 
-from unisono.errors import UsageError
+import typer
+
+from unisono.errors import LaunchError, UsageError
 from unisono.files import write_atomically
+from unisono.launch import (
+    cores,
+    find_mpiexec,
+    launch_command,
+    launch_environment,
+    ranks_started,
+    survival_options,
+)
+from unisono.startup import Startup
+from unisono.timeouts import timeout_of
+from unisono.witness import LISTENER_VARIABLE, Listener
 
 if TYPE_CHECKING:
     from unisono.world import World
+
+RanksOption = Annotated[
+    int | None,
+    typer.Option("--ranks", help="Number of ranks to start on this machine; ignored under mpiexec or srun."),
+]
+
+ERASE = "\x1b[K"
+"""Control code that erases a terminal's line from the cursor to its end."""
+
+
+class StartSign:
+    """Seconds since the ranks were started, in a terminal's last line; elsewhere nothing.
+
+    The cursor stays at the beginning of that line, so what a rank prints replaces it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks, self._begun = ranks, time.monotonic()
+        self._shown, self._active = -1, sys.stdout.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def show(self) -> None:
+        """Show the seconds if they have changed."""
+        seconds = int(time.monotonic() - self._begun)
+        if self._active and seconds != self._shown:
+            self._shown = seconds
+            words = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
+            print(words, end="\r", flush=True)
+
+    def clear(self) -> None:
+        """Erase the sign, for good."""
+        if self._shown >= 0:
+            print(ERASE, end="", flush=True)
+        self._shown, self._active = -1, False
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that request the end of a run."""
+
+INTERRUPT_GRACE_SECONDS = 3.0
+"""Seconds that mpiexec has to end after Ctrl-C in a terminal, before SIGINT is sent to it."""
+
+
+def count_ranks(ranks: int | None, default: int) -> int:
+    """Return the number of ranks: as a launcher has started them, as given, or `default`. Raises LaunchError."""
+    started = ranks_started(os.environ)
+    check_ranks(ranks)
+    if started is not None and ranks is not None and started != ranks:
+        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
+    return started or ranks or default
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raise LaunchError for a number of ranks below 1."""
+    if ranks is not None and ranks < 1:
+        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+
+
+def start_ranks(ranks: int | None) -> None:
+    """Start this command on ranks of this machine, one per core unless given, and exit with its code.
+
+    Do nothing in a rank that was started.
+    """
+    check_ranks(ranks)
+    if ranks_started(os.environ) is None:
+        raise typer.Exit(launch(ranks or max(2, cores())))
+
+
+def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool] | None = None) -> int:
+    """Run this command line on `ranks` ranks. Return the exit code. Signals sent to this process alone are passed on.
+
+    `survives` returns True where the others are to go on after a rank has died; it is asked if the launcher can do that
+    (Open MPI's).
+
+    `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
+    """
+    mpiexec, limit = find_mpiexec(), timeout_of(timeout)
+    options = () if survives is None else survival_options(mpiexec)
+    if options and survives is not None and not survives():
+        options = ()
+    command = launch_command(mpiexec, ranks, sys.argv[1:], options)
+    environment = launch_environment(os.environ, sys.stdout.isatty())
+    received: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        for process in started:
+            process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGUSR1, pass_on)
+    with (
+        closing(Listener()) as listener,
+        subprocess.Popen(command, env={**environment, LISTENER_VARIABLE: listener.address}) as process,
+    ):
+        started.append(process)
+        for early in received:
+            process.send_signal(early)
+        startup = Startup(process.pid, ranks, limit)
+        with StartSign(ranks) as sign:
+            code = _wait(process, received, startup, sign)
+        code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
+    return exit_code(code, received)
+
+
+def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startup, sign: StartSign) -> int:
+    """Wait for mpiexec to end. It gets a terminal's Ctrl-C as well; a SIGINT sent only to this process is passed on."""
+    until = math.inf
+    while True:
+        try:
+            if not startup.active:
+                sign.clear()
+                return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+            sign.show()
+            startup.poll()
+            if (code := process.poll()) is not None:
+                return code
+        except KeyboardInterrupt:
+            received.append(signal.SIGINT)
+            until = time.monotonic() + INTERRUPT_GRACE_SECONDS
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() >= until:
+            process.send_signal(signal.SIGINT)
+            until = math.inf
+
+
+def exit_code(code: int, received: Sequence[int]) -> int:
+    """Return the exit code, given mpiexec's `code` and the signals that this process received.
+
+    0 and 2 come from the ranks: they had finished before, or something failed, such as a checkpoint. Otherwise the code
+    is that of the signal that ended them, however mpiexec reports it.
+    """
+    ending = [number for number in received if number in STOP_SIGNALS]
+    if ending and code not in (0, 2):
+        return 128 + ending[0]
+    return code if code >= 0 else 128 - code
 
 
 def join(what: str, alone: bool = False) -> World:
@@ -32,6 +201,16 @@ def join(what: str, alone: bool = False) -> World:
         if world.size == 1 and not alone:
             raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
+
+
+def printer(world: World) -> Callable[[str], None]:
+    """Return a function that prints a line on rank 0."""
+
+    def log(line: str) -> None:
+        if world.rank == 0:
+            print(line, flush=True)
+
+    return log
 
 
 def write_text(world: World, path: Path, text: str) -> None:
@@ -56,3 +235,8 @@ def write_alone(path: Path, action: Callable[[], object]) -> None:
         action()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder in this process, unless it is there. Raises UsageError where that fails."""
+    write_alone(path, partial(path.mkdir, parents=True, exist_ok=True))

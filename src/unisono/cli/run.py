@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from unisono.cli.train import launch
-from unisono.errors import LaunchError, UsageError
+from unisono.cli.ranks import count_ranks, launch
+from unisono.errors import UsageError
 from unisono.launch import cores, ranks_started
 from unisono.torch_backend.register import NAME, NAME_VARIABLE
 
@@ -83,18 +83,13 @@ def run(
     if not module and not Path(program).is_file():
         remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
         raise UsageError(f"there is no program {Path(program).absolute()}{remedy}")
-    if ranks is not None and ranks < 1:
-        raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+    count = count_ranks(ranks, max(2, cores()))
     if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
-    started = ranks_started(os.environ)
-    if started is None:
+    if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)
-        options = [f"--backend-for={backend_for}", *(["-m"] if module else [])]
-        raise typer.Exit(launch(ranks or max(2, cores()), ["run", *options, program, *(arguments or [])]))
-    if ranks is not None and ranks != started:
-        raise LaunchError(f"--ranks {ranks}, but the launcher has started {started}; omit --ranks")
+        raise typer.Exit(launch(count))
     _run_as_rank(
         program, module, arguments or [], {name.strip().lower() for name in backend_for.split(",") if name.strip()}
     )

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.cli.ranks import join, write, write_text
-from unisono.cli.train import launch
+from unisono.cli.ranks import RanksOption, join, printer, start_ranks, write, write_text
 from unisono.errors import UsageError
-from unisono.launch import cores, ranks_started
 
 
 def tune(
     output: Annotated[Path, typer.Option(help="Output file, a machine.")] = Path("unisono-table.toml"),
-    ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks to start on this machine; ignored under mpiexec or srun.")
-    ] = None,
+    ranks: RanksOption = None,
     largest: Annotated[int, typer.Option(help="Largest payload to time, in bytes.")] = 256 << 20,
 ) -> None:
     """Measure the links, time the schedules, and write a machine file with the table by which "auto" chooses.
@@ -28,9 +23,7 @@ def tune(
     """
     if largest < 4:
         raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
-    if ranks_started(os.environ) is None:
-        count = ranks or max(2, cores())
-        raise typer.Exit(launch(count, ["tune", f"--output={output}", f"--largest={largest}"]))
+    start_ranks(ranks)
     from unisono.measure.facts import file_of
     from unisono.measure.tune import machine_at
     from unisono.measure.tune import tune as measure
@@ -40,10 +33,7 @@ def tune(
     with world.agree_on_errors():
         before = world.call_on_root(lambda: machine_at(output))
 
-    def log(line: str) -> None:
-        if world.rank == 0:
-            print(line, flush=True)
-
+    log = printer(world)
     found = measure(world, largest, log, before)
     write_text(world, output, file_of(found))
     log(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")

@@ -26,7 +26,6 @@ SECONDS: Mapping[str, int | Fraction] = {
     "ns": Fraction(1, 10**9),
 }
 
-
 MAX_DIGITS = 18
 """Largest number of digits of a whole number."""
 
@@ -43,8 +42,8 @@ def check_most(option: str, number: int, most: int) -> None:
         raise UsageError(f"--{option} {number:,}: the limit is {most:,}")
 
 
-def parse_bytes(text: str) -> int:
-    """Return a size in bytes; kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024.
+def parse_bytes(text: str, option: str = "--bytes ") -> int:
+    """Return a size in bytes; kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024. `option` stands before it.
 
     >>> parse_bytes("1.5KiB")
     1536
@@ -53,9 +52,9 @@ def parse_bytes(text: str) -> int:
     """
     value = _parse(text, BYTES)
     if value is None or value.denominator != 1 or not value:
-        raise UsageError(f"--bytes {text}: write sizes like 4096, 4KiB or 64MB, of whole bytes, separated by commas")
+        raise UsageError(f"{option}{text}: write sizes like 4096, 4KiB or 64MB, of whole bytes")
     if value > MAX_BYTES:
-        raise UsageError(f"--bytes {text}: the limit is 1 EiB, 2^60 bytes")
+        raise UsageError(f"{option}{text}: the limit is 1 EiB, 2^60 bytes")
     return int(value)
 
 
@@ -76,7 +75,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     return None if match is None or match[2] not in units else Fraction(match[1]) * units[match[2]]
 
 

@@ -7,121 +7,60 @@ The rest of the program stays. Different (`docs/how_to/from_horovod.md`): no ela
 ranks make their calls in one order.
 """
 
-from unisono.errors import UnisonoError as HorovodInternalError
-from unisono.horovod.collectives import (
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    synchronize,
-)
-from unisono.horovod.compression import Compression
-from unisono.horovod.operations import ReduceOp
-from unisono.horovod.optimizer import DistributedOptimizer, join
-from unisono.horovod.session import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from unisono.horovod.state import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from unisono.errors import UnisonoError
+from unisono.horovod.collectives import Average as Average
+from unisono.horovod.collectives import Compression as Compression
+from unisono.horovod.collectives import Max as Max
+from unisono.horovod.collectives import Min as Min
+from unisono.horovod.collectives import Product as Product
+from unisono.horovod.collectives import ReduceOp as ReduceOp
+from unisono.horovod.collectives import Sum as Sum
+from unisono.horovod.collectives import allgather as allgather
+from unisono.horovod.collectives import allgather_async as allgather_async
+from unisono.horovod.collectives import allreduce as allreduce
+from unisono.horovod.collectives import allreduce_ as allreduce_
+from unisono.horovod.collectives import allreduce_async as allreduce_async
+from unisono.horovod.collectives import allreduce_async_ as allreduce_async_
+from unisono.horovod.collectives import alltoall as alltoall
+from unisono.horovod.collectives import alltoall_async as alltoall_async
+from unisono.horovod.collectives import barrier as barrier
+from unisono.horovod.collectives import broadcast as broadcast
+from unisono.horovod.collectives import broadcast_ as broadcast_
+from unisono.horovod.collectives import broadcast_async as broadcast_async
+from unisono.horovod.collectives import broadcast_async_ as broadcast_async_
+from unisono.horovod.collectives import grouped_allreduce as grouped_allreduce
+from unisono.horovod.collectives import grouped_allreduce_ as grouped_allreduce_
+from unisono.horovod.collectives import grouped_allreduce_async as grouped_allreduce_async
+from unisono.horovod.collectives import grouped_allreduce_async_ as grouped_allreduce_async_
+from unisono.horovod.collectives import poll as poll
+from unisono.horovod.collectives import reducescatter as reducescatter
+from unisono.horovod.collectives import reducescatter_async as reducescatter_async
+from unisono.horovod.collectives import synchronize as synchronize
+from unisono.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
+from unisono.horovod.optimizer import join as join
+from unisono.horovod.session import ccl_built as ccl_built
+from unisono.horovod.session import cross_rank as cross_rank
+from unisono.horovod.session import cross_size as cross_size
+from unisono.horovod.session import cuda_built as cuda_built
+from unisono.horovod.session import ddl_built as ddl_built
+from unisono.horovod.session import gloo_built as gloo_built
+from unisono.horovod.session import gloo_enabled as gloo_enabled
+from unisono.horovod.session import init as init
+from unisono.horovod.session import is_homogeneous as is_homogeneous
+from unisono.horovod.session import is_initialized as is_initialized
+from unisono.horovod.session import local_rank as local_rank
+from unisono.horovod.session import local_size as local_size
+from unisono.horovod.session import mpi_built as mpi_built
+from unisono.horovod.session import mpi_enabled as mpi_enabled
+from unisono.horovod.session import mpi_threads_supported as mpi_threads_supported
+from unisono.horovod.session import nccl_built as nccl_built
+from unisono.horovod.session import rank as rank
+from unisono.horovod.session import rocm_built as rocm_built
+from unisono.horovod.session import shutdown as shutdown
+from unisono.horovod.session import size as size
+from unisono.horovod.state import allgather_object as allgather_object
+from unisono.horovod.state import broadcast_object as broadcast_object
+from unisono.horovod.state import broadcast_optimizer_state as broadcast_optimizer_state
+from unisono.horovod.state import broadcast_parameters as broadcast_parameters
 
-__all__ = [
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+HorovodInternalError = UnisonoError

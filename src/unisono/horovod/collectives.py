@@ -11,23 +11,47 @@ ranks of the loss where Horovod averages (`allgather`, `broadcast`), the reducti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from unisono.errors import UsageError
-from unisono.horovod import operations
-from unisono.horovod.compression import Compression, Compressor
-from unisono.horovod.operations import ReduceOp
-from unisono.horovod.session import session
+from unisono.horovod.session import rank, session, size
+from unisono.world import World
 
 Handle = Future[Any]
 
+
+class ReduceOp(Enum):
+    """Reduction over ranks."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "minimum"
+    MAX = "maximum"
+    PRODUCT = "product"
+
+
 Average, Sum = ReduceOp.AVERAGE, ReduceOp.SUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+
+
+class Compressor(NamedTuple):
+    """Wire between nodes; None sends the tensor's own dtype. Integers and 16-bit floats are sent as they are."""
+
+    wire: str | None
+
+
+class Compression:
+    """Number formats between nodes. Sums are made in the tensor's own dtype; only transfers are narrow."""
+
+    none = Compressor(None)
+    fp16 = Compressor("float16")
+    bf16 = Compressor("bfloat16")
 
 
 def synchronize(handle: Any) -> Any:
@@ -45,6 +69,77 @@ def barrier() -> None:
     synchronize(session().submit(lambda world: world.barrier()))
 
 
+class _Differentiable(torch.autograd.Function):
+    """Function of a tensor with the function that returns its gradient, given that of the result."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        gradient: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.gradient = gradient
+        return function(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.gradient(grads[0]), None, None
+
+
+# Reductions
+
+
+class _ScaledReduction(NamedTuple):
+    """Reduction with the factors before and after it, and the number format between nodes."""
+
+    op: ReduceOp
+    before: float
+    after: float
+    compression: Compressor
+
+    def reduce(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
+        """Reduce a tensor in place, and return it."""
+        own = tensor.detach()
+        _scale(own, self.before)
+        world.allreduce(own, wire=self.compression.wire, op="sum" if self.op is Average else self.op.value)
+        if self.op is Average:
+            own.copy_(_mean(own, world.size))
+        _scale(own, self.after)
+        return tensor
+
+    def reduce_scatter(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
+        """Return this rank's part of the reduction along dimension 0."""
+        least, more = divmod(tensor.shape[0], world.size)
+        if more:  # shares of whole rows differ, a schedule's chunks do not end with rows
+            begin = world.rank * least + min(world.rank, more)
+            rows = least + (world.rank < more)
+            return self.reduce(tensor.clone(), world)[begin : begin + rows].clone()
+        own = tensor.clone()
+        _scale(own, self.before)
+        part = world.reduce_scatter(own, wire=self.compression.wire).view(least, *tensor.shape[1:])
+        part = _mean(part, world.size) if self.op is Average else part
+        _scale(part, self.after)
+        return part
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    """Multiply in place; integers by a whole factor exactly, by another in float64."""
+    if factor == 1.0:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.mul_(factor)
+    elif factor == int(factor):
+        tensor.mul_(int(factor))
+    else:
+        tensor.copy_(tensor.double() * factor)
+
+
+def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Return a sum over `ranks` divided by them; integers are cut off towards 0."""
+    return torch.div(total, ranks, rounding_mode=None if total.is_floating_point() else "trunc")
+
+
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -59,11 +154,13 @@ def allreduce_async_(
     `op` is the mean where neither it nor `average` is given. An integer mean is cut off towards 0. Raises UsageError
     for the mean of bools.
     """
-    chosen = _chosen(average, op)
+    if average is not None and op is not None:
+        raise UsageError("allreduce takes average or op, not both")
+    chosen = op or (Sum if average is False else Average)
     if chosen is Average and tensor.dtype is torch.bool:
         raise UsageError("allreduce: bools have no mean; give op=hvd.Max (any rank) or op=hvd.Min (all ranks)")
-    reduce = partial(operations.reduce, tensor, chosen, prescale_factor, postscale_factor, compression.wire)
-    return session().submit(reduce, _label("allreduce", name, tensor.shape))
+    reduction = _ScaledReduction(chosen, prescale_factor, postscale_factor, compression)
+    return session().submit(partial(reduction.reduce, tensor), _label("allreduce", name, tensor.shape))
 
 
 def allreduce_async(tensor: torch.Tensor, *options: Any, **named: Any) -> Handle:
@@ -87,8 +184,17 @@ def allreduce(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Return the reduction of `tensor` over all ranks. Differentiable; the options are those of `allreduce_async_`."""
-    options = (average, name, op, prescale_factor, postscale_factor, compression)
-    return _Allreduce.apply(tensor, options)  # type: ignore[no-any-return]
+    options = average, name, op, prescale_factor, postscale_factor, compression
+
+    def reduced(own: torch.Tensor) -> torch.Tensor:
+        return synchronize(allreduce_async(own, *options))  # type: ignore[no-any-return]
+
+    def gradient(grad: torch.Tensor) -> torch.Tensor:
+        if op not in (None, Average, Sum):
+            raise UsageError(f"allreduce with {op.name} has no gradient: use Average or Sum")
+        return reduced(grad)
+
+    return _Differentiable.apply(tensor, reduced, gradient)  # type: ignore[no-any-return]
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *options: Any, **named: Any) -> list[Handle]:
@@ -111,23 +217,92 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *options: Any, **named: A
     return [allreduce(tensor, *options, **named) for tensor in tensors]
 
 
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Compressor = Compression.none,
+) -> Handle:
+    """Reduce `tensor` over all ranks, and keep this rank's part along dimension 0; see `reducescatter`."""
+    if op not in (Average, Sum):
+        raise UsageError(f"reducescatter gives Average or Sum, not {op.name}")
+    if not tensor.dim():
+        raise UsageError("reducescatter cuts dimension 0, and a scalar has none")
+    reduction = _ScaledReduction(op, prescale_factor, postscale_factor, compression)
+    scatter = partial(reduction.reduce_scatter, tensor.detach())
+    return session().submit(scatter, _label("reducescatter", name, tensor.shape))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's part of the reduction along dimension 0. First ranks get one more if p does not divide it.
+
+    Differentiable; as in Horovod, the gradient of a mean is not divided again, and that of a sum is multiplied by p.
+    """
+    options = name, op, prescale_factor, postscale_factor, compression
+
+    def gradient(grad: torch.Tensor) -> torch.Tensor:
+        factor = prescale_factor * postscale_factor * (size() if op is Sum else 1)
+        return synchronize(allgather_async(grad * factor))  # type: ignore[no-any-return]
+
+    return _Differentiable.apply(  # type: ignore[no-any-return]
+        tensor, lambda own: synchronize(reducescatter_async(own, *options)), gradient
+    )
+
+
+# Copies
+
+
 def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
     """Concatenate the tensors of all ranks along dimension 0, in rank order; they may differ in its size."""
     if not tensor.dim():
         raise UsageError("allgather concatenates along dimension 0, and a scalar has none: give it as a tensor of [1]")
-    gather = partial(operations.gather, tensor.detach())
-    return session().submit(gather, _label("allgather", name, tensor.shape[1:]))
+    return session().submit(partial(_gather, tensor.detach()), _label("allgather", name, tensor.shape[1:]))
+
+
+def _gather(tensor: torch.Tensor, world: World) -> torch.Tensor:
+    rows = torch.empty(world.size, dtype=torch.int64)
+    world.all_gather(torch.tensor([tensor.shape[0]]), rows)
+    out = tensor.new_empty((int(rows.sum()), *tensor.shape[1:]))
+    world.all_to_all_v([tensor.contiguous()] * world.size, torch.split(out, rows.tolist()))
+    return out
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Return the tensors of all ranks, concatenated along dimension 0 in rank order. Differentiable."""
-    return _Allgather.apply(tensor, name)  # type: ignore[no-any-return]
+    """Return the tensors of all ranks, concatenated along dimension 0 in rank order.
+
+    Differentiable: the gradient is this rank's part of the mean of all ranks' gradients.
+    """
+    own_rows = tensor.shape[0] if tensor.dim() else 0
+
+    def gradient(grad: torch.Tensor) -> torch.Tensor:
+        rows = synchronize(allgather_async(torch.tensor([own_rows]))).tolist()
+        begin = sum(rows[: rank()])
+        return synchronize(allreduce_async(grad))[begin : begin + own_rows]  # type: ignore[no-any-return]
+
+    return _Differentiable.apply(  # type: ignore[no-any-return]
+        tensor, lambda own: synchronize(allgather_async(own, name)), gradient
+    )
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
     """Fill `tensor` with that of `root_rank`; the handle's result is the tensor."""
-    broadcast = partial(operations.broadcast, tensor, root_rank)
-    return session().submit(broadcast, _label("broadcast", name, tensor.shape))
+    return session().submit(partial(_broadcast, tensor, root_rank), _label("broadcast", name, tensor.shape))
+
+
+def _broadcast(tensor: torch.Tensor, root: int, world: World) -> torch.Tensor:
+    if not 0 <= root < world.size:
+        raise UsageError(f"broadcast from rank {root}: the ranks are 0 to {world.size - 1}")
+    world.broadcast(tensor.detach(), root)
+    return tensor
 
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
@@ -142,143 +317,59 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """Return the tensor of `root_rank`. Differentiable."""
-    return _Broadcast.apply(tensor, root_rank, name)  # type: ignore[no-any-return]
+    """Return the tensor of `root_rank`.
+
+    Differentiable: the gradient is the mean of all ranks' gradients at the root, and 0 elsewhere.
+    """
+
+    def gradient(grad: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = synchronize(allreduce_async(grad))
+        return mean if rank() == root_rank else torch.zeros_like(mean)
+
+    return _Differentiable.apply(  # type: ignore[no-any-return]
+        tensor, lambda own: synchronize(broadcast_async(own, root_rank, name)), gradient
+    )
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
     """Send part d of `tensor` along dimension 0 to rank d; see `alltoall`."""
-    exchange = partial(operations.all_to_all, tensor.detach(), splits)
+    exchange = partial(_all_to_all, tensor.detach(), splits)
     return session().submit(exchange, _label("alltoall", name, tensor.shape[1:]))
 
 
+def _all_to_all(tensor: torch.Tensor, splits: Any, world: World) -> Any:
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if splits is None and rows % world.size:
+        raise UsageError(f"alltoall: {world.size} ranks do not divide {rows} rows: give splits")
+    sizes = torch.full((world.size,), rows // world.size) if splits is None else torch.as_tensor(splits).long()
+    if len(sizes) != world.size or int(sizes.sum()) != rows or bool((sizes < 0).any()):
+        raise UsageError(f"alltoall: splits {sizes.tolist()} do not cut {rows} rows into {world.size} parts")
+    received = world.all_to_all(sizes.clone())
+    out = tensor.new_empty((int(received.sum()), *tensor.shape[1:]))
+    world.all_to_all_v(torch.split(tensor.contiguous(), sizes.tolist()), torch.split(out, received.tolist()))
+    return out, received if splits is None else received.to(torch.as_tensor(splits).dtype)
+
+
 def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Any:
-    """Return the parts that all ranks have sent to this one, concatenated in rank order. Differentiable.
+    """Return the parts that all ranks have sent to this one, concatenated in rank order.
 
     `splits` gives the sizes of the parts along dimension 0; without it they are equal. With it the result is a pair:
-    the tensor, and the sizes of the parts that were received.
+    the tensor, and the sizes of the parts that were received. Differentiable: gradients are sent back.
     """
-    out, received = _Alltoall.apply(tensor, splits, name)
-    return out if splits is None else (out, received)
+    received: list[torch.Tensor] = []
 
+    def exchange(own: torch.Tensor) -> torch.Tensor:
+        out, sizes = synchronize(alltoall_async(own, splits, name))
+        received.append(sizes)
+        return out  # type: ignore[no-any-return]
 
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    compression: Compressor = Compression.none,
-) -> Handle:
-    """Reduce `tensor` over all ranks, and keep this rank's part along dimension 0; see `reducescatter`."""
-    if op not in (Average, Sum):
-        raise UsageError(f"reducescatter gives Average or Sum, not {op.name}")
-    if not tensor.dim():
-        raise UsageError("reducescatter cuts dimension 0, and a scalar has none")
-    reduce = partial(
-        operations.reduce_scatter, tensor.detach(), op, prescale_factor, postscale_factor, compression.wire
-    )
-    return session().submit(reduce, _label("reducescatter", name, tensor.shape))
+    def gradient(grad: torch.Tensor) -> torch.Tensor:
+        return synchronize(alltoall_async(grad, received[0]))[0]  # type: ignore[no-any-return]
 
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Compressor = Compression.none,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Return this rank's part of the reduction along dimension 0. First ranks get one more if p does not divide it.
-
-    Differentiable.
-    """
-    options = (op, prescale_factor, postscale_factor, compression)
-    return _Reducescatter.apply(tensor, name, options)  # type: ignore[no-any-return]
-
-
-def _chosen(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    if average is not None and op is not None:
-        raise UsageError("allreduce takes average or op, not both")
-    return op or (Sum if average is False else Average)
+    out = _Differentiable.apply(tensor, exchange, gradient)
+    return out if splits is None else (out, received[0])
 
 
 def _label(function: str, name: str | None, shape: torch.Size) -> str:
     """Return what all ranks compare: the function, the name, and the part of the shape that is equal on all."""
     return f"for {function}{f' of {name!r}' if name else ''}, rows of {list(shape)}"
-
-
-class _Allreduce(torch.autograd.Function):
-    """Reduction whose gradient is the same reduction."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, options: tuple[Any, ...]) -> torch.Tensor:
-        ctx.options = options
-        return synchronize(allreduce_async(tensor, *options))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.options[2] not in (None, Average, Sum):
-            raise UsageError(f"allreduce with {ctx.options[2].name} has no gradient: use Average or Sum")
-        return synchronize(allreduce_async(grads[0], *ctx.options)), None
-
-
-class _Allgather(torch.autograd.Function):
-    """Concatenation; its gradient is this rank's part of the mean of all ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-        ctx.rows = tensor.shape[0] if tensor.dim() else 0
-        return synchronize(allgather_async(tensor, name))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        rows = synchronize(allgather_async(torch.tensor([ctx.rows]))).tolist()
-        begin = sum(rows[: session().world.rank])
-        return synchronize(allreduce_async(grads[0]))[begin : begin + ctx.rows], None
-
-
-class _Broadcast(torch.autograd.Function):
-    """Copy of the root's tensor; its gradient is the mean of all ranks' gradients at the root, and 0 elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-        ctx.root = root_rank
-        return synchronize(broadcast_async(tensor, root_rank, name))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        mean = synchronize(allreduce_async(grads[0]))
-        return (mean if session().world.rank == ctx.root else torch.zeros_like(mean)), None, None
-
-
-class _Alltoall(torch.autograd.Function):
-    """Exchange of parts; its gradient sends the parts back."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None) -> tuple[torch.Tensor, torch.Tensor]:
-        out, ctx.received = synchronize(alltoall_async(tensor, splits, name))
-        ctx.mark_non_differentiable(ctx.received)
-        return out, ctx.received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return synchronize(alltoall_async(grads[0], ctx.received))[0], None, None
-
-
-class _Reducescatter(torch.autograd.Function):
-    """Reduction of which a part is kept; its gradient is all ranks' gradients, concatenated.
-
-    As in Horovod, a mean is not divided again, and a sum is multiplied by the number of ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, options: tuple[Any, ...]) -> torch.Tensor:
-        ctx.options = options
-        return synchronize(reducescatter_async(tensor, name, *options))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        op, before, after, _ = ctx.options
-        scale = before * after * (session().world.size if op is Sum else 1)
-        return synchronize(allgather_async(grads[0] * scale)), None, None

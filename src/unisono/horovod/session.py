@@ -7,17 +7,17 @@ import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from unisono.errors import UnisonoError, UsageError
 from unisono.initialize import init as make_world
+from unisono.weak import weakly
 from unisono.world import World
 
 if TYPE_CHECKING:
-    from unisono.horovod.gradients import GradientExchange
+    from unisono.horovod.optimizer import GradientExchange
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ class Session:
         self._thread = ThreadPoolExecutor(1, "horovod collectives")
         self._failed: list[BaseException] = []
         """Errors of collectives that nobody has seen yet."""
-        self._at_exit = partial(_report, weakref.ref(self))
+        self._at_exit = weakly(self.report)
         atexit.register(self._at_exit)
 
     @property
@@ -114,11 +114,6 @@ class Session:
             self.world.abort(1, words)
 
 
-def _report(reference: weakref.ref[Session]) -> None:
-    if (session := reference()) is not None:
-        session.report()
-
-
 _SESSIONS: list[Session] = []
 """Session that is open, if any."""
 
@@ -182,51 +177,22 @@ def is_homogeneous() -> bool:
     return len({len(ranks) for ranks in session().world.placement.nodes}) == 1
 
 
-def mpi_threads_supported() -> bool:
-    """Return True: MPI is started with MPI_THREAD_MULTIPLE."""
-    return True
-
-
-def mpi_enabled() -> bool:
-    """Return True: ranks communicate by MPI."""
-    return True
-
-
 def mpi_built() -> bool:
-    """Return True: ranks communicate by MPI."""
+    """Return True: ranks communicate by MPI, which is started with MPI_THREAD_MULTIPLE."""
     return True
 
 
-def gloo_enabled() -> bool:
-    """Return False: gloo is not used."""
-    return False
+mpi_enabled = mpi_threads_supported = mpi_built
 
 
 def gloo_built() -> bool:
-    """Return False: gloo is not used."""
+    """Return False: neither gloo nor the library of an accelerator is used; collectives work on CPU tensors."""
     return False
+
+
+gloo_enabled = ccl_built = cuda_built = ddl_built = rocm_built = gloo_built
 
 
 def nccl_built() -> int:
     """Return 0: NCCL is not used."""
     return 0
-
-
-def ddl_built() -> bool:
-    """Return False: IBM's DDL is not used."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: oneCCL is not used."""
-    return False
-
-
-def cuda_built() -> bool:
-    """Return False: collectives work on CPU tensors."""
-    return False
-
-
-def rocm_built() -> bool:
-    """Return False: collectives work on CPU tensors."""
-    return False

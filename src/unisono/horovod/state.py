@@ -15,13 +15,6 @@ from unisono.horovod.session import rank, session, size
 Object = TypeVar("Object")
 
 
-class _Tensor(NamedTuple):
-    """Shape and dtype of a tensor of the optimizer's state."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 class _Refused(NamedTuple):
     """Object that could not be pickled."""
 
@@ -86,8 +79,9 @@ def broadcast_optimizer_state(
 
 
 def _shape_of(value: Any) -> Any:
-    return _Tensor(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+    """Return a tensor without memory in place of a tensor."""
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _empty(value: Any) -> Any:
-    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, _Tensor) else value
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value

@@ -10,6 +10,7 @@ process in them and removes their links and files. `inside` is killed when unsha
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -45,8 +47,8 @@ def run(lab: Lab, mpiexec: Path, command: Sequence[str]) -> int:
     check_machine()
     if shutil.which(mpiexec) is None:
         raise LabError(f"--mpiexec {mpiexec}: there is no such program")
-    size = (lab.supernodes, lab.hosts, lab.rate, lab.oversubscribe, lab.ranks_per_host)
-    inside = (sys.executable, "-P", "-m", "unisono.lab.inside", *map(str, size), str(mpiexec.absolute()), *command)
+    given = json.dumps(asdict(lab)), str(mpiexec.absolute()), *command
+    inside = (sys.executable, "-P", "-m", "unisono.lab.inside", *given)
     with subprocess.Popen((*ISOLATE, *inside)) as process:
         return _wait(process)
 

@@ -1,29 +1,41 @@
-"""First process in the lab's namespaces: builds the cluster and runs mpiexec in it. All processes end with it."""
+"""First process in the lab's namespaces: builds the cluster and runs mpiexec in it. All processes end with it.
+
+Two families of launchers are known, MPICH's hydra and Open MPI's. Both reach a host by running `ssh HOST COMMAND`, and
+both accept another program in place of ssh.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from unisono.errors import LabError
-from unisono.lab.mpiexec import ENTER, enter_script, lab_environment, mpiexec_command
-from unisono.lab.plan import HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
+from unisono.lab.plan import HEAD, HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
 from unisono.launch import launch_environment
+
+ENTER = f"{HOME}/enter"
+
+OPEN_MPI = "Open MPI"
+"""Name of Open MPI in its mpiexec's version text."""
+
+UNCOVER = 'umount --lazy /tmp && cd "$0" && exec "$@"'
+"""First command of a rank: leave the /tmp of the launcher's helper, and change to the rank's own folder."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Build the lab and run the command in it; return the exit code, 2 where the lab cannot be built.
 
-    The outer process passes SUPERNODES HOSTS RATE OVERSUBSCRIBE RANKS_PER_HOST MPIEXEC COMMAND...
+    The outer process passes LAB, as JSON, MPIEXEC COMMAND...
     """
     signal.signal(signal.SIGINT, _wait_for_the_end)
-    supernodes, hosts, rate, oversubscribe, ranks_per_host, mpiexec, *command = arguments
-    lab = Lab(int(supernodes), int(hosts), int(rate), float(oversubscribe), int(ranks_per_host))
+    described, mpiexec, *command = arguments
+    lab = Lab(**json.loads(described))
     try:
         build(lab)
     except LabError as error:
@@ -69,6 +81,49 @@ def _run_checked(command: Command) -> None:
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise LabError(f"cannot build the lab: `{' '.join(command)}` failed: {reason}")
+
+
+def enter_script() -> str:
+    """Return the script in place of ssh: enter [-OPTION...] HOST COMMAND... runs the command on that host.
+
+    The first command there is the launcher's helper. Hydra's leaves a file in /tmp when it is killed, so it gets
+    another /tmp.
+    """
+    namespaces = " ".join(f"--{kind}={HOME}/$host/{kind}" for kind in NAMESPACE_KINDS)
+    mounts = f"mount --rbind {OTHER_TMP} /tmp && mount --bind {HOME}/$host/shm /dev/shm && mount -t sysfs lab /sys"
+    return f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+exec nsenter {namespaces} -- unshare --mount -- sh -c "{mounts} && $*"
+"""
+
+
+def mpiexec_command(lab: Lab, mpiexec: str, version: str, folder: str, command: Sequence[str]) -> Command:
+    """Return the command that runs `command` in `folder` on every host; `version` is mpiexec's version text."""
+    uncovered = ("unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
+    if OPEN_MPI in version:
+        return (mpiexec, *_open_mpi(lab), *uncovered)
+    return (mpiexec, *_hydra(lab), *uncovered)
+
+
+def _hydra(lab: Lab) -> Command:
+    names = ",".join(host.name for host in lab.members)
+    ssh = ("-launcher", "ssh", "-launcher-exec", ENTER, "-localhost", HEAD)
+    return (*ssh, "-hosts", names, "-ppn", str(lab.ranks_per_host), "-wdir", "/")
+
+
+def _open_mpi(lab: Lab) -> Command:
+    """Return Open MPI's options: labhead starts all helpers, and no rank is bound, as every host counts from core 0."""
+    names = ",".join(f"{host.name}:{lab.ranks_per_host}" for host in lab.members)
+    ssh = ("--prtemca", "plm_ssh_agent", ENTER, "--prtemca", "plm_ssh_no_tree_spawn", "1")
+    files = ("--prtemca", "prte_tmpdir_base", "/dev/shm")
+    network = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "osc", "^ucx")
+    return (*ssh, *files, *network, "--bind-to", "none", "--wdir", "/", "--host", names)
+
+
+def lab_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the ranks: `environment`, with UCX kept from bypassing the network."""
+    return {**environment, "UCX_TLS": "tcp,self"}
 
 
 def _wait_for_the_end(_number: int, _frame: FrameType | None) -> None:

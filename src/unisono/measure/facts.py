@@ -5,7 +5,7 @@
     efficiency                    the median over the products of a kind of their rate in a step, over node.flops
     memory_bandwidth, disk        the median rate over trials and nodes
     decoding.pixels               the median rate of a rank: of one thread
-    message, collective           the median over trials of the slowest pair's, or rank's, seconds
+    collective                    the median over trials of the slowest rank's seconds
     choices                       the measured network, and the rows of `unisono tune` (`choice_table.py`)
 
 Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
@@ -15,23 +15,14 @@ first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from unisono.measure.choice_table import choice_tables, share_names
 from unisono.measure.links import Links
-from unisono.measure.probes import (
-    CollectiveProbe,
-    DecodingProbe,
-    DiskProbe,
-    MemoryProbe,
-    MessageProbe,
-    Probe,
-    ProbeFindings,
-    ProbeReading,
-    ProductProbe,
-    slowest,
-)
+from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
+from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.system import ProbedSite
 from unisono.measure.topology import slow_links
 from unisono.placement import Placement
@@ -41,7 +32,6 @@ from unisono.plan.machines import (
     TABLES,
     CollectiveRow,
     MachineFacts,
-    MessageRow,
     ProbeFacts,
     ProductRow,
     machine_text,
@@ -90,7 +80,6 @@ def machine_facts(
         choices=choice_tables(links, hosts, findings.rows),
         probe=ProbeFacts(date, version, hosts, placement.ranks, len(hosts), seconds, reasons),
         products=products,
-        messages=tuple(_message_row(one) for one in readings[MessageProbe]),
         collectives=tuple(_collective_row(one, placement) for one in readings[CollectiveProbe]),
     )
 
@@ -101,7 +90,10 @@ def _of_table(table: str, values: Values) -> dict[str, Any]:
 
 
 def _by_kind(readings: Sequence[ProbeReading]) -> Mapping[type[Probe], list[ProbeReading]]:
-    return {kind: [one for one in readings if isinstance(one.probe, kind)] for kind in get_args(Probe)}
+    found: defaultdict[type[Probe], list[ProbeReading]] = defaultdict(list)
+    for one in readings:
+        found[type(one.probe)].append(one)
+    return found
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -228,12 +220,6 @@ def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:
         yield f"topology: supernodes of {', '.join(map(str, sizes))} nodes; a file has one size"
     if len(sizes) > 1 and share_names(hosts):
         yield "choices.supernode: several nodes have the same host name"
-
-
-def _message_row(reading: ProbeReading) -> MessageRow:
-    probe = reading.probe
-    assert isinstance(probe, MessageProbe)
-    return MessageRow(probe.bytes, *median_and_spread([slowest(trial) for trial in reading.trials]))
 
 
 def _collective_row(reading: ProbeReading, placement: Placement) -> CollectiveRow:

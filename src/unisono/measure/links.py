@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,6 +46,8 @@ OVERHEAD_MESSAGES = 16
 SUM_BLOCK_BYTES = 512 << 10
 """Bytes of a block in the measurement of sums."""
 
+Bytes = NDArray[np.uint8]
+
 MIN_UPLINK_RATIO = 1.15
 """Ratio of the times of crossing pairs to those inside a supernode from which an uplink counts as a limit."""
 
@@ -68,30 +69,16 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
     found = Links(inside, (0,) * world.nodes)
-    with leaders_of(world) as nodes:
-        if nodes is not None and world.nodes > 1:
+    leads = world.rank == world.placement.nodes[world.node][0]
+    nodes: MPI.Intracomm = world.comm.Split(0 if leads else 1, world.node)  # type: ignore[assignment]  # one of each
+    try:
+        if leads and world.nodes > 1:
             found = _between(nodes, inside, seconds)
         world.barrier()
-    links: Links = world.comm.bcast(found, 0)
-    return links
-
-
-@contextmanager
-def leaders_of(world: World) -> Iterator[MPI.Intracomm | None]:
-    """Yield the communicator of one rank of each node, where rank i is of node i, or None on the other ranks. Entered
-    by all ranks."""
-    is_leader = world.rank == world.placement.nodes[world.node][0]
-    nodes: MPI.Intracomm = world.comm.Split(0 if is_leader else 1, world.node)  # type: ignore[assignment]
-    try:
-        yield nodes if is_leader else None
     finally:
         nodes.Free()
-
-
-def there_and_back(nodes: MPI.Intracomm, peer: int, ball: NDArray[np.uint8]) -> None:
-    """Send `ball` from the lower of this rank and its peer to the higher, and back."""
-    for sends in (nodes.rank < peer, nodes.rank > peer):
-        wait(nodes.Isend(ball, peer) if sends else nodes.Irecv(ball, peer), _never_interrupted)
+    links: Links = world.comm.bcast(found, 0)
+    return links
 
 
 def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Links:
@@ -156,14 +143,18 @@ def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, 
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
-            starts = range(0, nbytes, MESSAGE_BYTES)
-            requests = [nodes.Irecv(back[start : start + MESSAGE_BYTES], peer) for start in starts]
-            requests += [nodes.Isend(there[start : start + MESSAGE_BYTES], peer) for start in starts]
-            for request in requests:
-                wait(request, _never_interrupted)
+            parts = [slice(begin, begin + MESSAGE_BYTES) for begin in range(0, nbytes, MESSAGE_BYTES)]
+            _exchange(nodes, peer, [there[part] for part in parts], [back[part] for part in parts])
         took.append(time.perf_counter() - start)
     of_all_nodes = nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
+
+
+def _exchange(nodes: MPI.Intracomm, peer: int, there: Sequence[Bytes], back: Sequence[Bytes]) -> None:
+    """Send messages to a peer while it sends as many."""
+    requests = [nodes.Irecv(part, peer) for part in back]
+    for request in (*requests, *(nodes.Isend(part, peer) for part in there)):
+        wait(request, _never_interrupted)
 
 
 def _peer(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> int | None:
@@ -177,8 +168,8 @@ def _ping_pong(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     nodes.Barrier()
     start = time.perf_counter()
     if peer is not None:
-        for _ in range(2 * REPETITIONS):
-            there_and_back(nodes, peer, ball)
+        for sends in 2 * REPETITIONS * [nodes.rank < peer, nodes.rank > peer]:
+            wait(nodes.Isend(ball, peer) if sends else nodes.Irecv(ball, peer), _never_interrupted)
     took = (time.perf_counter() - start) / (4 * REPETITIONS)
     of_all_nodes: list[float] = nodes.allgather(took)
     return statistics.median(seconds for rank, seconds in enumerate(of_all_nodes) if rank in sum(pairs, ()))
@@ -188,15 +179,13 @@ def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
     peer = _peer(nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
-    buffers = np.zeros((OVERHEAD_MESSAGES, 1024), np.uint8)
+    there, back = np.zeros((2, OVERHEAD_MESSAGES, 1024), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
+        messages = list(there[:count]), list(back[:count])
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
-            requests = [nodes.Irecv(buffers[number], peer) for number in range(count)]
-            requests += [nodes.Isend(np.zeros(1024, np.uint8), peer) for _ in range(count)]
-            for request in requests:
-                wait(request, _never_interrupted)
+            _exchange(nodes, peer, *messages)
         took[count].append(time.perf_counter() - start)
     one, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
     of_all_nodes: list[float] = nodes.allgather(max(0.0, many - one) / (2 * (OVERHEAD_MESSAGES - 1)))

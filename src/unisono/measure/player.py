@@ -17,18 +17,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 from unisono.errors import UsageError
 from unisono.measure.facts import machine_facts
 from unisono.measure.links import measure_links
-from unisono.measure.prepare import prepare
-from unisono.measure.probes import (
-    PreparedCall,
-    Probe,
+from unisono.measure.probe_plan import (
     ProbeFindings,
     ProbePart,
     ProbePlan,
@@ -40,13 +36,11 @@ from unisono.measure.probes import (
     slowest,
     trials,
 )
+from unisono.measure.probes import MeasuredCall, Probe
 from unisono.measure.system import sites_of
 from unisono.measure.timing import LONG_CALL_SECONDS
 from unisono.plan.machines import MachineFacts
 from unisono.world import World
-
-Prepare = Callable[[Probe], AbstractContextManager[PreparedCall]]
-"""Function that makes a probe ready on this rank."""
 
 Log = Callable[[str], None]
 
@@ -76,7 +70,7 @@ def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeF
         if part.name == "links":
             links = measure_links(world, world.comm.bcast(begin + part.ends - time.perf_counter(), 0))
             continue
-        found, reasons = _play_part(world, part, partial(prepare, world=world, folder=folder), begin)
+        found, reasons = _play_part(world, part, folder, begin)
         readings += found
         left_out += [f"{part.name}: {reason}" for reason in reasons]
     for reason in left_out:
@@ -85,7 +79,9 @@ def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeF
     return ProbeFindings(links, tuple(readings), tuple(left_out), seconds)
 
 
-def _play_part(world: World, part: ProbePart, ready: Prepare, begin: float) -> tuple[list[ProbeReading], list[str]]:
+def _play_part(
+    world: World, part: ProbePart, folder: Path | None, begin: float
+) -> tuple[list[ProbeReading], list[str]]:
     """Return what was measured of a part, and the reasons for which the rest was not."""
     readings, reasons = list[ProbeReading](), list[str]()
     works, seconds_of_work = [probe.work for probe in part.probes], 0.0
@@ -100,8 +96,8 @@ def _play_part(world: World, part: ProbePart, ready: Prepare, begin: float) -> t
             continue
         try:
             if not number:
-                measure(world, probe, ready, 0.0)
-            reading = measure(world, probe, ready, share_of(remaining, works[number:]))
+                measure(world, probe, folder, 0.0)
+            reading = measure(world, probe, folder, share_of(remaining, works[number:]))
         except UsageError as error:
             reasons.append(f"{probe.words}: {error}")
             continue
@@ -110,23 +106,23 @@ def _play_part(world: World, part: ProbePart, ready: Prepare, begin: float) -> t
     return readings, reasons
 
 
-def measure(world: World, probe: Probe, ready: Prepare, share: float) -> ProbeReading:
+def measure(world: World, probe: Probe, folder: Path | None, share: float) -> ProbeReading:
     """Return the seconds of a probe that has about `share` seconds. Called by all ranks.
 
     Raises UsageError on all ranks where one of them fails.
     """
     start = time.perf_counter()
     with ExitStack() as stack:
-        prepared = world.call_on_all(lambda: stack.enter_context(ready(probe)))
+        call = world.call_on_all(lambda: stack.enter_context(probe.prepare(world, folder)))
         preparation = world.comm.bcast(time.perf_counter() - start, 0)
-        first = _trial(world, prepared)
+        first = _trial(world, call)
         took = slowest(first)
         counted = [first] if took > LONG_CALL_SECONDS else []
-        counted += [_trial(world, prepared) for _ in range(trials(took, share - preparation - took))]
-    return ProbeReading(probe, tuple(counted), preparation, prepared.schedule)
+        counted += [_trial(world, call) for _ in range(trials(took, share - preparation - took))]
+    return ProbeReading(probe, tuple(counted), preparation, probe.schedule(world))
 
 
-def _trial(world: World, prepared: PreparedCall) -> Trial:
+def _trial(world: World, call: MeasuredCall) -> Trial:
     world.comm.Barrier()
-    took = world.call_on_all(prepared.call)
+    took = world.call_on_all(call)
     return tuple(world.all_gather_object(took))

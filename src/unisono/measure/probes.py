@@ -1,103 +1,90 @@
-"""Probes: what is measured, their plan, and the seconds that were read, as data. The work of a probe says what its
-seconds stand for, and which one is longer.
+"""Probes: what is measured, and the call that measures it on a rank.
 
-MessageProbe      bytes from one node to another
-ProductProbe      FLOPs of a linear layer or a convolution, forward; the backward pass has twice as many
-MemoryProbe       bytes that a sum reads and writes
-DecodingProbe     pixels of a JPEG
-DiskProbe         bytes of a file, read from one end to the other
-CollectiveProbe   bytes of a payload
+    product      outputs = layer(inputs)           │ outputs.backward(gradient): both gradients
+                 ├── forward ─────────────────────┤├── backward ─────────────────────────────┤
+    memory       total += part       2 bytes are read and 1 is written for each byte of a tensor
+    decoding     JPEG ─▶ pixels      by one thread of each rank
+    disk         write ─▶ fsync ─▶ drop the pages that the system holds of it ─▶ read, 4 MiB at a time
+    collective   as `auto` makes it, on memory that the world gives, like buckets of gradients; the slowest rank counts
 
-The plan has parts with their share of the time, and the probes of each part, the cheapest first.
-
-    0 ── links ── messages ── products ── memory ── decoding ── disk ── collectives ──▶ seconds
-         10%      5%          25%         5%         5%          5%      45%
-
-A part ends at the sum of the shares up to it, so that time which one leaves over is the next one's. A probe of a part
-has a share of what is left in proportion to the root of its work: long ones have more time, short ones more trials.
-
-Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1 and 4: the first has 4.8 s. If a call of
-it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2 s, and is expected to take 4 s a call.
+Layers are PyTorch's own, with the threads that each rank of a run has. One rank of each node reads a file, which has no
+name, or loses it at once: the system removes it also after an error or a kill. On a file system in memory there is
+nothing to drop, and what is measured is memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
-from math import sqrt
-from types import MappingProxyType
-from typing import NamedTuple
+from pathlib import Path
 
-from unisono.measure.choice_table import Row
-from unisono.measure.links import Links
-from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
-from unisono.plan.choose import MEASURED_BUCKET_BYTES
+import numpy as np
+import torch
+from torch import nn
+
+from unisono.errors import UsageError, install_command
+from unisono.measure.timing import collective_call
 from unisono.plan.exchange_cost import BYTES_OF_A_SUM
-from unisono.plan.machines import FLOAT32_WIRE
+from unisono.plan.machines import FLOAT32_WIRE, LINEAR_KIND
+from unisono.wires import encoded_share
+from unisono.world import World
 
-SHARES = {
-    "links": 0.1,
-    "messages": 0.05,
-    "products": 0.25,
-    "memory": 0.05,
-    "decoding": 0.05,
-    "disk": 0.05,
-    "collectives": 0.45,
-}
-"""Share of the time of each part, in the order in which they are measured."""
+JPEG_QUALITY = 90
+"""Quality of the image that is decoded: about that of photographs."""
 
-COLLECTIVE_BYTES = (MEASURED_BUCKET_BYTES[0], 2 << 20, MEASURED_BUCKET_BYTES[1])
-"""Payloads in bytes: those of a run's own measurements, and one between them."""
+BLOCK_BYTES = 4 << 20
+"""Bytes of a read."""
 
-NARROW_WIRE = "bfloat16"
-"""Wire of 16 bits that is measured beside float32."""
-
-SUM_BYTES = 64 << 20
-"""Bytes of each tensor of a sum: more than caches hold."""
-
-DISK_BYTES = (8 << 20, 64 << 20, 256 << 20)
-"""Bytes of files: the largest that there is time for counts."""
-
-MESSAGE_BYTES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
-
-LINEAR_SIZES = (
-    *((8, 256, 256), (64, 256, 256), (8, 1024, 1024), (64, 1024, 1024)),
-    *((512, 512, 2048), (512, 1024, 1024), (64, 4096, 4096)),
-)
-"""Rows of a rank, inputs and outputs of linear layers: short and tall, narrow and wide."""
-
-CONVOLUTION_SIZES = (
-    *((32, 16, 16, 32, 3), (32, 64, 64, 8, 3), (8, 3, 64, 56, 7), (8, 64, 64, 56, 1), (8, 64, 64, 56, 3)),
-    *((8, 128, 128, 28, 3), (8, 256, 1024, 14, 1), (8, 256, 256, 14, 3), (8, 512, 512, 7, 3)),
-)
-"""Samples of a rank, input channels, output channels, side of the output, side of the kernel: those of residual
-networks on images of 32 and of 224 pixels."""
-
-LATENCY_BYTES = 1 << 10
-"""Bytes that each message counts besides its own: short ones take as long as each other."""
+MeasuredCall = Callable[[], tuple[float, ...]]
+"""Function that returns the seconds of a call, or of its passes; none where this rank takes no part."""
 
 
 @dataclass(frozen=True)
-class MessageProbe:
-    """Message from one node to another and back."""
-
-    bytes: int
+class Probe(ABC):
+    """Measurement that all ranks make together."""
 
     @property
+    @abstractmethod
     def work(self) -> float:
-        """Bytes of a message, and those that its latency has time for on a link of 100 Mbit/s."""
-        return LATENCY_BYTES + self.bytes
+        """FLOPs, bytes or pixels of a rank's call: what its seconds stand for."""
 
     @property
+    @abstractmethod
     def words(self) -> str:
-        """Name with the bytes."""
-        return f"message of {self.bytes} bytes"
+        """Name with the sizes."""
+
+    @abstractmethod
+    def prepare(self, world: World, folder: Path | None) -> AbstractContextManager[MeasuredCall]:
+        """Return the context with the call on this rank. Entered by all ranks; disks read from `folder`."""
+
+    def schedule(self, world: World) -> str:  # noqa: ARG002
+        """Return the schedule that is measured, of a collective."""
+        return ""
+
+
+def timed(action: Callable[[], object]) -> MeasuredCall:
+    """Return a call that makes the action and returns its seconds."""
+
+    def call() -> tuple[float]:
+        start = time.perf_counter()
+        action()
+        return (time.perf_counter() - start,)
+
+    return call
 
 
 @dataclass(frozen=True)
-class ProductProbe:
-    """Linear layer, or convolution of square images with a square kernel, stride 1, for the samples of a rank."""
+class ProductProbe(Probe):
+    """Linear layer, or convolution of square images with a square kernel, stride 1, for the samples of a rank.
+
+    Its work are the FLOPs of the forward pass; the backward pass has twice as many.
+    """
 
     kind: str
     samples: int
@@ -120,71 +107,133 @@ class ProductProbe:
 
     @property
     def work(self) -> float:
-        """FLOPs of the forward pass."""
         return 2.0 * self.rows * self.inner * self.outputs
 
     @property
     def words(self) -> str:
-        """Name with the sizes."""
-        area = f" on {self.side}x{self.side}, kernel {self.kernel}x{self.kernel}" if self.kind != "linear" else ""
+        area = f" on {self.side}x{self.side}, kernel {self.kernel}x{self.kernel}" if self.kind != LINEAR_KIND else ""
         return f"{self.kind} {self.inputs} to {self.outputs}{area}, {self.samples} samples"
+
+    @contextmanager
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
+        layer: nn.Module
+        if self.kind == LINEAR_KIND:
+            layer, inputs = nn.Linear(self.inputs, self.outputs), torch.ones(self.samples, self.inputs)
+        else:
+            layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, padding=self.kernel // 2)
+            inputs = torch.ones(self.samples, self.inputs, self.side, self.side)
+        inputs.requires_grad_()
+
+        def call() -> tuple[float, float]:
+            layer.zero_grad()
+            inputs.grad = None
+            start = time.perf_counter()
+            outputs = layer(inputs)
+            between = time.perf_counter()
+            outputs.backward(outputs.detach())
+            return between - start, time.perf_counter() - between
+
+        yield call
 
 
 @dataclass(frozen=True)
-class MemoryProbe:
-    """Sum of two tensors into one of them."""
+class MemoryProbe(Probe):
+    """Sum of two tensors of `bytes` bytes into one of them, on each rank; its work are the bytes read and written."""
 
     bytes: int
-    """Bytes of a tensor, on each rank."""
 
     @property
     def work(self) -> float:
-        """Bytes that are read and written."""
         return BYTES_OF_A_SUM * self.bytes
 
     @property
     def words(self) -> str:
-        """Name with the bytes."""
         return f"sum of {self.bytes >> 20} MiB on each rank"
+
+    @contextmanager
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
+        total, part = torch.zeros(self.bytes // 4), torch.ones(self.bytes // 4)
+        yield timed(lambda: total.add_(part))
 
 
 @dataclass(frozen=True)
-class DecodingProbe:
-    """JPEG that is decoded as a whole."""
+class DecodingProbe(Probe):
+    """JPEG of a smooth image with some noise, decoded as a whole; its work are its pixels."""
 
     width: int
     height: int
 
     @property
     def work(self) -> float:
-        """Pixels of the image."""
         return self.width * self.height
 
     @property
     def words(self) -> str:
-        """Name with the size."""
         return f"JPEG of {self.width}x{self.height} pixels"
+
+    @contextmanager
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
+        """Return the context with the call. Raises UsageError where the packages that decode images are missing."""
+        try:
+            from PIL import Image  # noqa: PLC0415  packages of images are optional
+
+            from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
+            from unisono.data.kinds.image import Box  # noqa: PLC0415
+        except ImportError as error:
+            raise UsageError(f"{error.name} is missing: {install_command('data')}") from error
+        shape = (self.height, self.width)
+        slope = np.add.outer(np.arange(self.height), np.arange(self.width))[..., None] * 255 // sum(shape)
+        noise = np.random.default_rng(0).integers(-16, 16, (*shape, 3))
+        file = io.BytesIO()
+        Image.fromarray((slope + noise).clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=JPEG_QUALITY)
+        decoder, jpeg = ImageDecoder(3), file.getvalue()
+
+        def decode() -> None:
+            header = decoder.header(jpeg)
+            decoder.decode(Box(0, 0, header.width, header.height), min(shape))
+
+        yield timed(decode)
 
 
 @dataclass(frozen=True)
-class DiskProbe:
-    """File that is read from one end to the other, past the system's memory of files."""
+class DiskProbe(Probe):
+    """File that one rank of each node reads from one end to the other, past the system's memory of files."""
 
     bytes: int
 
     @property
     def work(self) -> float:
-        """Bytes of the file."""
         return self.bytes
 
     @property
     def words(self) -> str:
-        """Name with the bytes."""
         return f"file of {self.bytes >> 20} MiB"
+
+    @contextmanager
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:
+        """Write the file in `folder`, None for the system's for temporary files. Raises OSError where that fails."""
+        if world.rank != world.placement.nodes[world.node][0]:
+            yield lambda: ()
+            return
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            block = os.urandom(BLOCK_BYTES)  # a disk that compresses gains nothing
+            for _ in range(self.bytes // BLOCK_BYTES):
+                file.write(block)
+            os.fsync(file.fileno())
+            buffer = memoryview(bytearray(BLOCK_BYTES))
+
+            def call() -> tuple[float]:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                start = time.perf_counter()
+                for offset in range(0, self.bytes, BLOCK_BYTES):
+                    os.preadv(file.fileno(), [buffer], offset)
+                return (time.perf_counter() - start,)
+
+            yield call
 
 
 @dataclass(frozen=True)
-class CollectiveProbe:
+class CollectiveProbe(Probe):
     """Collective with the schedule that `auto` takes."""
 
     collective: str
@@ -194,136 +243,21 @@ class CollectiveProbe:
 
     @property
     def work(self) -> float:
-        """Bytes of the payload."""
         return self.bytes
 
     @property
     def words(self) -> str:
-        """Name with the wire and the bytes."""
         return f"{self.collective} of {self.bytes >> 10} KiB, {self.wire}"
 
+    @property
+    def _encoding(self) -> str | None:
+        return None if self.wire == FLOAT32_WIRE else self.wire
 
-Probe = MessageProbe | ProductProbe | MemoryProbe | DecodingProbe | DiskProbe | CollectiveProbe
-"""Measurement that all ranks make together. `work` is the FLOPs, bytes or pixels of a rank's call, `words` its name."""
+    @contextmanager
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
+        payload = world.empty(self.bytes // 4, torch.float32)
+        yield timed(collective_call(world, self.collective, payload, wire=self._encoding))
 
-
-class PreparedCall(NamedTuple):
-    """Probe that is ready to be measured on this rank."""
-
-    call: Callable[[], tuple[float, ...]]
-    """Function that returns the seconds of a call, or of its passes; none where this rank takes no part."""
-    schedule: str = ""
-    """Schedule of a collective."""
-
-
-Trial = tuple[tuple[float, ...], ...]
-"""Seconds of a call by rank: of each of its passes; none where the rank took no part."""
-
-
-class ProbeReading(NamedTuple):
-    """Seconds of a probe, the same on every rank."""
-
-    probe: Probe
-    trials: tuple[Trial, ...]
-    preparation: float
-    """Seconds before the first call."""
-    schedule: str = ""
-    """Schedule of a collective."""
-
-
-class ProbeFindings(NamedTuple):
-    """Findings of a whole plan, or of tuning, which measures links and has the rows."""
-
-    links: Links | None
-    readings: tuple[ProbeReading, ...]
-    left_out: tuple[str, ...]
-    """Reason for each part or probe that was not measured."""
-    seconds: float
-    """Seconds that all took."""
-    rows: Mapping[str, Sequence[Row]] = MappingProxyType({})
-    """Rows of the table of choices, by collective."""
-
-
-def slowest(trial: Sequence[Sequence[float]]) -> float:
-    """Return the seconds of the slowest rank, all its passes.
-
-    >>> slowest([(1.0, 2.0), (), (2.5,)])
-    3.0
-    """
-    return max(map(sum, trial), default=0.0)
-
-
-class ProbePart(NamedTuple):
-    """Part of a probe."""
-
-    name: str
-    ends: float
-    """Seconds since the beginning at which it ends."""
-    probes: tuple[Probe, ...]
-    """Probes, the cheapest first; none for the links, which `links.py` measures as a whole."""
-
-
-class ProbePlan(NamedTuple):
-    """Parts that are measured, and the reason for each that is not."""
-
-    parts: tuple[ProbePart, ...]
-    left_out: tuple[str, ...]
-
-
-def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
-    """Return the parts for that many nodes and ranks in all; `disk` is True where a folder to read from is given."""
-    reasons = {
-        "links": "one node has no links" if nodes == 1 else "",
-        "messages": "one node has no links" if nodes == 1 else "",
-        "collectives": "a single rank has no collectives" if ranks == 1 else "",
-        "disk": "" if disk else "no folder was given: --disk FOLDER",
-    }
-    probes: dict[str, Sequence[Probe]] = {
-        "links": [],
-        "messages": [MessageProbe(nbytes) for nbytes in MESSAGE_BYTES],
-        "products": [
-            *(ProductProbe("linear", *sizes) for sizes in LINEAR_SIZES),
-            *(ProductProbe("convolution", *sizes) for sizes in CONVOLUTION_SIZES),
-        ],
-        "memory": [MemoryProbe(SUM_BYTES)],
-        "decoding": [DecodingProbe(500, 375)],
-        "disk": [DiskProbe(nbytes) for nbytes in DISK_BYTES],
-        "collectives": list(_collectives(nodes)),
-    }
-    ends = accumulate(SHARES.values())
-    parts = tuple(
-        ProbePart(name, seconds * end, tuple(sorted(probes[name], key=lambda probe: probe.work)))
-        for name, end in zip(SHARES, ends, strict=True)
-        if not reasons.get(name)
-    )
-    return ProbePlan(parts, tuple(f"{name}: {reason}" for name, reason in reasons.items() if reason))
-
-
-def _collectives(nodes: int) -> Iterator[CollectiveProbe]:
-    """Yield the collectives of BSP and of Sharded, whose weights are not encoded. Within a node nothing is encoded."""
-    for nbytes in COLLECTIVE_BYTES:
-        for wire in (FLOAT32_WIRE, NARROW_WIRE)[: 1 + (nodes > 1)]:
-            yield CollectiveProbe("allreduce", wire, nbytes)
-            yield CollectiveProbe("reduce_scatter", wire, nbytes)
-        yield CollectiveProbe("all_gather", FLOAT32_WIRE, nbytes)
-
-
-def share_of(remaining: float, works: Sequence[float]) -> float:
-    """Return the seconds of the first of the probes with these works, of those that remain for all."""
-    return max(0.0, remaining) * sqrt(works[0]) / sum(map(sqrt, works))
-
-
-def fits(expected: float, remaining: float) -> bool:
-    """Return True if a probe whose calls are expected to take so long can be called twice."""
-    return 2 * expected <= remaining
-
-
-def trials(first: float, left: float) -> int:
-    """Return the number of trials in `left` seconds after a first call of so many seconds: 1 to MAX_TRIALS, or 0 after
-    a long first call, which counts as a trial itself.
-
-    >>> trials(0.01, 1.0), trials(0.2, 0.1), trials(0.5, 1.2), trials(2.0, 1.0)
-    (41, 1, 2, 0)
-    """
-    least = 0 if first > LONG_CALL_SECONDS else 1
-    return max(least, min(MAX_TRIALS, int(max(0.0, left) / max(first, 1e-9))))
+    def schedule(self, world: World) -> str:
+        sent, encoded = int(self.bytes * encoded_share(self._encoding)), self._encoding is not None
+        return world.table.choose(self.collective, world.placement, sent, encoded).algorithm

@@ -18,7 +18,7 @@ from unisono.choosing.schedule_table import COLLECTIVES, SHARED_MEMORY_COLLECTIV
 from unisono.measure.choice_table import rows
 from unisono.measure.links import Links, measure_links
 from unisono.measure.player import machine_of
-from unisono.measure.probes import ProbeFindings
+from unisono.measure.probe_plan import ProbeFindings
 from unisono.measure.timing import MAX_TRIALS, Timing, collective_call, times, timing_of, worth_another
 from unisono.network import Network, estimate
 from unisono.placement import Placement, place

@@ -1,14 +1,23 @@
-"""GPU tensors: copied through pinned host memory, passed to an MPI library that takes them (`direct.py`), or handed to
-the backend that serves them beside this one.
+"""GPU tensors: handed to the backend that serves them beside this one, passed to an MPI library that takes them, or
+copied through pinned host memory.
 
-    device ──copy──▶ pinned ── the operation, as for any tensor ──▶ pinned ──copy──▶ device, on the waiting stream
+    "cpu:unisono,cuda:nccl" was asked for   ── yes ──▶ NCCL's group
+      └ no ▶ does the library report support for GPU memory, and is a sum of ones there right?
+               ├ yes ▶ all_reduce, reduce_scatter, broadcast and all_gather take the device's memory as it is
+               └ no ─▶ device ──copy──▶ pinned ── the operation ──▶ pinned ──copy──▶ device, on the waiting stream
 
-`"cpu:unisono,cuda:nccl"` gives CUDA tensors to NCCL. PyTorch creates only one group for a backend that is written in
-Python. So this group creates NCCL's at the first operation on a CUDA tensor, which is the same on all ranks.
+PyTorch creates only one group for a backend that is written in Python. So this group creates NCCL's at the first
+operation on a CUDA tensor, which is the same on all ranks.
+
+A library that was not built for GPUs would read a device address as a host address and crash, so it is queried first.
+One that was built for GPUs may still fail with the installed driver, so it is tested too. Data for which MPI has no
+number format or no fitting operation (half types; minimum and maximum, which must agree about NaN) goes through pinned
+memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -17,14 +26,27 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from unisono.collectives.aliasing import find_aliases, is_writable
+from unisono.call import call_of
+from unisono.collectives.aliasing import find_aliases, is_writable, share_memory
+from unisono.collectives.checks import Checks, check_chunk
+from unisono.collectives.group import Group
+from unisono.collectives.library import OPS
+from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of
 from unisono.errors import BackendError, TensorError
-from unisono.torch_backend.pytorch import GroupBase, WorkBase
+from unisono.mpi import MPI, allreduce_min
+from unisono.torch_backend.arguments import reduction_of
+from unisono.torch_backend.pytorch import GroupBase, ReduceOp, WorkBase
 from unisono.torch_backend.register import NAME
 from unisono.torch_backend.work import NO_TIMEOUT
 
 DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 """Operations that the MPI library may carry out in GPU memory."""
+
+SUMS = ("sum", "product")
+"""Ops whose result depends on the library's order of reduction by rounding only."""
+
+REDUCIBLE = frozenset(MPI_TYPES) - {torch.bool}
+"""Dtypes that the MPI library can reduce."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -146,25 +168,18 @@ class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
     def result(self) -> Any:
         """Wait, and return the tensors that the operation filled."""
         self.wait()
-        return self._staging.device(self._work._result)
+        return self._staging.device(self._work.result())
 
     def source_rank(self) -> int:
         """Return the rank that a message came from."""
         return int(self._work.source_rank())
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the tensors that the operation fills."""
-
-        def copy_back(future: torch.futures.Future[Any]) -> Any:
-            result = future.value()
-            self.wait()
-            return self._staging.device(result)
-
-        copied_back: torch.futures.Future[Any] = self._work.get_future().then(copy_back)
-        return copied_back
+        """Return a future of the tensors that the operation fills; its errors are those of the operation."""
+        filled: torch.futures.Future[Any] = self._work.get_future().then(lambda _: self.result())
+        return filled
 
 
 def create_device_backend(group: Any, device: torch.device, store: Any, timeout: timedelta) -> Any:
@@ -185,3 +200,80 @@ def create_device_backend(group: Any, device: torch.device, store: Any, timeout:
     device_backend._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     device_backend._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
     return device_backend
+
+
+# Tensors passed directly to an MPI library that takes GPU memory
+
+
+def mpi_reports_gpu_support() -> bool:
+    """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
+    query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+    return query is not None and bool(query())
+
+
+def gpu_sum_works(group: Group, device: torch.device) -> bool:
+    """Return True if a sum over all ranks of `group` is right in the memory of `device`. Called by all together."""
+    ones = torch.ones(1000, device=device)
+    allreduce_directly(group, ones, "sum")
+    right = bool((ones == group.size).all())
+    return bool(allreduce_min(group.comm, right))
+
+
+def can_pass_directly(name: str, arguments: Sequence[Any]) -> bool:
+    """Return True if the tensors of an operation can be passed directly, and reduced by the library if need be."""
+    tensors = [tensor for part in arguments for tensor in tensors_in(part)]
+    if not all(not one.is_sparse and is_plain(one) for one in tensors):
+        return False
+    if name not in ("allreduce", "reduce_scatter_single"):
+        return True
+    op = next((part.reduceOp for part in arguments if hasattr(part, "reduceOp")), ReduceOp.SUM)
+    return reduction_of(op).op in SUMS and all(one.dtype in REDUCIBLE for one in tensors)
+
+
+def _carry_out(group: Group, what: str, start: Callable[[], MPI.Request], *tensors: torch.Tensor) -> None:
+    """Wait until this thread's stream has computed the tensors, since the MPI library knows no streams; then play."""
+    if tensors[0].is_cuda:
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    with group.enter_library_call(call_of(f"{what} of a device")):
+        group.wait_for(start(), *tensors)
+
+
+def allreduce_directly(group: Group, tensor: torch.Tensor, op: str) -> None:
+    """Reduce `tensor` over all ranks by `op`, in place."""
+    numbers = [memory_of(tensor), MPI_TYPES[tensor.dtype]]
+    what = f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op})"
+    _carry_out(group, what, lambda: group.comm.Iallreduce(MPI.IN_PLACE, numbers, OPS[op]), tensor)
+
+
+def reduce_scatter_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
+    """Reduce `tensor` over all ranks by `op`; `part` of rank r receives the r-th of its equal parts.
+
+    Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
+    """
+    with Checks(group, "reduce_scatter"):
+        check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
+    in_place = share_memory(part, tensor)  # MPI takes no memory that is both
+    into = torch.empty_like(part) if in_place else part
+    send, receive = ([memory_of(one), MPI_TYPES[tensor.dtype]] for one in (tensor, into))
+    what = f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op})"
+    _carry_out(group, what, lambda: group.comm.Ireduce_scatter_block(send, receive, OPS[op]), tensor, into)
+    if in_place:
+        part.copy_(into)
+
+
+def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
+    """Copy the root's `tensor` to all ranks, in place."""
+    what = f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root})"
+    _carry_out(group, what, lambda: group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
+
+
+def all_gather_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
+    """Gather every rank's `part` into `out`, side by side.
+
+    Raises TensorError where `part` shares memory with `out` in any other place than its own.
+    """
+    with Checks(group, "all_gather"):
+        check_chunk(group, "all_gather", part, out, group.rank * part.numel())
+    own: Any = MPI.IN_PLACE if share_memory(part, out) else [memory_of(part), MPI.BYTE]
+    what = f"all_gather({out.numel()} x {name_of(out.dtype)})"
+    _carry_out(group, what, lambda: group.comm.Iallgather(own, [memory_of(out), MPI.BYTE]), part, out)

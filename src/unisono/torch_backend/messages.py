@@ -1,4 +1,4 @@
-"""Point-to-point messages of a group: send, recv, recv from any source, with tags.
+"""Point-to-point messages of a group: send, recv, recv from any source, with tags; and a barrier made of them.
 
 A message is posted at once, whatever collectives are under way. A thread that waits for a message polls it. Messages
 that nobody waits for are polled by a background thread, since they may not move without this process.
@@ -9,16 +9,15 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import torch
 
 from unisono.collectives.aliasing import is_writable
 from unisono.collectives.payload import copy_back, memory_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
-from unisono.torch_backend.completions import Completions
-from unisono.torch_backend.profiling import Event, profiled
 from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import Deadline, Work
+from unisono.torch_backend.work import Completions, Deadline, Work, profiled
 from unisono.transports.messages import wait_until
 
 POLL_INTERVAL_SECONDS = 1e-3
@@ -27,25 +26,28 @@ POLL_INTERVAL_SECONDS = 1e-3
 PEER_CHECK_SECONDS = 3.0
 """Seconds without completion after which a wait checks whether the other rank has ended its program."""
 
-RESERVED_TAGS = 2
-"""Number of tags, the highest ones, that are reserved for internal use."""
+ARRIVED, RELEASED = 0, 1
+"""Messages of a monitored barrier; each has one of the highest tags, which users do not get."""
 
 
 class Message(Work):
-    """Message under way. `peer` is the other rank, MPI.ANY_SOURCE while it is not known."""
+    """Message under way. `peer` is the other rank, MPI.ANY_SOURCE while it is not known.
+
+    `buffer` is the memory that `request` sends or fills: the `tensor` itself where it is plain.
+    """
 
     def __init__(
         self,
+        messages: Messages,
         name: str,
         tensor: torch.Tensor,
         buffer: torch.Tensor,
         request: MPI.Request,
         peer: int,
         seconds: float,
-        messages: Messages,
-        event: Event | None,
     ) -> None:
-        super().__init__(name, [tensor], messages.completions, event)
+        shown = "recvAnySource" if peer == MPI.ANY_SOURCE else name.partition(" ")[0]
+        super().__init__(name, [tensor], seconds, messages.completions, profiled(shown, [tensor]))
         self._tensor, self._buffer, self._request, self._peer = tensor, buffer, request, peer
         self._receives = name.startswith("recv")
         self._deadline = Deadline(seconds)
@@ -61,7 +63,8 @@ class Message(Work):
             if not self._request.Test(status):
                 self._check()
                 return False
-            self._complete_receive(status)
+            if self._receives:
+                self._complete_receive(status)
         except UnisonoError as error:
             if self._request != MPI.REQUEST_NULL:
                 self._request.Cancel()
@@ -75,11 +78,10 @@ class Message(Work):
 
     @property
     def _description(self) -> str:
-        return f"rank {self._messages.queue.rank} of {self._messages.queue.size}: {self._name}"
+        queue = self._messages.queue
+        return f"rank {queue.rank} of {queue.size}: {self.name}"
 
     def _complete_receive(self, status: MPI.Status) -> None:
-        if not self._receives:
-            return
         self._peer = status.Get_source()
         received = status.Get_count(MPI.BYTE)
         if received != self._buffer.nbytes:
@@ -93,7 +95,7 @@ class Message(Work):
         if queue.failure:
             raise BackendError(queue.failure)
         if self._deadline.over:
-            raise BackendError(f"{self._description}: Timed out after {self._deadline.seconds:g} s")
+            raise BackendError(f"{self._description}: Timed out after {self.seconds:g} s")
         now = time.monotonic()
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
@@ -115,12 +117,11 @@ class Message(Work):
         """Return the rank that the message came from."""
         return self._peer
 
-    def _source_rank(self) -> int:
-        return self._peer
+    _source_rank = source_rank
 
 
 class Messages:
-    """Messages of one group. `comm` is a communicator of its own; `line` holds the state of the group."""
+    """Messages of one group. `comm` is a communicator of its own; `queue` holds the state of the group."""
 
     def __init__(self, comm: MPI.Intracomm, queue: SubmissionQueue, completions: Completions) -> None:
         self.comm, self.queue, self.completions = comm, queue, completions
@@ -132,8 +133,7 @@ class Messages:
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.undelivered = False
-        """True once a message was sent that no rank will receive and that may still arrive."""
+        self._undelivered = False  # whether a message was sent that no rank will receive and that may still arrive
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
         """Start to send `tensor` to rank `peer` of the group, with a timeout of `seconds`; return the message."""
@@ -141,9 +141,7 @@ class Messages:
         buffer = send_buffer(tensor.detach())
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
         name = f"send to rank {peer}, tag {tag}, group {self.queue.group}"
-        return self.poll_in_background(
-            Message(name, tensor, buffer, request, peer, seconds, self, profiled("send", [tensor]))
-        )
+        return self.poll_in_background(Message(self, name, tensor, buffer, request, peer, seconds))
 
     def receive(self, tensor: torch.Tensor, peer: int | None, tag: int, seconds: float) -> Message:
         """Start to receive `tensor` from rank `peer` of the group, or from any rank for None; return the message.
@@ -160,16 +158,12 @@ class Messages:
         source = MPI.ANY_SOURCE if peer is None else peer
         request = self.comm.Irecv([memory_of(buffer), MPI.BYTE], source, self._tag(tag))
         name = f"recv from {'any rank' if peer is None else f'rank {peer}'}, tag {tag}, group {self.queue.group}"
-        event = profiled("recvAnySource" if peer is None else "recv", [tensor])
-        return self.poll_in_background(Message(name, tensor, buffer, request, source, seconds, self, event))
-
-    def reserved_tag(self, number: int) -> int:
-        """Return a tag that no user can use; `number` is below RESERVED_TAGS."""
-        return self._highest - number
+        return self.poll_in_background(Message(self, name, tensor, buffer, request, source, seconds))
 
     def _tag(self, tag: int) -> int:
-        if not 0 <= tag <= self._highest - RESERVED_TAGS:
-            raise BackendError(f"tag {tag}; this MPI has tags from 0 to {self._highest - RESERVED_TAGS}")
+        users = self._highest - RELEASED - 1
+        if not 0 <= tag <= users:
+            raise BackendError(f"tag {tag}; this MPI has tags from 0 to {users}")
         return tag
 
     def poll_in_background(self, message: Message) -> Message:
@@ -180,9 +174,8 @@ class Messages:
             self._pending.append(message)
             self._some.set()
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"unisono messages {self.queue.group}", daemon=True
-                )
+                name = f"unisono messages {self.queue.group}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
         return message
 
@@ -215,7 +208,7 @@ class Messages:
         while self.comm.Iprobe(status=status):
             lost = bytearray(status.Get_count(MPI.BYTE))
             self.comm.Recv([lost, MPI.BYTE], status.Get_source(), status.Get_tag())
-        if not self.undelivered:
+        if not self._undelivered:
             self.comm.Free()
 
     def _run(self) -> None:
@@ -226,3 +219,59 @@ class Messages:
                 self._pending = [message for message in self._pending if not message.poll()]
                 if not self._pending and not self._closed:
                     self._some.clear()
+
+    def monitored_barrier(self, seconds: float, wait_all_ranks: bool) -> None:
+        """Wait until all ranks have reached the barrier, `seconds` at most; 2 (p-1) messages.
+
+            rank 1 ── arrived ──▶ rank 0             rank 0 waits for all of them, or raises and names the missing ones
+            rank 2 ── arrived ──▶ rank 0
+            rank 1, 2 ◀── released ── rank 0         the others raise if no message arrives
+
+        Raises BackendError otherwise. Rank 0's names the first missing rank, or with `wait_all_ranks` all of them.
+        """
+        end, rank, milliseconds = time.monotonic() + seconds, self.queue.rank, f"{seconds * 1e3:g} ms"
+        if rank:
+            self._post(0, ARRIVED)
+            if not self._received(0, RELEASED, end):
+                self._undelivered = True
+                raise BackendError(
+                    f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                    f"send/recv from rank 0: no message within {milliseconds}. Please check rank 0 logs for faulty "
+                    "rank."
+                )
+            return
+        if seconds <= 0:
+            self._undelivered = True
+            raise BackendError("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms")
+        if missing := self._missing(end, wait_all_ranks):
+            self._undelivered = True  # late ranks will still send their message
+            ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            raise BackendError(f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {milliseconds}")
+        for other in range(1, self.queue.size):
+            self._post(other, RELEASED)
+
+    def _missing(self, end: float, wait_all_ranks: bool) -> list[int]:
+        """Return the ranks that have not arrived by then; only the first, unless `wait_all_ranks`."""
+        missing = []
+        for other in range(1, self.queue.size):
+            if not self._received(other, ARRIVED, end):
+                missing.append(other)
+                if not wait_all_ranks:
+                    break
+        return missing
+
+    def _post(self, other: int, what: int) -> None:
+        """Send a word of a barrier without a wait."""
+        word = np.zeros(1, np.uint8)
+        self.abandon(self.comm.Isend(word, other, self._highest - what), word)
+
+    def _received(self, other: int, what: int, end: float) -> bool:
+        """Return True if the word of another rank arrives in time."""
+        word = np.zeros(1, np.uint8)
+        request = self.comm.Irecv(word, other, self._highest - what)
+        wait_until(lambda: request.Test() or time.monotonic() > end, lambda: None)
+        if request == MPI.REQUEST_NULL or request.Test():
+            return True
+        request.Cancel()
+        request.Wait()
+        return False

@@ -25,18 +25,24 @@ from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.scatter import scatter
 from unisono.errors import PlaceMismatchError
-from unisono.torch_backend.devices import on_any_device
-from unisono.torch_backend.direct import (
+from unisono.torch_backend.arguments import (
+    Reduction,
+    allreduce_sparse,
+    gather_list,
+    reduce_list,
+    reduction_of,
+    rows,
+    together,
+)
+from unisono.torch_backend.devices import (
     all_gather_directly,
     allreduce_directly,
     broadcast_directly,
+    on_any_device,
     reduce_scatter_directly,
 )
-from unisono.torch_backend.lists import gather_list, reduce_list, rows, together
-from unisono.torch_backend.options import Options
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
-from unisono.torch_backend.reductions import Reduction, reduction_of
-from unisono.torch_backend.sparse import allreduce_sparse
+from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
 
 Tensors = list[torch.Tensor]
@@ -61,11 +67,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         """Reduce a tensor over all ranks, in place; all ranks receive the result."""
         reduction = _reduction(opts)
         (tensor,) = tensors
-        if tensor.is_sparse:
-            return self.submit(
-                "all_reduce", lambda: allreduce_sparse(self._group, tensor, reduction), tensors, tensors, opts
-            )
-        return self.submit("all_reduce", lambda: self._reduce_all(tensor, reduction), tensors, tensors, opts)
+        carry = self._reduce_sparse if tensor.is_sparse else self._reduce_all
+        return self.submit("all_reduce", lambda: carry(tensor, reduction), tensors, tensors, opts)
 
     @on_any_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -109,18 +112,18 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             with Checks(self._group, "all_reduce"):
                 check_output(self._group, tensor, "all_reduce")
             reduction.before(tensor, copy=False)
-        if tensor.is_cpu:
-            self._reduce_on_host(tensor, reduction)
-        else:
-            allreduce_directly(self._group, tensor, reduction.op)
-        reduction.after(tensor, self._group.size)
-
-    def _reduce_on_host(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         wire = self._wire(tensor, reduction)
         try:
-            allreduce(self._group, tensor, "auto", wire, reduction.op)
+            if tensor.is_cpu:
+                allreduce(self._group, tensor, "auto", wire, reduction.op)
+            else:
+                allreduce_directly(self._group, tensor, reduction.op)
         except PlaceMismatchError:  # raised on all ranks: one has joined early, and gives zeros instead of its bucket
             tensor.copy_(allreduce(self._group, tensor.clone(), "auto", wire, reduction.op))
+        reduction.after(tensor, self._group.size)
+
+    def _reduce_sparse(self, tensor: torch.Tensor, reduction: Reduction) -> None:
+        allreduce_sparse(self._group, tensor, reduction)
 
     # Memory of tensors
 

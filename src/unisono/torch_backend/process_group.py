@@ -9,17 +9,19 @@ from typing import Any
 import torch
 
 from unisono.torch_backend.buckets import share_buckets
-from unisono.torch_backend.devices import create_device_backend, on_any_device
-from unisono.torch_backend.direct import can_pass_directly, gpu_sum_works, mpi_reports_gpu_support
+from unisono.torch_backend.devices import (
+    can_pass_directly,
+    create_device_backend,
+    gpu_sum_works,
+    mpi_reports_gpu_support,
+    on_any_device,
+)
 from unisono.torch_backend.messages import Messages
-from unisono.torch_backend.monitored import monitored_barrier
 from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
-from unisono.torch_backend.options import Options
-from unisono.torch_backend.profiling import profiled
-from unisono.torch_backend.register import DEVICES, NAME
+from unisono.torch_backend.register import DEVICES, NAME, Options
 from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import NO_TIMEOUT, Work
+from unisono.torch_backend.work import NO_TIMEOUT, Work, profiled
 
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
@@ -123,7 +125,7 @@ class ProcessGroup(CollectiveOperations):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier whose error names the ranks that have not reached it within `timeout`."""
         seconds = (self._timeout if timeout is None else timeout).total_seconds()
-        monitored_barrier(self._messages, self._group.rank, self._group.size, seconds, wait_all_ranks)
+        self._messages.monitored_barrier(seconds, wait_all_ranks)
 
     # The group itself
 
@@ -160,21 +162,18 @@ class ProcessGroup(CollectiveOperations):
         if device not in self._direct:
             self._direct[device] = False
             if mpi_reports_gpu_support():
-                work = Work("probe", None, self._job.completions)
-                seconds = self._timeout.total_seconds()
 
                 def probe() -> None:
                     self._direct[device] = gpu_sum_works(self._group, device)
 
-                self._queue.submit("probe", probe, work, seconds, blocking=True).wait()
+                self.submit("probe", probe, [], None, None).wait()
         return self._direct[device] and self.options.wire is None and can_pass_directly(name, arguments)
 
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
         """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
-        work = Work(name, outputs, self._job.completions, profiled(name, inputs))
         timeout, blocking = self._timeout, False
         if opts is not None:
             blocking = not opts.asyncOp
             timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
-        self._queue.submit(name, action, work, timeout.total_seconds(), blocking)
-        return work
+        work = Work(name, outputs, timeout.total_seconds(), self._job.completions, profiled(name, inputs))
+        return self._queue.submit(action, work, blocking)

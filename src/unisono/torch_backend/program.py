@@ -3,7 +3,15 @@
 torchrun                                  unisono run
 RANK, WORLD_SIZE, LOCAL_RANK, ...         the same variables, from MPI, before the program begins
 env:// served by a TCP store              env:// served by our store: no port on one node
-init_process_group("gloo")                a group of ours that answers "gloo" (`stand_in.py`)
+init_process_group("gloo")                a group of ours that answers as the one that was asked for
+
+asked for                          made by    get_backend() answers
+"gloo", "mpi", "cpu:gloo"          unisono    the same: programs and libraries choose their branch by it
+no backend                         unisono    "undefined", as PyTorch does
+"nccl", with --backend-for         unisono    "unisono": the branch of NCCL needs a GPU
+"unisono"                          unisono    "unisono"
+
+With UNISONO_BACKEND_NAME=unisono, all of them answer "unisono".
 """
 
 from __future__ import annotations
@@ -12,33 +20,26 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
-from unisono.torch_backend.isolation import CommunicationRecord
-from unisono.torch_backend.register import NAME, NAME_VARIABLE, register
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from unisono import initialize
+from unisono.torch_backend.process_group import ProcessGroup
+from unisono.torch_backend.pytorch import GroupBase, PrefixStore, c10d
+from unisono.torch_backend.register import NAME, NAME_VARIABLE, Options, register
 from unisono.torch_backend.rendezvous import RUN_VARIABLE, address_of_root, variables_of
-from unisono.torch_backend.stand_in import StandIns
 from unisono.world import World
 
+UNNAMED = "undefined"
+"""PyTorch's word for a backend that was not named."""
 
-def environment_of(world: World) -> dict[str, str]:
-    """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
-    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
-    return {
-        **variables_of(world),
-        "GROUP_RANK": str(world.node),
-        "MASTER_ADDR": address_of_root(world),
-        "MASTER_PORT": str(port),
-        RUN_VARIABLE: "1",
-    }
-
-
-def _free_port() -> int:
-    """Return a port that nobody listens on now, for programs that open one of their own."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+ANSWERED = {"gloo", "mpi", UNNAMED}
+"""Names that a group of ours answers where they were asked for."""
 
 
 def run_program(world: World, program: str, module: bool, arguments: Sequence[str], backends: Collection[str]) -> None:
@@ -65,3 +66,116 @@ def run_program(world: World, program: str, module: bool, arguments: Sequence[st
     if world.rank == 0 and not ended.code and (line := communication.describe(world.size)):
         print(line, file=sys.stderr, flush=True)
     raise ended
+
+
+def environment_of(world: World) -> dict[str, str]:
+    """Return the variables that torchrun sets, for this rank. Called by all ranks together."""
+    port = world.comm.bcast(_free_port() if world.rank == 0 else 0, 0)
+    return {
+        **variables_of(world),
+        "GROUP_RANK": str(world.node),
+        "MASTER_ADDR": address_of_root(world),
+        "MASTER_PORT": str(port),
+        RUN_VARIABLE: "1",
+    }
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens on now, for programs that open one of their own."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+class StandIns:
+    """Maker of process groups: ours in place of those of `backends`, and where no backend is named.
+
+    With `answers`, they answer the name that was asked for. `made` is called with every group.
+    """
+
+    def __init__(self, backends: Collection[str], answers: bool, made: Callable[[Any], None]) -> None:
+        self._backends, self._answers, self._made = {*backends, UNNAMED}, answers, made
+        self._original: Callable[..., tuple[Any, Any]] = c10d._new_process_group_helper
+
+    def install(self) -> None:
+        """Replace the function by which PyTorch makes every process group."""
+        c10d._new_process_group_helper = self.create
+        if "nccl" in self._backends:  # PyTorch looks for NCCL's time-out before it calls that function
+            warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl backend")
+
+    def create(self, size: int, rank: int, ranks: list[int], backend: str, store: Any, *rest: Any, **named: Any) -> Any:
+        """Return a group and its store, as PyTorch's function does; `ranks` is empty for the default group."""
+        asked = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}  # "gloo", "cpu:gloo,cuda:nccl"
+        if asked <= self._backends and (not ranks or isinstance(dist.group.WORLD, ProcessGroup)):
+            if size < 0:  # PyTorch leaves rank and size to its own MPI backend
+                joined, rank, size = next(rendezvous("env://", timeout=named["timeout"]))
+                store = PrefixStore("default_pg", joined)
+            if not isinstance(named.get("backend_options"), Options):
+                named["backend_options"] = None  # another backend's
+            group, kept = self._original(size, rank, ranks, NAME, store, *rest, **named)
+            if self._answers and asked <= ANSWERED and isinstance(group, ProcessGroup):
+                _answer(group, kept, backend)
+        else:
+            group, kept = self._original(size, rank, ranks, backend, store, *rest, **named)
+        self._made(group)
+        return group, kept
+
+
+def _answer(group: ProcessGroup, store: Any, backend: str) -> None:
+    """Have PyTorch and the group answer as a group of `backend` would."""
+    config = c10d.BackendConfig(backend)
+    c10d._world.pg_map[group] = backend, store
+    c10d._world.pg_backend_config[group] = str(config)
+    group.stand_in(config.get_device_backend_map())
+
+
+class CommunicationRecord:
+    """Record of whether the program's ranks have communicated: if not, each of them has trained a network of its own.
+
+    A program without `init_process_group` makes no process group; Accelerate without `cpu=True`, and a loop without
+    DistributedDataParallel, make one and do not use it. All end with exit code 0. So rank 0 says it at the end, by what
+    it has done itself.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[ProcessGroup] = []
+        self._communicated = False  # ranks have communicated, or it is not known whether they have
+
+    def watch_worlds(self) -> None:
+        """Record the worlds that the program makes, too: their ranks communicate without a process group."""
+        init = initialize.init
+
+        def record(*arguments: Any, **named: Any) -> Any:
+            self._communicated = True
+            return init(*arguments, **named)
+
+        vars(initialize)["init"] = record
+
+    def record(self, group: Any) -> None:
+        """Record a group that the program has made; those of other backends do not tell what they exchange."""
+        if isinstance(group, ProcessGroup):
+            self._groups.append(group)
+        elif isinstance(group, GroupBase):
+            self._communicated = True
+        if self.any:
+            self._communicated, self._groups = True, []
+
+    @property
+    def any(self) -> bool:
+        """True if ranks have communicated, or it is not known whether they have."""
+        return self._communicated or any(group.exchanged for group in self._groups)
+
+    def describe(self, ranks: int) -> str:
+        """Return a line for the end of a program on so many ranks: what was missing, and the remedy.
+
+        Empty if they have communicated.
+        """
+        if ranks == 1 or self.any:
+            return ""
+        fault, call = (
+            ("made a process group, but rank 0 exchanged no tensor in it; wrap the model in", "DistributedDataParallel")
+            if self._groups
+            else ("made no process group; call", "torch.distributed.init_process_group()")
+        )
+        libraries = f'Accelerate: Accelerator(cpu=True); Lightning: Trainer(strategy="ddp", devices={ranks})'
+        return f"unisono: {ranks} ranks ran alone: the program {fault} {call} ({libraries})"

@@ -19,8 +19,6 @@ DispatchModeBase: Any = TorchDispatchMode
 
 WorkBase: Any = dist._Work  # type: ignore[attr-defined]
 
-Store: Any = dist.Store  # type: ignore[attr-defined]
-
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 FileStore: Any = dist.FileStore  # type: ignore[attr-defined]

@@ -10,9 +10,13 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
+
+from unisono.errors import UsageError
+from unisono.wires import WIRES
 
 NAME = "unisono"
 
@@ -20,6 +24,26 @@ DEVICES = ["cpu", "cuda"]
 
 NAME_VARIABLE = "UNISONO_BACKEND_NAME"
 """Variable that, set to our name, has groups answer it under `unisono run`, whatever the program has asked for."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a process group: `pg_options` of `init_process_group` and `new_group`.
+
+    `wire` is the number format in which float32 and float64 tensors are sent between nodes when they are summed
+    (all_reduce, reduce_scatter, with SUM, AVG or PREMUL_SUM); sums are computed in float32. It applies to tensors of
+    `wire_from` bytes or more: shorter ones gain nothing, and counts and losses keep all their digits. Raises UsageError
+    for an unknown `wire` and a negative `wire_from`.
+    """
+
+    wire: str | None = None
+    wire_from: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        if self.wire is not None and self.wire not in WIRES:
+            raise UsageError(f"wire = {self.wire!r}; it is one of None, {', '.join(WIRES)}")
+        if self.wire_from < 0:
+            raise UsageError(f"wire_from = {self.wire_from}; it is a number of bytes, 0 or more")
 
 
 def register() -> None:
@@ -72,30 +96,17 @@ class _AfterTorch(MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of PyTorch with a loader that registers; None for everything else."""
+        """Return the spec of PyTorch, whose loader registers once it has loaded; None for everything else."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Registering(spec.loader)
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                register()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
-
-
-class _Registering(Loader):
-    """Loader that loads as `loader` does, then registers."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Return the module that the loader creates."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then register."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        register()

@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import Any
 
 from unisono import witness
-from unisono.torch_backend.submission_queue import Submission, SubmissionQueue
+from unisono.torch_backend.submission_queue import SubmissionQueue
+from unisono.torch_backend.work import Work
 
 POLL_INTERVAL_SECONDS = 1.0
 """Seconds between two polls."""
@@ -76,14 +77,14 @@ class _GroupState:
 
     def __init__(self, queue: SubmissionQueue, store: Any) -> None:
         self._queue, self._store = queue, store
-        self._last_polled = 0  # number of the last submission at the previous poll
+        self._last_polled = 0  # number of the last collective at the previous poll
         self._published = 0
-        self._overdue_seconds = 0.0  # seconds since the running submission should have raised its error
+        self._overdue_seconds = 0.0  # seconds since the running collective should have raised its error
 
     def poll(self) -> None:
         """Publish this rank's position, once, and end its wait if a rank that it needs has exited."""
         queue = self._queue
-        submission, begun = queue.running, queue.last_number
+        running, begun = queue.running, queue.last_number
         if begun != self._last_polled:
             self._last_polled, self._overdue_seconds = begun, 0.0
             return
@@ -91,12 +92,12 @@ class _GroupState:
             if begun != self._published:
                 self._store.set(str(queue.rank), f"{begun} {queue.last_name}")
                 self._published = begun
-            if submission is not None and not queue.failure and self._store.check([LEFT]):
-                self._find_exited_rank(submission)
-        if submission is not None and (queue.failure or queue.deadline.over):
+            if running is not None and not queue.failure and self._store.check([LEFT]):
+                self._find_exited_rank(running)
+        if running is not None and (queue.failure or queue.deadline.over):
             self._overdue_seconds += POLL_INTERVAL_SECONDS
-            if self._overdue_seconds > GRACE_SECONDS and queue.running is submission:
-                self._end_all(submission)
+            if self._overdue_seconds > GRACE_SECONDS and queue.running is running:
+                self._end_all(running)
 
     def publish_exit(self) -> None:
         """Publish that this rank has ended its program."""
@@ -119,10 +120,10 @@ class _GroupState:
             return self._store.check([LEFT]) and self._read(rank)[1].endswith(LEFT)
         return False
 
-    def _find_exited_rank(self, submission: Submission) -> None:
+    def _find_exited_rank(self, running: Work) -> None:
         for rank, begun, where in self._others():
-            if begun < submission.number and where.endswith(LEFT):
-                self._queue.failure = f"{self._queue.describe(submission)}: rank {rank} has ended its program ({where})"
+            if begun < running.number and where.endswith(LEFT):
+                self._queue.failure = f"{self._queue.describe(running)}: rank {rank} has ended its program ({where})"
                 return
 
     def _others(self) -> list[tuple[int, int, str]]:
@@ -142,11 +143,8 @@ class _GroupState:
         name = name.removesuffix(LEFT).strip()
         return int(begun), f"last in {name}, number {begun}{exited}" if name else f"in none yet{exited}"
 
-    def _end_all(self, submission: Submission) -> None:
+    def _end_all(self, running: Work) -> None:
         """Print the error and exit, where the wait cannot be ended from outside; the launcher ends the other ranks."""
-        queue = self._queue
-        missing = self.describe_missing(submission.number)
-        late = f"Timed out after {submission.seconds:g} s" + (f"; {missing}" if missing else "")
-        words = queue.failure or f"{queue.describe(submission)}: {late}"
+        words = self._queue.failure or self._queue.describe_timeout(running)
         witness.report_abort(f"unisono.errors.BackendError: {words}\n")
         os._exit(1)

@@ -1,38 +1,52 @@
-"""Handle of an operation under way.
+"""Handle of an operation under way, and the threads that complete its future.
 
 An error must reach every caller, in whatever way it waits. A Future of PyTorch that was given an exception loses it in
 C++, where DistributedDataParallel waits. So the future always succeeds, and callers get a second one:
 
     communication thread ── error kept, event set ──▶ wait() raises
                          ── completions ──▶ future.set_result ──▶ then: raises the error  ◀── get_future()
+
+No callback runs on a communication thread. It may start an operation and wait for its future, which another thread
+must complete: so one thread of the completions is always free.
+
+    thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ continues
+    thread 2                                                   completes B ─────────┘
+
+PyTorch's profiler shows an operation as `unisono:all_reduce`, with the shapes of its inputs.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from unisono.errors import BackendError
-from unisono.torch_backend.completions import Completions
-from unisono.torch_backend.profiling import Event
 from unisono.torch_backend.pytorch import WorkBase
 
 NO_TIMEOUT = timedelta()
 
 
 class Work(WorkBase):  # type: ignore[misc]  # untyped
-    """Handle that every operation returns. `name` is the operation, `result` the value of its future.
+    """Handle that every operation returns.
 
-    `event` is the profiler's event of the operation, if a profiler is active.
+    `name` is the operation, `result` the value of its future, `seconds` its timeout, and `event` the profiler's, if one
+    is active.
     """
 
-    def __init__(self, name: str, result: Any, completions: Completions, event: Event | None = None) -> None:
+    number = 0
+    """Number of a collective among those of its group, the same on all ranks that make the same calls."""
+
+    def __init__(
+        self, name: str, result: Any, seconds: float, completions: Completions, event: Event | None = None
+    ) -> None:
         super().__init__()
-        self._name = name
+        self.name, self.seconds = name, seconds
         self._result = result
         self._completions = completions
         self._profiled = event
@@ -72,7 +86,7 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
                 return
             self._event = self._event or threading.Event()
         if not self._event.wait(seconds):
-            raise BackendError(f"{self._name}: Timed out waiting {seconds:g} s; it is still under way")
+            raise BackendError(f"{self.name}: Timed out waiting {seconds:g} s; it is still under way")
 
     def synchronize(self) -> None:
         """Do the same as `wait`."""
@@ -103,12 +117,72 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             self._future, ended = future, self._ended
         if first and ended:
             future.set_result(None)
-        return future.then(self._result_or_error)
+        return future.then(lambda _: self.result())
 
-    def _result_or_error(self, _: torch.futures.Future[Any]) -> Any:
-        if self._error is not None:
-            raise BackendError(*self._error.args) from self._error.__cause__
-        return self._result
+
+class Completions:
+    """Threads of their own that run submitted functions, in order of submission."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0  # threads that are not busy, less what is waiting for them
+
+    def submit(self, complete: Callable[[], None]) -> None:
+        """Run `complete` soon, on one of the threads."""
+        with self._lock:
+            self._free -= 1
+            short = self._free < 0
+            if short:
+                self._free += 1
+        self._queue.put(complete)
+        if short:
+            threading.Thread(target=self._run, name="unisono completions", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            complete = self._queue.get()
+            complete()
+            with self._lock:
+                self._free += 1
+
+
+class Event:
+    """Profiler event of an operation, from its creation until `end`.
+
+    One that ends on another thread than it began on counts as asynchronous, as these events do.
+    """
+
+    def __init__(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        handle = torch.autograd._record_function_with_args_enter(f"unisono:{name}", *inputs)  # type: ignore[attr-defined]
+        self._over: torch.futures.Future[None] = torch.futures.Future()
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, self._over)
+        self._thread = threading.get_ident()
+
+    def end(self, completions: Completions) -> None:
+        """End the event; return once the profiler has recorded it."""
+        if threading.get_ident() != self._thread:
+            self._over.set_result(None)
+            return
+        known = threading.Event()
+
+        def end_event() -> None:
+            self._over.set_result(None)
+            known.set()
+
+        completions.submit(end_event)
+        known.wait()
+
+
+def profiled(name: str, inputs: Sequence[Any]) -> Event | None:
+    """Return the profiler event of an operation that begins; None if no profiler is active.
+
+    `inputs` are tensors, or lists of them.
+    """
+    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return None
+    flat = [tensor for value in inputs for tensor in (value if isinstance(value, list) else [value])]
+    return Event(name, [tensor for tensor in flat if not tensor.is_sparse])
 
 
 class Deadline:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from unisono.errors import UsageError
-from unisono.measure import probes as plans
+from unisono.measure import probe_plan as plans
 from unisono.measure.facts import file_of
 from unisono.measure.player import measure, play, probe
-from unisono.measure.probes import (
-    CollectiveProbe,
-    MessageProbe,
-    PreparedCall,
-    Probe,
-    ProbePart,
-    ProbePlan,
-    ProductProbe,
-)
+from unisono.measure.probe_plan import ProbePart, ProbePlan
+from unisono.measure.probes import CollectiveProbe, MeasuredCall, MemoryProbe, ProductProbe
 from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.machines import find_machine
@@ -35,7 +29,6 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "LINEAR_SIZES", ((2, 8, 8),))
     monkeypatch.setattr(plans, "CONVOLUTION_SIZES", ((2, 3, 4, 8, 3),))
     monkeypatch.setattr(plans, "COLLECTIVE_BYTES", (1 << 10, 1 << 12))
-    monkeypatch.setattr(plans, "MESSAGE_BYTES", (4, 64))
     monkeypatch.setattr(plans, "DISK_BYTES", (4 << 20,))
     monkeypatch.setattr(plans, "SUM_BYTES", 1 << 20)
     monkeypatch.setattr(plans, "MAX_TRIALS", 3)
@@ -57,7 +50,6 @@ def test_all_ranks_have_the_machine_that_is_written(request: pytest.FixtureReque
     assert found.node.flops > 0 < found.node.memory_bandwidth
     assert found.disk.bandwidth > 0 < found.decoding.pixels
     assert (found.probe.ranks, found.probe.nodes, len(found.probe.hosts)) == (these.size, these.nodes, these.nodes)
-    assert [row.bytes for row in found.messages] == ([4, 64] if these.nodes > 1 else [])
     assert (found.link.bandwidth > 0) == (these.nodes > 1)
     if these.size > 1:
         assert {row.collective for row in found.collectives} == {"allreduce", "reduce_scatter", "all_gather"}
@@ -74,17 +66,28 @@ def test_a_part_without_time_is_left_out_on_all_ranks(world: World) -> None:
     assert [line.partition(":")[0] for line in found.left_out] == ["products", "collectives"]
 
 
-def test_an_error_of_one_rank_is_that_of_all_and_leaves_out_the_probe(world: World, tmp_path: Path) -> None:
-    last = world.size - 1
+@dataclass(frozen=True)
+class GivenProbe(MemoryProbe):
+    """Probe with a call that is given, or an error before it."""
+
+    call: MeasuredCall = lambda: (1.0,)
+    error: OSError | None = None
 
     @contextmanager
-    def prepare(_: Probe) -> Iterator[PreparedCall]:
-        if world.rank == last:
-            raise OSError(28, "No space left on device")
-        yield PreparedCall(lambda: (1.0,))
+    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:
+        if self.error is not None:
+            raise self.error
+        yield self.call
 
+    def schedule(self, world: World) -> str:
+        return "ring"
+
+
+def test_an_error_of_one_rank_is_that_of_all_and_leaves_out_the_probe(world: World) -> None:
+    last = world.size - 1
+    error = OSError(28, "No space left on device") if world.rank == last else None
     with pytest.raises(UsageError, match=rf"rank {last}: .*No space left"):
-        measure(world, MessageProbe(4), prepare, 1.0)
+        measure(world, GivenProbe(4, error=error), None, 1.0)
 
 
 def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
@@ -93,29 +96,14 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
             raise OSError(5, "Input/output error")
         return (1.0,)
 
-    @contextmanager
-    def prepare(_: Probe) -> Iterator[PreparedCall]:
-        yield PreparedCall(call)
-
     with pytest.raises(UsageError, match=r"rank 0: .*Input/output error"):
-        measure(world, MessageProbe(4), prepare, 1.0)
+        measure(world, GivenProbe(4, call), None, 1.0)
 
 
 def test_all_ranks_make_as_many_trials_whatever_their_clocks(world: World) -> None:
     """Each rank says another time; the slowest counts."""
-
-    @contextmanager
-    def prepare(_: Probe) -> Iterator[PreparedCall]:
-        yield PreparedCall(lambda: (1e-9 * (1 + world.rank),), "ring")
-
-    found = measure(world, MessageProbe(4), prepare, 100.0)
+    found = measure(world, GivenProbe(4, lambda: (1e-9 * (1 + world.rank),)), None, 100.0)
     assert found.trials == (tuple((1e-9 * (1 + rank),) for rank in range(world.size)),) * MAX_TRIALS
     assert found.schedule == "ring"
-    long = measure(world, MessageProbe(4), _long, 0.0)
+    long = measure(world, GivenProbe(4), None, 0.0)  # a call takes longer than the share
     assert len(long.trials) == 1
-
-
-@contextmanager
-def _long(_: Probe) -> Iterator[PreparedCall]:
-    """Say that a call takes longer than the share."""
-    yield PreparedCall(lambda: (1.0,))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono.mpi import MPI
-from unisono.torch_backend.retirement import Retirement
+from unisono.torch_backend.mpi_job import Retirement
 
 
 def test_a_group_of_one_rank_is_freed_at_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.lab.mpiexec import enter_script, lab_environment, mpiexec_command
+from unisono.lab.inside import enter_script, lab_environment, mpiexec_command
 from unisono.lab.plan import Lab
 
 LAB = Lab(supernodes=1, hosts=2, rate=200_000_000, ranks_per_host=3)

@@ -7,7 +7,7 @@ import torch
 
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError
-from unisono.torch_backend.direct import (
+from unisono.torch_backend.devices import (
     all_gather_directly,
     allreduce_directly,
     broadcast_directly,

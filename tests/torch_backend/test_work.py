@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from unisono.torch_backend.completions import Completions
+from unisono.torch_backend.work import Completions
 
 
 def test_a_callback_may_wait_for_a_later_completion() -> None:

@@ -1,0 +1,171 @@
+"""PyTorch's arguments in terms of ours: reductions, lists and rows of tensors, and sparse tensors.
+
+SUM                                      sum
+AVG                                      sum, then divided by the number of ranks
+PREMUL_SUM                               multiplied by a factor of each rank's, then sum
+[a a] [b b]  ◀── copied ──  a a b b      gathered side by side between nodes when all are as long, else each by itself
+[a] [b b b]  ── filled ──▶  a - - b b b  parts that are to be reduced are filled up to the longest
+3:a 7:b      ── gathered ──▶             sparse elements of all ranks, added up in the order of ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from unisono.collectives.all_gather import all_gather
+from unisono.collectives.all_gather_v import all_gather_v, check_gather
+from unisono.collectives.checks import Checks, check_output, check_parts
+from unisono.collectives.group import Group
+from unisono.collectives.payload import name_of
+from unisono.errors import TensorError
+from unisono.torch_backend.pytorch import ReduceOp
+
+Kind = ReduceOp.RedOpType
+
+
+class Reduction(NamedTuple):
+    """Reduction of PyTorch, as steps before, in and after the exchange."""
+
+    op: str
+    """Name of the op in the collectives."""
+    factor: Any = None
+    """Factor by which each rank first multiplies its tensor, a number or a tensor; None for none."""
+    average: bool = False
+    """True if the sum is divided by the number of ranks."""
+
+    def before(self, tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+        """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
+        if self.factor is None:
+            return tensor
+        return tensor * self.factor if copy else tensor.mul_(self.factor)
+
+    def after(self, tensor: torch.Tensor, ranks: int) -> None:
+        """Apply the step after the exchange in place: divide an average by the number of ranks, truncating integers."""
+        if not self.average:
+            return
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.div_(ranks)
+        else:
+            tensor.div_(ranks, rounding_mode="trunc")
+
+
+REDUCTIONS = {
+    Kind.SUM: Reduction("sum"),
+    Kind.AVG: Reduction("sum", average=True),
+    Kind.PRODUCT: Reduction("product"),
+    Kind.MIN: Reduction("minimum"),
+    Kind.MAX: Reduction("maximum"),
+    Kind.BAND: Reduction("and"),
+    Kind.BOR: Reduction("or"),
+    Kind.BXOR: Reduction("xor"),
+}
+"""Reductions by PyTorch's kind; that of PREMUL_SUM has a factor of its own."""
+
+
+def reduction_of(op: Any) -> Reduction:
+    """Return the reduction for PyTorch's `op`. Raises TensorError for an unknown one."""
+    kind = getattr(op, "op", op)
+    if kind == Kind.PREMUL_SUM:
+        return Reduction("sum", op.factor)
+    if kind not in REDUCTIONS:
+        known = ", ".join(one.name for one in (*REDUCTIONS, Kind.PREMUL_SUM))
+        raise TensorError(f"cannot reduce by {kind}; there are {known}")
+    return REDUCTIONS[kind]
+
+
+def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
+    """Gather every rank's `tensor` on all ranks: parts[r] receives rank r's. Sizes may differ between ranks."""
+    if group.one_node or len(parts) != group.size or any(part.numel() != parts[0].numel() for part in parts):
+        all_gather_v(group, tensor, parts)
+        return
+    with Checks(group, "all_gather"):
+        check_gather(group, tensor, parts)
+    flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)
+    all_gather(group, tensor, flat)
+    spread(flat, parts)
+
+
+def reduce_list(
+    group: Group,
+    output: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    reduce: Callable[[torch.Tensor, torch.Tensor], None],
+) -> None:
+    """Reduce parts[r] over all ranks into rank r's output; `reduce(chunk, flat)` does so for equal chunks.
+
+    The parts are copied before anything is written, so the output may share memory with them. Raises TensorError unless
+    this rank's own part is as long as its output.
+    """
+    with Checks(group, "reduce_scatter"):
+        check_parts(group, parts, output.dtype, "reduce_scatter")
+        check_output(group, output, "reduce_scatter")
+        own = parts[group.rank].numel()
+        if own != output.numel():
+            raise TensorError(
+                f"rank {group.rank}: reduce_scatter of an own part of {own} x {name_of(output.dtype)} into "
+                f"{output.numel()}; make them equally long"
+            )
+    longest = max(part.numel() for part in parts)
+    flat = torch.zeros(len(parts), longest, dtype=output.dtype)
+    for row, part in zip(flat, parts, strict=True):
+        row[: part.numel()] = part.detach().reshape(-1)
+    chunk = torch.empty(longest, dtype=output.dtype)
+    reduce(chunk, flat)
+    output.detach().copy_(chunk[: output.numel()].view(output.shape))
+
+
+def rows(group: Group, tensor: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Return one slice of rows per rank: counts[r] rows for rank r, or equal parts where `counts` is empty.
+
+    Raises TensorError unless there is a count for each rank and they add up to the rows of the tensor.
+    """
+    have = tensor.shape[0] if tensor.dim() else 0
+    sizes = list(counts) or [have // group.size] * group.size
+    if len(sizes) != group.size or sum(sizes) != have or min(sizes) < 0:
+        raise TensorError(
+            f"rank {group.rank}: all_to_all of a tensor of shape {tuple(tensor.shape)} in {sizes} rows; it needs a "
+            f"number for each of {group.size} ranks, {have} together"
+        )
+    return list(torch.split(tensor.detach(), sizes))
+
+
+def together(tensors: Sequence[torch.Tensor], action: Callable[[torch.Tensor], None]) -> None:
+    """Apply an in-place `action` to tensors that share no memory; those of one dtype are passed as one flat tensor."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+        action(flat)
+        spread(flat, alike)
+
+
+def spread(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Copy a flat tensor into `parts`, one after another; together they are as long."""
+    start = 0
+    for part in parts:
+        part.detach().copy_(flat[start : start + part.numel()].view(part.shape))
+        start += part.numel()
+
+
+def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -> None:
+    """Sum a sparse COO tensor over all ranks, in place; every rank receives the elements of all others.
+
+    Raises TensorError for other reductions and layouts.
+    """
+    with Checks(group, "all_reduce"):
+        if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
+            raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
+    own = reduction.before(tensor.detach(), copy=True).coalesce()
+    counts = torch.empty(group.size, dtype=torch.int64)
+    all_gather(group, torch.tensor([own._nnz()]), counts)
+    lengths = counts.tolist()
+    indices = [own.indices().new_empty(own.indices().shape[0], length) for length in lengths]
+    values = [own.values().new_empty(length, *own.values().shape[1:]) for length in lengths]
+    all_gather_v(group, own.indices(), indices)
+    all_gather_v(group, own.values(), values)
+    total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
+    reduction.after(total, group.size)
+    with torch.no_grad():
+        tensor.copy_(total)  # into the tensor itself: a detached one would get indices of its own

@@ -1,0 +1,75 @@
+"""The plan of a probe: what is measured on so many nodes, and how the time is shared."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.measure.probe_plan import SHARES, fits, plan_probe, share_of, trials
+from unisono.measure.probes import CollectiveProbe
+from unisono.measure.timing import MAX_TRIALS
+from unisono.plan.choose import MEASURED_BUCKET_BYTES
+
+
+def test_the_shares_are_the_whole_time_and_parts_end_in_order() -> None:
+    parts, left_out = plan_probe(60, 4, 4, disk=True)
+    assert [part.name for part in parts] == list(SHARES)
+    assert parts[-1].ends == pytest.approx(60)
+    assert [part.ends for part in parts] == sorted(part.ends for part in parts)
+    assert left_out == ()
+
+
+def test_probes_of_a_part_are_in_order_of_their_work_and_have_names_of_their_own() -> None:
+    for part in plan_probe(60, 4, 4, disk=True).parts:
+        works = [probe.work for probe in part.probes]
+        assert works == sorted(works)
+        assert len({probe.words for probe in part.probes}) == len(part.probes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "disk", "missing"),
+    [
+        (1, 1, False, {"links", "collectives", "disk"}),
+        (1, 2, True, {"links"}),
+        (2, 2, False, {"disk"}),
+    ],
+)
+def test_a_part_that_cannot_be_measured_has_a_reason(nodes: int, ranks: int, disk: bool, missing: set[str]) -> None:
+    parts, left_out = plan_probe(60, nodes, ranks, disk)
+    assert {line.partition(":")[0] for line in left_out} == missing == SHARES.keys() - {part.name for part in parts}
+
+
+def test_collectives_are_those_of_both_rules_in_both_wires() -> None:
+    def calls(nodes: int) -> set[tuple[str, str]]:
+        found = next(part.probes for part in plan_probe(60, nodes, 2, False).parts if part.name == "collectives")
+        assert {probe.bytes for probe in found if isinstance(probe, CollectiveProbe)} > set(MEASURED_BUCKET_BYTES)
+        return {(probe.collective, probe.wire) for probe in found if isinstance(probe, CollectiveProbe)}
+
+    narrow = {("allreduce", "bfloat16"), ("reduce_scatter", "bfloat16")}
+    assert calls(2) == calls(1) | narrow
+    assert calls(1) == {(name, "float32") for name in ("allreduce", "reduce_scatter", "all_gather")}
+
+
+def test_the_worked_example() -> None:
+    works = [1 << 20, 16 << 20]
+    assert share_of(24, works) == pytest.approx(4.8)
+    assert trials(0.25, 4.8 - 0.25) == 18
+    assert share_of(24 - 4.8, works[1:]) == pytest.approx(19.2)
+    assert fits(0.25 * 16, 19.2)
+
+
+@given(st.floats(0, 100), st.lists(st.floats(1, 1e12), min_size=1))
+def test_shares_are_never_more_than_what_is_left(remaining: float, works: list[float]) -> None:
+    spent = 0.0
+    for number in range(len(works)):
+        spent += share_of(remaining - spent, works[number:])
+    assert spent == pytest.approx(remaining)
+    assert share_of(-1.0, works) == 0
+
+
+def test_there_is_a_trial_besides_a_short_first_call_and_never_too_many() -> None:
+    assert trials(1e-6, 100) == MAX_TRIALS
+    assert trials(0.1, -5) == 1
+    assert trials(1.0, -5) == 0
+    assert not fits(1.0, 1.9)
