@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
-from unisono.schedules.schedule import Program, receive, send
+from unisono.schedules.schedule import Action, Program, receive, send
 from unisono.transports import threads
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
+from unisono.transports.player import Move, reduce_arrivals
 from unisono.transports.threads import play_all
 
 RANKS = (1, 2, 3, 4, 7, 8)
