@@ -21,15 +21,14 @@ from unisono.collectives.plans import Plans
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
-from unisono.timeouts import TIMEOUT
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
-from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
-from unisono.transports.messages import wait
+from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
 from unisono.transports.plan import Plan, Play, Prepared
 

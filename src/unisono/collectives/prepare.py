@@ -21,7 +21,6 @@ from unisono.network.pace import Pace, pace_of
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.cross_memory import CROSS
-from unisono.transports.delivery import Parcel
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
@@ -32,7 +31,7 @@ from unisono.transports.mailboxes import (
     messages_per_peer,
     plan_seats,
 )
-from unisono.transports.messages import MessageTransport, wait_until
+from unisono.transports.messages import MessageTransport, Parcel, wait_until
 from unisono.transports.plan import Plan, Prepared, bytes_at, started
 from unisono.transports.player import TICKET_SPREAD, Rounds, Transport, play
 

@@ -41,8 +41,8 @@ from unisono.collectives.states import (
     report,
 )
 from unisono.errors import MismatchError, StallError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
-from unisono.timeouts import TIMEOUT
 
 COMPARE_AFTER_SECONDS = 2.0
 """Seconds in one call after which a rank sends its call to its neighbours in the world."""
