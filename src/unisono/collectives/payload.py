@@ -21,22 +21,10 @@ import torch
 
 from unisono.errors import TensorError
 from unisono.mpi import MPI
-from unisono.transports.arithmetic import Array
+from unisono.transports.arithmetic import MOVABLE_DTYPES, Array
 
-MPI_TYPES = {
-    torch.float64: MPI.DOUBLE,
-    torch.float32: MPI.FLOAT,
-    torch.int64: MPI.INT64_T,
-    torch.int32: MPI.INT32_T,
-    torch.int16: MPI.INT16_T,
-    torch.int8: MPI.INT8_T,
-    torch.uint64: MPI.UINT64_T,
-    torch.uint32: MPI.UINT32_T,
-    torch.uint16: MPI.UINT16_T,
-    torch.uint8: MPI.UINT8_T,
-    torch.bool: MPI.UINT8_T,
-    torch.complex128: MPI.C_DOUBLE_COMPLEX,
-}
+MPI_TYPES = {dtype: MPI.Datatype.fromcode(numbers.char) for dtype, numbers in MOVABLE_DTYPES.items()}
+MPI_TYPES[torch.bool] = MPI.UINT8_T  # bytes of 0 or 1
 
 MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """Dtype that replaces any dtype of that many bytes when nothing is reduced."""
