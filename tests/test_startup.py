@@ -66,7 +66,9 @@ def poll_to_the_end(supervision: Startup, launcher: subprocess.Popen[bytes]) -> 
 
 def alive(ranks: dict[int, RankProcess]) -> list[int]:
     """Ranks that run; zombies do not count."""
-    states = {rank: startup.read_process(found.process, "stat").rpartition(b")")[2].split() for rank, found in ranks.items()}
+    states = {
+        rank: startup.read_process(found.process, "stat").rpartition(b")")[2].split() for rank, found in ranks.items()
+    }
     return [rank for rank, state in states.items() if state and state[0] != b"Z"]
 
 

@@ -22,7 +22,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
-from unisono.collectives.ready import Key, keep
+from unisono.collectives.ready import Key, keep_ready
 from unisono.transports.plan import Play
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -71,7 +71,7 @@ def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str,
     if address:
         if (found := group.find_shared(address, tensor.nbytes)) is not None:
             found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
-        keep(group, key, play)
+        keep_ready(group, key, play)
     return play
 
 

@@ -60,7 +60,7 @@ class Calls:
         self.failure: tuple[type[UnisonoError], str] | None = None
         """Error that has ended the world, as its class and its message; None while the world is usable."""
         self.progress = CallProgress()
-        """What the watch has seen of the current call."""
+        """Progress of the current call, as its watch has seen it."""
         self._words = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager

@@ -24,7 +24,7 @@ MAX_PLANS = 4096
 """Largest number of plans that are kept."""
 
 
-class Request(NamedTuple):
+class PlanRequest(NamedTuple):
     """Collective that is requested, and its payload."""
 
     collective: str
@@ -38,7 +38,7 @@ class Request(NamedTuple):
     """Dtype that replaces `dtype` if nothing is reduced."""
 
 
-def plan_of(asked: Request, choice: Choice) -> Plan:
+def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
     collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
     words = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
@@ -61,7 +61,7 @@ class Plans:
         """`measure` returns the best choice for a plan of the node's ranks, which all of them make together."""
         self._measure = measure
         self._rank, self._placement, self._table = rank, placement, table
-        self._plans: dict[Request, Plan] = {}
+        self._plans: dict[PlanRequest, Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
         self._schedules: dict[tuple[str, str, int], Algorithm] = {}
 
@@ -93,14 +93,16 @@ class Plans:
 
         Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
-        asked = Request(collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype)
+        asked = PlanRequest(
+            collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
+        )
         if asked not in self._plans:
             if len(self._plans) == MAX_PLANS:
                 self._plans.clear()
             self._plans[asked] = self._make(asked)
         return self._plans[asked]
 
-    def _make(self, asked: Request) -> Plan:
+    def _make(self, asked: PlanRequest) -> Plan:
         collective, algorithm, dtype, nbytes, wire, *_ = asked
         narrow = wire_of(wire, dtype)
         sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)

@@ -37,11 +37,11 @@ def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
 
 def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    keep(group, (*parameters, *_place_of(tensors)), play)
+    keep_ready(group, (*parameters, *_place_of(tensors)), play)
     carry_out(group, play, *tensors)
 
 
-def keep(group: Group, key: Key, play: Play) -> None:
+def keep_ready(group: Group, key: Key, play: Play) -> None:
     """Keep a prepared collective for later calls; the other ones are dropped where there are too many."""
     if len(group.ready) == MAX_READY:
         group.ready.clear()
