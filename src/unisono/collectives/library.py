@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.aliasing import share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, memory_of
-from unisono.collectives.plans import Plan
+from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
+from unisono.transports.plan import Plan, Play, Prepared
 
 CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -47,11 +45,6 @@ FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.
 INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 """Integer dtypes of the same width."""
 
-Play = Callable[[], None]
-"""Function that carries a collective out on memory that it knows."""
-
-PlayAt = Callable[[int, int], Play]
-"""Function (source address, target address) that prepares a collective on memory there."""
 
 OPS = {
     "sum": MPI.SUM,
@@ -96,20 +89,9 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
 
 
-@dataclass(frozen=True)
-class LibraryCall:
-    """Prepared collective that the MPI library carries out, of which more can be prepared for memory used again."""
-
-    at: PlayAt
-
-    def __call__(self, source: int, target: int) -> None:
-        """Carry the collective out."""
-        self.at(source, target)()
-
-
-def by_library(group: Group, plan: Plan) -> LibraryCall:
+def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    return LibraryCall(_CALLS[plan.collective](group, plan))
+    return _CALLS[plan.collective](group, plan)
 
 
 def _in_library_call(group: Group, call: Call, carry_out: Callable[[], None]) -> Play:
@@ -120,7 +102,7 @@ def _in_library_call(group: Group, call: Call, carry_out: Callable[[], None]) ->
     return play
 
 
-def _allreduce(group: Group, plan: Plan) -> PlayAt:
+def _allreduce(group: Group, plan: Plan) -> Prepared:
     if plan.op == "sum" and _carries_check(group, plan):
         return _checked_sum(group, plan.length, plan.dtype, plan.call)
 
@@ -138,7 +120,7 @@ def _allreduce(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-def _reduce(group: Group, plan: Plan) -> PlayAt:
+def _reduce(group: Group, plan: Plan) -> Prepared:
     is_root = group.rank == plan.root
 
     def at(_: int, target: int) -> Play:
@@ -157,7 +139,7 @@ def _reduce(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-def _reduce_scatter(group: Group, plan: Plan) -> PlayAt:
+def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
 
@@ -180,7 +162,7 @@ def _reduce_scatter(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-def _all_gather(group: Group, plan: Plan) -> PlayAt:
+def _all_gather(group: Group, plan: Plan) -> Prepared:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
 
@@ -192,7 +174,7 @@ def _all_gather(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-def _broadcast(group: Group, plan: Plan) -> PlayAt:
+def _broadcast(group: Group, plan: Plan) -> Prepared:
     def at(_: int, target: int) -> Play:
         whole = [MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE]
         return _in_library_call(group, plan.call, lambda: group.comm.Bcast(whole, plan.root))
@@ -200,7 +182,7 @@ def _broadcast(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-def _all_to_all(group: Group, plan: Plan) -> PlayAt:
+def _all_to_all(group: Group, plan: Plan) -> Prepared:
     each = plan.nbytes // group.size
 
     def at(source: int, target: int) -> Play:
@@ -212,7 +194,7 @@ def _all_to_all(group: Group, plan: Plan) -> PlayAt:
     return at
 
 
-_CALLS: Mapping[str, Callable[[Group, Plan], PlayAt]] = {
+_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -236,7 +218,7 @@ def _carries_check(group: Group, plan: Plan) -> bool:
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> PlayAt:
+def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:
     """Prepare the sum of `length` elements in place, with the check in the same message."""
     nbytes = length * dtype.itemsize
     payload_bytes = nbytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= nbytes)

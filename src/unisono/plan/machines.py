@@ -9,7 +9,7 @@
     [slow_links]  "3" = 4.0               nodes whose links are slower, and how many times
     [assumed]     "link.latency" = "why"  values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"  values that `unisono probe` has measured
-    [choices]                             tables by which `auto` chooses (`choosing/default.toml`)
+    [choices]                             tables by which `auto` chooses (`network/default.toml`)
     [[network]] [[product]] [[message]] [[collective]]      rows that were measured, or that a paper has
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -31,9 +31,8 @@ from typing import Any, get_type_hints
 
 import tomli_w
 
-from unisono.choosing import schedule_table
 from unisono.errors import UsageError
-from unisono.network import Network
+from unisono.network import Network, choice
 from unisono.tables import known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -215,7 +214,7 @@ class MachineFacts:
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurement of each value that was measured, by its key."""
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by which `auto` chooses, as `choosing/schedule_table.py` reads them."""
+    """Tables by which `auto` chooses, as `network/choice.py` reads them."""
     networks: tuple[NetworkRow, ...] = rows("network")
     products: tuple[ProductRow, ...] = rows("product")
     messages: tuple[MessageRow, ...] = rows("message")
@@ -289,7 +288,7 @@ def parse_machine(tables: Mapping[str, Any], source: str) -> MachineFacts:
             of, _, value = key.partition(".")
             if of not in TABLES or value not in tables.get(of, {}):
                 raise UsageError(f'{source}: {table}."{key}" is a reason for a value that this file does not have')
-    schedule_table.parse_table(machine.choices, f"{source}: choices")
+    choice.parse_table(machine.choices, f"{source}: choices")
     return machine
 
 
