@@ -24,6 +24,7 @@ FLOORS = [
     ("step",),
     ("rules",),
     ("asynchronous",),
+    ("testing",),
     ("plan",),
     ("foresight", "reducer"),
     ("tensor_parallel",),
