@@ -35,7 +35,7 @@ from unisono.network.price import (
     uplink_chunks,
 )
 from unisono.placement import Placement
-from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
+from unisono.schedules.schedule import Action, Algorithm, Program
 
 PIECE_BYTES, IN_FLIGHT = 1 << 19, 8
 
@@ -74,7 +74,7 @@ def estimate(
     chain goes through some ranks and those from which their results come (`with_sources`). All supernodes are assumed
     to be equally busy.
     """
-    slow = _slow_nodes(placement, uneven)
+    slow = {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
     nodes = sorted({placement.node_of(rank) for rank in _examined(algorithm, placement)} | set(slow))
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
@@ -121,10 +121,6 @@ def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
         return list(range(placement.ranks))
     transfers = count_transfers(algorithm(0, placement.ranks)) * max(map(len, placement.nodes))
     return spread(placement.ranks, max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // transfers)))
-
-
-def _slow_nodes(placement: Placement, uneven: Uneven) -> dict[int, float]:
-    return {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
 
 
 class LeastCost(NamedTuple):
@@ -194,7 +190,8 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
         if rank not in found:
             found[rank] = algorithm(rank, ranks)
             left -= count_transfers(found[rank])
-        received = (t.peer for transfers in reversed(found[rank].lanes[lane]) for t in transfers if _replaces(t))
+        rounds = reversed(found[rank].lanes[lane])
+        received = (t.peer for transfers in rounds for t in transfers if t.action is Action.RECEIVE)
         source = next(received, rank), lane
         if source not in seen:
             seen.add(source)
@@ -205,10 +202,6 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
 def count_transfers(program: Program) -> int:
     """Return the number of transfers of all rounds."""
     return sum(len(transfers) for lane in program.lanes for transfers in lane)
-
-
-def _replaces(transfer: Transfer) -> bool:
-    return transfer.action is Action.RECEIVE
 
 
 def slowed(network: Network, times: float) -> Network:
