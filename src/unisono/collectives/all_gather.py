@@ -18,11 +18,11 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, move_dtype_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
-from unisono.transports.fused import bytes_at
+from unisono.transports.plan import bytes_at
 from unisono.wires import wire_of
 
 
@@ -53,7 +53,7 @@ def all_gather(
     buffer = receive_buffer(out)
     part, nbytes = flat_of(shard), shard.nbytes
     source, target, own = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
-    gather = bind(prepare(group, plan), own, target) if group.size > 1 else None
+    gather = prepare(group, plan)(own, target) if group.size > 1 else None
 
     def play() -> None:
         if source != own:

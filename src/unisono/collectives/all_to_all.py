@@ -16,7 +16,7 @@ import torch
 from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 
@@ -51,8 +51,6 @@ def all_to_all(
     if group.size == 1:
         bytes_of(buffer)[:] = bytes_of(content)
     else:
-        start_and_keep(
-            group, parameters, bind(prepare(group, plan), content.data_ptr(), buffer.data_ptr()), content, buffer
-        )
+        start_and_keep(group, parameters, prepare(group, plan)(content.data_ptr(), buffer.data_ptr()), content, buffer)
     copy_back([result], [buffer])
     return result

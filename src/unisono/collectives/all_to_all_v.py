@@ -27,6 +27,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, receive_buffer, send_buffer
 from unisono.errors import MismatchError
 from unisono.transports.delivery import Parcel, size_mismatch
+from unisono.transports.slot_transfers import SlotTransfers
 
 
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
@@ -64,7 +65,7 @@ def send_and_receive(
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        group.memory_for(call).slot_transfers.all_to_all_v(outgoing, incoming, call)
+        SlotTransfers(group.memory_for(call), call).all_to_all_v(outgoing, incoming)
         return
     with group.enter_call(call) as number:
         if rooted:

@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from unisono.call import WORDS_BYTES, Call, call_of, decode_words, encode_words
+from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
 from unisono.choosing.pace import piece_bytes_of
 from unisono.choosing.priced import Choice
 from unisono.choosing.schedule_table import ScheduleTable
 from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
-from unisono.collectives.plans import Plan, Plans
-from unisono.collectives.states import difference
+from unisono.collectives.plans import Plans
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
@@ -30,11 +29,10 @@ from unisono.placement import Placement, one_rank_per_node
 from unisono.timeouts import TIMEOUT
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
 from unisono.transports.delivery import Delivery, Parcel
-from unisono.transports.fused import Start
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import wait
-from unisono.transports.node_memory import NodeMemory, make_node_memory
-from unisono.transports.shared_memory import SharedMemory
+from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
+from unisono.transports.plan import Plan, Play, Prepared
 
 Made = TypeVar("Made")
 
@@ -88,15 +86,13 @@ class Group:
         self._use(Plans(self.rank, placement, table, measure))
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
         self._cross_memory: list[CrossMemory | None] = []
-        self.prepared: dict[Plan, Start] = {}
+        self.prepared: dict[Plan, Prepared] = {}
         """Prepared collectives by plan."""
-        self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
-        """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
-        self.ready: dict[tuple[object, ...], dict[tuple[object, ...], Callable[[], None]]] = {}
-        """Other collectives that were carried out (`ready.py`), by their parameters, then by their tensors' places."""
-        self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
+        self.ready: dict[tuple[Any, ...], Play] = {}
+        """Plays of collectives that were carried out, by all that determines them (`ready.py`)."""
+        self._prepared_with = [self.ready]  # those that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
-            dup._prepared_with.append(self.ready_allreduces)
+            dup._prepared_with.append(self.ready)
             dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
@@ -334,7 +330,6 @@ class Group:
             self.abandon()
             return
         self._forget_calls()
-        self.ready_allreduces.clear()
         self.ready.clear()
         self.prepared.clear()
         for mailboxes in filter(None, self._mailboxes):

@@ -27,11 +27,10 @@ from unisono.call import Call, call_of
 from unisono.collectives.aliasing import share_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import MPI_TYPES, memory_of
-from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.fused import Start
+from unisono.transports.plan import Plan, Prepared, started
 
 CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -50,6 +49,8 @@ INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 MAX_ADDRESSES = 64
 """Number of addresses whose views are kept for one length."""
 
+Start = Callable[[int, int], None]
+"""Function (source address, target address) that carries a collective out."""
 
 OPS = {
     "sum": MPI.SUM,
@@ -94,9 +95,9 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
 
 
-def by_library(group: Group, plan: Plan) -> Start:
+def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
-    return _CALLS[plan.collective](group, plan)
+    return started(_CALLS[plan.collective](group, plan))
 
 
 def _allreduce(group: Group, plan: Plan) -> Start:

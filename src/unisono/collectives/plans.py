@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
-from unisono.call import Call, call_of
+from unisono.call import call_of
 from unisono.choosing.priced import LIBRARY, Choice
 from unisono.choosing.schedule_table import SHARED_MEMORY_COLLECTIVES, ScheduleTable
 from unisono.collectives.payload import name_of
@@ -17,50 +16,13 @@ from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.numbering import renumber
 from unisono.schedules.schedule import Algorithm, Family, Program, cuts_alike
-from unisono.transports.arithmetic import Arithmetic, arithmetic_of, mover_of
+from unisono.transports.plan import Plan
 from unisono.wires import wire_of
-from unisono.wires.wire import Wire
 
 AUTO = "auto"
 
 MAX_PLANS = 4096
 """Largest number of plans that are kept."""
-
-
-class Plan(NamedTuple):
-    """Everything that determines how a collective is carried out: ranks with equal plans do the same."""
-
-    collective: str
-    algorithm: str
-    """Name of a schedule, or "library"."""
-    transport: str
-    """"library"; "windows" or "cma" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages
-    between."""
-    length: int
-    """Number of elements of the whole payload."""
-    dtype: torch.dtype
-    """Dtype of the payload; if nothing is reduced, one that replaces it."""
-    wire: str | None
-    op: str | None
-    """Name of the reduction; None if nothing is reduced."""
-    root: int
-    call: Call
-    """Description of the call, which ranks compare."""
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Arithmetic by which the payload is viewed, copied and reduced."""
-        return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
-
-    @property
-    def encoding(self) -> Wire | None:
-        """Encoding of the payload between nodes; None if it is sent unencoded."""
-        return wire_of(self.wire, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole payload in bytes."""
-        return self.length * self.dtype.itemsize
 
 
 class Plans:

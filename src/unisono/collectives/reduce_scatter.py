@@ -17,7 +17,7 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
@@ -51,7 +51,7 @@ def reduce_scatter(
     if group.size == 1:
         buffer.detach().view(-1).copy_(flat)
     else:
-        play = bind(prepare(group, plan), flat.data_ptr(), buffer.data_ptr())
+        play = prepare(group, plan)(flat.data_ptr(), buffer.data_ptr())
         start_and_keep(group, parameters, play, flat, buffer)
     copy_back([result], [buffer])
     return result

@@ -17,8 +17,6 @@ from typing import NamedTuple
 MAX_LISTED_RANKS = 8
 """Largest number of ranks that are described one by one."""
 
-MISMATCH_REMEDY = "every rank of a group must make the same calls in the same order"
-
 ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
 TIMEOUT_REMEDY = "every rank must make the same calls; more time: UNISONO_TIMEOUT or unisono.init(timeout=SECONDS)"
@@ -61,11 +59,6 @@ STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
 Answer = State | str
 """Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
-
-
-def difference(one: int, words: str, other: int, other_words: str) -> str:
-    """Return the error message for two ranks in different calls."""
-    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH_REMEDY}"
 
 
 def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:

@@ -34,7 +34,7 @@ from unisono.processor_model import processor
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
-    from unisono.collectives.plans import Plan
+    from unisono.transports.plan import Plan
 
 VARIABLE = "UNISONO_TUNE"
 """Environment variable: "off", on one rank at least, keeps the built-in choices."""
@@ -123,7 +123,7 @@ class Trials:
 
 def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
-    from unisono.collectives.prepare import bind, prepare  # noqa: PLC0415 - it prepares what a group's plans say
+    from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
     sides = torch.empty(nbytes, dtype=torch.uint8).zero_(), torch.empty(nbytes, dtype=torch.uint8).zero_()
     source, target = sides[0].data_ptr(), sides[1].data_ptr()
@@ -132,7 +132,7 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
     plans = [group.plan_chosen(plan, choice, nbytes) for choice in found]
-    starts = [bind(prepare(group, one), source, target) for one in plans]
+    starts = [prepare(group, one)(source, target) for one in plans]
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
     try:

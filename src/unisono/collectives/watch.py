@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono import witness
+from unisono.call import difference
 from unisono.collectives.call_site import call_site, is_outermost
 from unisono.collectives.calls import CallProgress, Calls, CurrentCall
 from unisono.collectives.state_queries import REPLY_TIMEOUT_SECONDS, StateQueries
@@ -33,7 +34,6 @@ from unisono.collectives.states import (
     SILENT,
     State,
     Wait,
-    difference,
     failure,
     is_hopeless,
     is_reporter,

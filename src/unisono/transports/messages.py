@@ -25,8 +25,7 @@ import numpy as np
 from unisono.mpi import MPI
 from unisono.schedules.schedule import Action
 from unisono.transports.arithmetic import Arithmetic, Array
-from unisono.transports.player import TICKET_SPREAD
-from unisono.transports.transport import Completion, Move
+from unisono.transports.player import TICKET_SPREAD, Completion, Move
 from unisono.wires.wire import Wire
 
 Result = TypeVar("Result")

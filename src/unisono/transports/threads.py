@@ -13,9 +13,7 @@ from unisono.errors import ScheduleError
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, copy_of, perform
-from unisono.transports.player import play
-from unisono.transports.rounds import Rounds
-from unisono.transports.transport import Completion, Move
+from unisono.transports.player import Completion, Move, Rounds, play
 
 STUCK_SECONDS = 30.0
 """Seconds without a message after which a play counts as stuck."""

@@ -21,7 +21,7 @@ from unisono.collectives.reduce import reduce
 from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import Placement, one_rank_per_node, place, regular
-from unisono.transports import reserve
+from unisono.transports import window
 from unisono.transports.arithmetic import dtypes_of
 from unisono.world import World
 
@@ -152,7 +152,7 @@ def test_reduce_in_many_pieces(world: World, these: Group) -> None:
 def test_many_pieces_through_slots_of_any_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are cut in odd places: slots of as few bytes as the sizes that stand in front take, and more."""
     for slot in (16 * world.size, 16 * world.size + 16, 4096):
-        monkeypatch.setattr(reserve, "plan_slot", lambda free, ranks, beside, slot=slot: slot)
+        monkeypatch.setattr(window, "plan_slot", lambda free, ranks, beside, slot=slot: slot)
         group = Group(world.comm.Dup(), regular(1, 1, world.size), world.table)
         chance = random.Random(slot)
         lengths = [[chance.choice([0, 1, 15, 16, 200, 999]) for _ in range(group.size)] for _ in range(group.size)]

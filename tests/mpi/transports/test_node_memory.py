@@ -26,4 +26,4 @@ def test_memory_that_becomes_shared_is_new_to_every_dup(group: World) -> None:
     dup = group.dup().dup()
     dup.allreduce(torch.ones(1000))
     group.empty(10, torch.float32)
-    assert not dup._group.ready_allreduces
+    assert not dup._group.ready

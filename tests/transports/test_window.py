@@ -1,13 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.transports.slot_size import (
+from unisono.transports.window import (
     MARGIN_DIVISOR,
     MAX_SLOT_BYTES,
     MIN_SLOT_BYTES,
     SLOTS_DIVISOR,
     SLOTS_PER_RANK,
-    fits,
     plan_slot,
     shortage_message,
 )
@@ -43,12 +42,6 @@ def test_slots_never_exceed_free_memory(free: int, ranks: int, other_bytes: int)
     assert need <= free - free // MARGIN_DIVISOR
     assert slot == MIN_SLOT_BYTES or need <= free / SLOTS_DIVISOR
     assert plan_slot(2 * free, ranks, other_bytes) >= slot
-
-
-@given(st.integers(0, 1 << 33), st.integers(0, 1 << 33))
-def test_a_margin_is_left(free: int, nbytes: int) -> None:
-    assert fits(None, nbytes)
-    assert fits(free, nbytes) == (nbytes <= free - free // MARGIN_DIVISOR)
 
 
 def test_shortage_message_names_the_remedy() -> None:
