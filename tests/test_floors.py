@@ -16,7 +16,6 @@ FLOORS = [
     ("schedules",),
     ("binding", "network", "optimizers", "processor", "wires"),
     ("transports",),
-    ("choosing",),
     ("collectives",),
     ("world",),
     ("initialize",),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.collectives import states
 from unisono.collectives.states import (
     DEAD,
     MAX_LISTED_RANKS,
@@ -13,11 +17,13 @@ from unisono.collectives.states import (
     Answer,
     State,
     Wait,
+    call_site,
     decode,
     encode,
     failure,
     is_hopeless,
     is_reporter,
+    is_user_code,
     missing_ranks,
     report,
 )
@@ -106,3 +112,17 @@ def test_late_rank_does_not_report_for_waiting_ranks() -> None:
 def test_state_encoding_round_trip(where: str, waits: list[Wait], numbers: dict[str, int], ended: bool) -> None:
     state = State(where, tuple(waits), numbers, tuple(numbers), ended)
     assert decode(encode(state)) == state
+
+
+def test_call_site_is_this_line() -> None:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(call_site()))
+    thread.start()
+    thread.join()
+    assert found[0].rpartition(":")[0] == __file__
+
+
+def test_library_files_are_not_user_code() -> None:
+    assert not any(is_user_code(file) for file in (torch.__file__, threading.__file__, states.__file__))
+    assert not is_user_code("<frozen runpy>")
+    assert is_user_code("<string>")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from unisono import processor_model
-from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.trials import MAX_TRIED_BYTES, _path, _read, _write, candidates, size_class
+from unisono.network.choice import LIBRARY, Choice
 
 LIBRARY_CHOICE = Choice(LIBRARY, LIBRARY)
 

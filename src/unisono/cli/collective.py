@@ -14,7 +14,7 @@ from unisono.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from unisono.choosing.schedule_table import ScheduleTable
+    from unisono.network.choice import ScheduleTable
     from unisono.placement import Placement
     from unisono.plan.collective_costs import CollectiveCase, LeftOut
 
@@ -105,9 +105,9 @@ def _table(
     """Return the table with the network, and the nodes of a supernode: the machine's, unless they are `fixed`."""
     from dataclasses import replace
 
-    from unisono.choosing.schedule_table import read_table
     from unisono.lab.plan import parse_rate
     from unisono.network import shaped
+    from unisono.network.choice import read_table
     from unisono.plan.machines import find_machine
 
     choices = read_table(table)

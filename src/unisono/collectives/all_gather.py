@@ -29,11 +29,7 @@ from unisono.wires import wire_of
 def all_gather(
     group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
 ) -> torch.Tensor:
-    """Gather the `shard` of every rank into `out` on every rank, and return `out`.
-
-    `shard` has as many elements as `reduce_scatter` of a tensor like `out` gives this rank. It may be that part of
-    `out` itself. Any dtype: nothing is reduced. Raises TensorError for a shard that does not fit `out`.
-    """
+    """Gather the `shard` of every rank, which may be that part of `out` itself, into `out`, as `World.all_gather`."""
     parameters = "all_gather", algorithm, wire
     if start_ready(group, parameters, shard, out):
         return out

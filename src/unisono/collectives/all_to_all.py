@@ -24,11 +24,10 @@ from unisono.errors import TensorError
 def all_to_all(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Send chunk d of `tensor` to rank d; return the received chunks, chunk s from rank s, in `out` or a new tensor.
+    """Send chunk d of `tensor` to rank d; return the received chunks in `out` or a new tensor, as `World.all_to_all`.
 
-    A chunk is one of p equal parts of the flattened tensor. Any dtype and stride. `out` has the same dtype and number
-    of elements as `tensor`, and shares no memory with it. Raises TensorError if p does not divide the number of
-    elements, or if `out` does not fit.
+    `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
+    does not fit.
     """
     result = torch.empty(tensor.shape, dtype=tensor.dtype) if out is None else out
     parameters = "all_to_all", algorithm

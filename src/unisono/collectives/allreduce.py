@@ -32,15 +32,10 @@ MAX_FLAT_SHARED_BYTES = 4 << 10
 def allreduce(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks in place, and return it. Any shape and stride, the same on every rank.
+    """Reduce `tensor` over all ranks in place, and return it, as `World.allreduce`.
 
-    `algorithm` is "auto" (chosen by measurement, or else by predicted time), "library", or the name of a schedule.
-    `wire` is the encoding of a schedule's messages: "float32", "float16", "bfloat16", "int8" or "int4"; None for the
-    tensor's dtype. Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring").
-    Shared memory and the library carry tensors unencoded. `op` is "sum", "product", "minimum", "maximum", or for
-    integers and bool "and", "or", "xor". Sums are made in float32 or wider. Every rank ends with the same bits.
-    Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm
-    or op, MismatchError when ranks are in different calls.
+    Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring"). Shared memory and
+    the library carry tensors unencoded.
     """
     try:
         address = tensor.data_ptr()

@@ -24,7 +24,7 @@ class CurrentCall(NamedTuple):
 
 
 class CallProgress:
-    """Time that a rank has spent in one call, and the actions already taken on it."""
+    """Time that a rank has spent in one call, and what its watch has already done about it."""
 
     def __init__(self) -> None:
         self.begin(0)
@@ -59,6 +59,8 @@ class Calls:
         self.signals: Signals | None = None
         self.failure: tuple[type[UnisonoError], str] | None = None
         """Error that has ended the world, as its class and its message; None while the world is usable."""
+        self.progress = CallProgress()
+        """Progress of the current call, as its watch has seen it."""
         self._words = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager

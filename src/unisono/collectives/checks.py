@@ -39,12 +39,10 @@ class Checks:
         """Enter the call as a rank that refuses it, if a check has raised UsageError."""
         if not isinstance(error, UsageError) or self._group.size == 1:
             return
-        group, collective = self._group, self._collective
-        words = str(error).removeprefix(f"rank {group.rank}: ")
-        call = call_of(f"{collective}, refused")._replace(words=f"{collective}, which it refused ({words})")
+        words = str(error).removeprefix(f"rank {self._group.rank}: ")
+        call = call_of(f"{self._collective}, refused")
         try:
-            with group.enter_call(call):
-                group.check_same_call(call)
+            self._group.barrier(call._replace(words=f"{self._collective}, which it refused ({words})"))
         except UnisonoError as others:
             raise error from others
 

@@ -15,9 +15,6 @@ import numpy as np
 import torch
 
 from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
-from unisono.choosing.pace import piece_bytes_of
-from unisono.choosing.priced import Choice
-from unisono.choosing.schedule_table import ScheduleTable
 from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plans
@@ -25,6 +22,8 @@ from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
 from unisono.mpi import MPI
+from unisono.network.choice import ScheduleTable
+from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
 from unisono.timeouts import TIMEOUT
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
@@ -35,6 +34,8 @@ from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_m
 from unisono.transports.plan import Plan, Play, Prepared
 
 Made = TypeVar("Made")
+
+BARRIER = call_of("barrier()")
 
 
 class Group:
@@ -83,7 +84,7 @@ class Group:
         self._memory: NodeMemory | None = None
         self._memory_made = not self._shares_memory or self.size == 1
         measure = Trials(self).choose if self.size > 1 and self.one_node else None
-        self._use(Plans(self.rank, placement, table, measure))
+        self.plans = Plans(self.rank, placement, table, measure)
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
@@ -125,26 +126,16 @@ class Group:
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
             self.placement, self.one_node, self._shares_memory = one_rank_per_node(self.size), False, False
-            self._plans = Plans(self.rank, self.placement, self.table)
+            self.plans = Plans(self.rank, self.placement, self.table)
         else:
             self._memory.signals.label_calls(self.label)
             self.calls.signals = self._memory.signals
-        self._use(self._plans)
 
-    def _use(self, plans: Plans) -> None:
-        self._plans = plans
-        self.plan: Callable[..., Plan] = plans.plan if self._memory_made else self._plan_first
-        self.program, self.schedule = plans.program, plans.schedule
-
-    def _plan_first(self, *arguments: Any, **named: Any) -> Plan:
-        """Return the plan of the first call. Planning errors are raised before this rank waits for others."""
-        self._make_memory(self._plans.plan(*arguments, **named).call)
-        return self._plans.plan(*arguments, **named)
-
-    def plan_chosen(self, plan: Plan, choice: Choice, nbytes: int) -> Plan:
-        """Return the plan of a collective like `plan`, for another choice and a payload of about `nbytes` bytes."""
-        kind = plan.dtype
-        return self._plans.make(plan.collective, choice, nbytes, kind, plan.wire, plan.op, plan.root, kind)
+    def plan(self, *arguments: Any, **named: Any) -> Plan:
+        """Return the plan of a collective (`Plans.plan`). In the first call, errors come before a wait for others."""
+        if not self._memory_made:
+            self._make_memory(self.plans.plan(*arguments, **named).call)
+        return self.plans.plan(*arguments, **named)
 
     def label_calls(self, words: str) -> None:
         """Compare `words` too in each later call, as a part of it: they distinguish otherwise equal calls."""
@@ -265,7 +256,7 @@ class Group:
             with self.calls.enter(call.words + self.label, in_library=True):
                 yield
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: Call = BARRIER) -> None:
         """Wait until all ranks have entered the call `call`."""
         with self.enter_call(call):
             self.check_same_call(call)

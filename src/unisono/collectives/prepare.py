@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from unisono.choosing.pace import Pace, pace_of
 from unisono.collectives.group import Group
 from unisono.collectives.library import by_library
 from unisono.mpi import MPI
+from unisono.network.pace import Pace, pace_of
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.cross_memory import CROSS
@@ -69,7 +69,7 @@ def by_cross_memory(group: Group, plan: Plan) -> Prepared:
 
 def by_messages(group: Group, plan: Plan) -> Prepared:
     """Prepare a schedule that is played by messages."""
-    program = group.program(group.schedule(plan))
+    program = group.plans.program(group.plans.schedule(plan))
     if plan.collective == "all_to_all":
         return _parcels(group, plan, program)
     return _played(group, plan, program, _pace(group, plan, program))
@@ -78,8 +78,8 @@ def by_messages(group: Group, plan: Plan) -> Prepared:
 def by_both(group: Group, plan: Plan) -> Prepared:
     """Prepare a schedule that is played by messages between nodes and through mailboxes within them."""
     mailboxes = group.mailboxes(plan.call)
-    schedule = group.schedule(plan)
-    program = group.program(schedule)
+    schedule = group.plans.schedule(plan)
+    program = group.plans.program(schedule)
     pace = _pace(group, plan, program, by_node=True)
     seats = None if mailboxes is None else seats_of(group, plan, schedule, mailboxes.pool, pace)
     if mailboxes is None or seats is None:
@@ -99,7 +99,6 @@ def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pac
 
 
 def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> Pace:
-    """Return the pace of a payload in a program."""
     wire_itemsize = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
     return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, wire_itemsize, by_node)
 

@@ -31,11 +31,9 @@ def reduce_scatter(
     op: str = "sum",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat.
+    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat, as `World.reduce_scatter`.
 
-    Rank r receives elements [n r // p, n (r+1) // p) of the flattened result, in `out` if given: of that many elements
-    and the tensor's dtype. `tensor` does not change, unless `out` is this rank's chunk of it. `algorithm`, `wire`, `op`
-    and errors are those of `allreduce`. Also raises TensorError for an `out` that does not fit.
+    The result is in `out` if given, which may be this rank's chunk of `tensor`. Raises TensorError if it does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
     result = torch.empty(stop - start, dtype=tensor.dtype) if out is None else out
@@ -58,7 +56,6 @@ def reduce_scatter(
 
 
 def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
-    """Raise TensorError for an `out` that does not fit this rank's chunk."""
     if out.numel() != stop - start or out.dtype != tensor.dtype or not out.is_cpu:
         raise TensorError(
             f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, does not fit this rank's "

@@ -1,4 +1,4 @@
-"""States that ranks report when one waits for long, and the messages made from them. Pure functions only.
+"""States that ranks report when one waits for long, and the messages made from them.
 
 rank 0   waits 10 s in call 7 of world   ── query ──▶  all ranks
 rank 1   State: world is at call 6, waits in call 3 of "dup 1 of world", at train.py:12
@@ -6,12 +6,20 @@ rank 2   no answer; its process is stopped
 
 "rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; missing: rank 1, which waits
  in barrier(), call 3 of dup 1 of world, at train.py:12; rank 2, which is stopped ..."
+
+All are pure functions, but `call_site`: the line at which the main thread is in the user's program, outside of unisono,
+PyTorch and Python.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 MAX_LISTED_RANKS = 8
@@ -148,3 +156,37 @@ def _describe_activity(wait: Wait, answer: Answer) -> str:
 
 def _at(call_site: str) -> str:
     return f", at {call_site}" if call_site else ""
+
+
+PACKAGE_FOLDER = str(Path(__file__).parents[1]) + "/"
+
+LIBRARY_FOLDERS = tuple(
+    str(Path(sysconfig.get_path(name))) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+)
+
+
+def call_site() -> str:
+    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
+    frame = innermost = _innermost_frame()
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "" if innermost is None else f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
+
+
+def is_outermost(function: Callable[..., object]) -> bool:
+    """Return True if `function` is the outermost frame of the main thread."""
+    frame = _innermost_frame()
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is function.__code__
+
+
+def _innermost_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def is_user_code(file: str) -> bool:
+    """Return True if a file belongs to the program that is run, not to a library."""
+    return not file.startswith((PACKAGE_FOLDER, *LIBRARY_FOLDERS, "<frozen"))

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 
 from unisono.call import call_of, call_to_choose
-from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.payload import name_of
+from unisono.collectives.plans import AUTO, PlanRequest, plan_of
 from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
+from unisono.network.choice import LIBRARY, Choice
 from unisono.processor_model import processor
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
         target = source
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
-    plans = [group.plan_chosen(plan, choice, nbytes) for choice in found]
+    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
+    plans = [plan_of(asked, choice) for choice in found]
     starts = [prepare(group, one)(source, target) for one in plans]
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")

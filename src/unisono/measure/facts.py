@@ -251,5 +251,5 @@ def file_of(machine: MachineFacts) -> str:
     found = machine.probe
     head = f"# Measured with Unisono {found.version}, on {found.date}; ranks: {found.ranks}, nodes: {found.nodes}, "
     head += f"{found.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
-    head += "out. docs/planning.md describes\n# the rows, src/unisono/choosing/default.toml those of [choices], "
+    head += "out. docs/planning.md describes\n# the rows, src/unisono/network/default.toml those of [choices], "
     return f"{head}which may be edited.\n\n{machine_text(machine)}"

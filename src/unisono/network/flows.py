@@ -25,8 +25,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.network.routes import Routes
-from unisono.network.traffic import Numbers, Seconds, Traffic
+from unisono.network.traffic import Numbers, Routes, Seconds, Traffic
 
 SHARE_TOLERANCE = 1e-12
 """Relative difference below which shares are equal: sums of the same numbers in another order."""
@@ -157,7 +156,6 @@ class GroupedFlows:
         return kind
 
     def _drop(self, gone: NDArray[np.bool_]) -> None:
-        """Remove groups without members."""
         kept = ~gone
         self.group = (np.cumsum(kept) - 1)[self.group]
         self.left, self.counts, self.limits = self.left[kept], self.counts[kept], self.limits[kept]

@@ -16,8 +16,7 @@ import numpy as np
 from unisono.errors import ScheduleError
 from unisono.network.flows import GroupedFlows
 from unisono.network.links import Network
-from unisono.network.routes import Routes
-from unisono.network.traffic import Numbers, Seconds, Traffic
+from unisono.network.traffic import Numbers, Routes, Seconds, Traffic
 
 EXACT_RESOLUTION, COARSE_RESOLUTION = 1e-9, 2e-3
 """Fractions of the elapsed time within which events count as simultaneous."""

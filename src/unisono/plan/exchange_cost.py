@@ -33,8 +33,8 @@ from dataclasses import replace
 from math import log
 from typing import NamedTuple
 
-from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.network import Network, Uneven, estimate
+from unisono.network.choice import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.machines import MachineFacts

@@ -15,7 +15,7 @@
     [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"        values that `unisono probe` has measured
     [[network]]                                 samples/s of whole networks, which go before flops (`measured_rows.py`)
-    [choices]                                   tables by which `auto` chooses (`choosing/default.toml`)
+    [choices]                                   tables by which `auto` chooses (`network/default.toml`)
     [probe], [[product]], [[message]], [[collective]]     the measurement and its rows (`measured_rows.py`)
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
@@ -36,9 +36,8 @@ from typing import Any
 
 import tomli_w
 
-from unisono.choosing import schedule_table
 from unisono.errors import UsageError
-from unisono.network import Network
+from unisono.network import Network, choice
 from unisono.plan.measured_rows import CollectiveRow, MessageRow, NetworkRow, ProbeFacts, ProductRow
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -136,7 +135,7 @@ class MachineFacts:
     messages: tuple[MessageRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by which `auto` chooses, as `choosing/schedule_table.py` reads them."""
+    """Tables by which `auto` chooses, as `network/choice.py` reads them."""
 
     @property
     def assumptions(self) -> Mapping[str, str]:
@@ -227,7 +226,7 @@ def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
         **{f"{row}s": parse_rows(row, kind, tables.get(row, [])) for row, kind in ROWS.items()},
     }
     choices = tables.get("choices", {})
-    schedule_table.parse_table(choices, "choices")
+    choice.parse_table(choices, "choices")
     slow = parse_factors("slow_links", tables.get("slow_links", {}))
     return MachineFacts(name, **parsed, slow_links=slow, choices=choices)
 

@@ -74,8 +74,6 @@ def tag_of(comm: MPI.Intracomm, fingerprint: int) -> int:
 
 
 class _PostedRequest(NamedTuple):
-    """Request under way."""
-
     ticket: int
     move: Move
     buffer: Array | None
@@ -164,7 +162,6 @@ class MessageTransport:
         return Completion(ticket, move.position, self._arithmetic.view(buffer))
 
     def _payload_bytes(self, move: Move) -> Any:
-        """Return the payload's own memory of a move."""
         return self._memory[move.region.start * self._itemsize : move.region.stop * self._itemsize]
 
     def _buffer_for(self, move: Move) -> Array | None:
@@ -183,5 +180,4 @@ class MessageTransport:
 
 
 def _length(move: Move) -> int:
-    """Return the number of elements of a move."""
     return int(move.region.stop - move.region.start)

@@ -174,7 +174,6 @@ class Rounds:
         return list(ended)
 
     def _record(self, done: Completion) -> None:
-        """Count a completed move."""
         one = self._open[done.ticket]
         if one.copied[done.position]:
             one.unread_sends -= 1

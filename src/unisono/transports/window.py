@@ -168,5 +168,4 @@ def _warn(comm: MPI.Intracomm, free: int | None, nbytes: int, consequence: str) 
 
 @cache
 def _warned() -> set[str]:
-    """Return the shortages that this process has reported already."""
     return set()

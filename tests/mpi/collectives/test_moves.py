@@ -12,13 +12,10 @@ import torch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_gather_v import all_gather_v
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.barrier import barrier
+from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
 from unisono.collectives.broadcast import broadcast
-from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
-from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.transports import window
@@ -208,7 +205,7 @@ def test_sizes_that_do_not_fit_raise(these: Group) -> None:
     refused = (TensorError, "gather of 0 parts") if these.rank == 0 else (MismatchError, "gather, which it refused")
     with pytest.raises(refused[0], match=refused[1]):
         gather(these, one, None, 0)
-        barrier(these)
+        these.barrier()
 
 
 WRONG = {"too short": (5, 7), "too long": (7, 5), "nothing": (0, 7), "unexpected": (7, 0), "pieces": (300_000, 100_000)}
@@ -224,7 +221,7 @@ def test_size_mismatch_raises_on_every_rank(broken: Group, case: str) -> None:
     receives = [torch.zeros(comes if (peer, broken.rank) == (0, last) else 4) for peer in range(broken.size)]
     with pytest.raises(MismatchError) as caught:
         all_to_all_v(broken, sends, receives)
-        barrier(broken)
+        broken.barrier()
     assert "rank 0 sends " in str(caught.value)
     assert f"bytes to rank {last}, which expects {4 * comes}:" in str(caught.value)
 

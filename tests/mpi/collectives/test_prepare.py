@@ -9,11 +9,11 @@ import torch
 from tests.mpi.collectives.distinct import RANKS, distinct
 from tests.wires.scaled import BLOCK
 
-from unisono.choosing.pace import PIECE_BYTES_RANGE
 from unisono.collectives import prepare
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.group import Group
 from unisono.errors import UsageError
+from unisono.network.pace import PIECE_BYTES_RANGE
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.registry import Registry
 from unisono.schedules import SCHEDULES, find

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.collectives.node_states import process_state
+from unisono.collectives.state_queries import process_state
 from unisono.collectives.states import DEAD, SILENT, STOPPED
 
 

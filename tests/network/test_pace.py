@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.choosing.pace import (
+from unisono.network import DEFAULT
+from unisono.network.pace import (
     MAX_LANDING_BYTES,
     MAX_UNMEASURED_PIECE_BYTES,
     MIN_LONG_PIECES,
@@ -18,7 +19,6 @@ from unisono.choosing.pace import (
     pace_of,
     piece_bytes_of,
 )
-from unisono.network import DEFAULT
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 
