@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 FLOORS = [
     ("errors", "weak"),
     ("files", "registry", "tables"),
-    ("addresses", "call", "launch", "placement", "processor_model", "timeouts", "user_function", "witness"),
+    ("addresses", "call", "launch", "placement", "user_function", "witness"),
     ("startup", "uncaught"),
     ("lab",),
     ("mpi",),

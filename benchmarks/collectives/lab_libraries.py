@@ -19,8 +19,8 @@ from typing import Any
 from unisono.bench.against import PEERS, command_of, install, merge, plan_turns
 from unisono.bench.peer_program import BACK_TO_BACK, COLLECTIVES, COPY, OURS
 from unisono.errors import UsageError
-from unisono.network.bound import bound
 from unisono.network.links import Network
+from unisono.network.price import bound
 from unisono.placement import Placement
 
 HERE = Path(__file__).parent

@@ -13,12 +13,11 @@ import torch
 from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.errors import LaunchError, TableError
-from unisono.launch import available_cores, describe_mismatch, ranks_started
+from unisono.launch import available_cores, describe_mismatch, ranks_started, timeout_of
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable, read_table
 from unisono.placement import place
 from unisono.startup import read_process, started_at
-from unisono.timeouts import timeout_of
 from unisono.world import World
 
 

@@ -21,10 +21,10 @@ from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
 from unisono.errors import UnisonoError, UsageError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.placement import Placement, place
-from unisono.timeouts import TIMEOUT
 
 Result = TypeVar("Result")
 

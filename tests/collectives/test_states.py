@@ -23,10 +23,10 @@ from unisono.collectives.states import (
     failure,
     is_hopeless,
     is_reporter,
-    is_user_code,
     missing_ranks,
     report,
 )
+from unisono.uncaught import is_of_program
 
 WAIT = Wait("world", 7, "allreduce(5 x float32)", 10.0)
 
@@ -123,6 +123,6 @@ def test_call_site_is_this_line() -> None:
 
 
 def test_library_files_are_not_user_code() -> None:
-    assert not any(is_user_code(file) for file in (torch.__file__, threading.__file__, states.__file__))
-    assert not is_user_code("<frozen runpy>")
-    assert is_user_code("<string>")
+    assert not any(is_of_program(file) for file in (torch.__file__, threading.__file__, states.__file__))
+    assert not is_of_program("<frozen runpy>")
+    assert is_of_program("<string>")

@@ -26,10 +26,10 @@ from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHea
 from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
+from unisono.launch import TIMEOUT
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival
-from unisono.timeouts import TIMEOUT
 
 POLL_SECONDS = 1e-4
 """Shortest sleep between two looks for workers."""

@@ -30,7 +30,7 @@ from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.models import input_shape, make_network
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"

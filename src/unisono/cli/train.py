@@ -26,11 +26,11 @@ from unisono.launch import (
     rank_started,
     ranks_started,
     survival_options,
+    timeout_of,
 )
 from unisono.rules import Exchange
 from unisono.rules.asynchronous import has_servers
 from unisono.startup import Startup
-from unisono.timeouts import timeout_of
 from unisono.training import run_directory
 from unisono.training.named_rule import named_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
@@ -213,7 +213,7 @@ def launch(
     `survives` returns True where the others are to go on after a rank has died; it is asked if the launcher can do that
     (Open MPI's).
 
-    `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
+    `timeout`, in seconds as `launch.timeout_of` reads it, limits the wait for a rank that is stopped during the start.
     """
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
     options = () if survives is None else survival_options(mpiexec)

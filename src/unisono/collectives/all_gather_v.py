@@ -21,8 +21,8 @@ from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import TensorError
-from unisono.transports.delivery import Parcel
-from unisono.transports.slot_transfers import SlotTransfers
+from unisono.transports.messages import Parcel
+from unisono.transports.staging import SlotTransfers
 
 
 def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:

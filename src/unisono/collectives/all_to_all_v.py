@@ -10,7 +10,7 @@ of it, to a root and from it.
     rank 3    30 31 32 33    03 13 23 33
 
 Rounds: 1. Bytes sent by each rank: its tensors for the others, once. Within one node they go through shared memory
-(`transports/slot_transfers.py`), between nodes as messages in pieces (`transports/delivery.py`). Rank r begins with
+(`transports/staging.py`), between nodes as messages in pieces (`transports/messages.py`). Rank r begins with
 rank r+1, so that no rank is the first destination of all others.
 """
 
@@ -27,8 +27,8 @@ from unisono.collectives.checks import Checks, check_memory, check_parts, check_
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import MismatchError
-from unisono.transports.delivery import Parcel, size_mismatch
-from unisono.transports.slot_transfers import SlotTransfers
+from unisono.transports.messages import Parcel, size_mismatch
+from unisono.transports.staging import SlotTransfers
 
 
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:

@@ -15,9 +15,16 @@ from types import TracebackType
 import torch
 
 from unisono.call import call_of
-from unisono.collectives.aliasing import find_aliases, is_chunk, is_writable, same_elements, share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import name_of, nbytes_of
+from unisono.collectives.payload import (
+    find_aliases,
+    is_chunk,
+    is_writable,
+    name_of,
+    nbytes_of,
+    same_elements,
+    share_memory,
+)
 from unisono.errors import TensorError, UnisonoError, UsageError
 
 

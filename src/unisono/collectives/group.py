@@ -21,15 +21,14 @@ from unisono.collectives.plans import Plans
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
-from unisono.timeouts import TIMEOUT
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
-from unisono.transports.delivery import Delivery, Parcel
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
-from unisono.transports.messages import wait
+from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
 from unisono.transports.plan import Plan, Play, Prepared
 
@@ -65,7 +64,6 @@ class Group:
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
         self.check_interrupt, self._dup = check_interrupt, dup
-        self._shares_memory = self.one_node
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
         if self._owns_watch:
@@ -82,7 +80,7 @@ class Group:
         for channel in (comm, self.messages, self._control):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
         self._memory: NodeMemory | None = None
-        self._memory_made = not self._shares_memory or self.size == 1
+        self._memory_made = not self.one_node or self.size == 1
         measure = Trials(self).choose if self.size > 1 and self.one_node else None
         self.plans = Plans(self.rank, placement, table, measure)
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
@@ -113,7 +111,7 @@ class Group:
     def uses_shared_memory(self, call: Call) -> bool:
         """Return True if shared memory, made in the first call, compares the call; else the watch does."""
         self._make_memory(call)
-        return self._shares_memory
+        return self.one_node
 
     def _make_memory(self, call: Call) -> None:
         """Make the shared memory of one node in the first call of all ranks.
@@ -125,7 +123,7 @@ class Group:
         self._memory_made = True
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
-            self.placement, self.one_node, self._shares_memory = one_rank_per_node(self.size), False, False
+            self.placement, self.one_node = one_rank_per_node(self.size), False
             self.plans = Plans(self.rank, self.placement, self.table)
         else:
             self._memory.signals.label_calls(self.label)
@@ -235,7 +233,7 @@ class Group:
             yield 0
             return
         self._make_memory(call)
-        if self._shares_memory:
+        if self.one_node:
             self.memory_for(call).signals.barrier(call)
             yield 0
             return
@@ -266,7 +264,7 @@ class Group:
 
         On one node `call_of` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
-        if self._shares_memory or self.size == 1:
+        if self.one_node or self.size == 1:
             return
         number = self._labelled(call).number
         mine = np.array([number, -number], np.int64)

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.aliasing import share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, memory_of
+from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES

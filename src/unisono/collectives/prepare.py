@@ -21,7 +21,6 @@ from unisono.network.pace import Pace, pace_of
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.cross_memory import CROSS
-from unisono.transports.delivery import Parcel
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
@@ -32,7 +31,7 @@ from unisono.transports.mailboxes import (
     messages_per_peer,
     plan_seats,
 )
-from unisono.transports.messages import MessageTransport, wait_until
+from unisono.transports.messages import MessageTransport, Parcel, wait_until
 from unisono.transports.plan import Plan, Prepared, bytes_at, started
 from unisono.transports.player import TICKET_SPREAD, Rounds, Transport, play
 
@@ -68,24 +67,17 @@ def by_cross_memory(group: Group, plan: Plan) -> Prepared:
 
 
 def by_messages(group: Group, plan: Plan) -> Prepared:
-    """Prepare a schedule that is played by messages."""
-    program = group.plans.program(group.plans.schedule(plan))
-    if plan.collective == "all_to_all":
-        return _parcels(group, plan, program)
-    return _played(group, plan, program, _pace(group, plan, program))
-
-
-def by_both(group: Group, plan: Plan) -> Prepared:
-    """Prepare a schedule that is played by messages between nodes and through mailboxes within them."""
-    mailboxes = group.mailboxes(plan.call)
+    """Prepare a schedule that is played by messages; a mixed one within nodes through mailboxes, if memory suffices."""
     schedule = group.plans.schedule(plan)
     program = group.plans.program(schedule)
-    pace = _pace(group, plan, program, by_node=True)
-    seats = None if mailboxes is None else seats_of(group, plan, schedule, mailboxes.pool, pace)
-    if mailboxes is None or seats is None:
-        return _played(group, plan, program, _pace(group, plan, program))
-    pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight)
-    return _played(group, plan, program, pace, (mailboxes, seats))
+    if plan.collective == "all_to_all":
+        return _parcels(group, plan, program)
+    if plan.transport == "mixed" and (mailboxes := group.mailboxes(plan.call)) is not None:
+        pace = _pace(group, plan, program, by_node=True)
+        if (seats := seats_of(group, plan, schedule, mailboxes.pool, pace)) is not None:
+            pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight)
+            return _played(group, plan, program, pace, (mailboxes, seats))
+    return _played(group, plan, program, _pace(group, plan, program))
 
 
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
@@ -104,11 +96,7 @@ def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> 
 
 
 def _played(
-    group: Group,
-    plan: Plan,
-    program: Program,
-    pace: Pace,
-    within: tuple[Mailboxes, Seats] | None = None,
+    group: Group, plan: Plan, program: Program, pace: Pace, within: tuple[Mailboxes, Seats] | None = None
 ) -> Prepared:
     """Prepare to play a program by messages, and `within` nodes through mailboxes.
 
@@ -180,6 +168,6 @@ BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Prepared]] = {
     "windows": by_windows,
     "cma": by_cross_memory,
     "messages": by_messages,
-    "mixed": by_both,
+    "mixed": by_messages,
 }
 """Functions that prepare plans, by transport."""

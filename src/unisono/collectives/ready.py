@@ -26,19 +26,17 @@ Key = tuple[Any, ...]
 
 def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
     """Carry a collective out on tensors for which it is kept, and return True; else return False."""
-    if not all(map(_is_plain_memory, tensors)):
-        return False
-    play = group.ready.get((*parameters, *_place_of(tensors)))
+    play = group.ready.get(_key_of(parameters, tensors))
     if play is None:
         return False
-    carry_out(group, play, *tensors)
+    _carry_out(group, play, tensors)
     return True
 
 
 def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    keep_ready(group, (*parameters, *_place_of(tensors)), play)
-    carry_out(group, play, *tensors)
+    keep_ready(group, _key_of(parameters, tensors), play)
+    _carry_out(group, play, tensors)
 
 
 def keep_ready(group: Group, key: Key, play: Play) -> None:
@@ -48,18 +46,19 @@ def keep_ready(group: Group, key: Key, play: Play) -> None:
     group.ready[key] = play
 
 
-def carry_out(group: Group, play: Play, *tensors: torch.Tensor) -> None:
-    """Carry a collective out on these tensors."""
+def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
+    """Return the key of a collective; an empty one, for which nothing is kept, unless the tensors are plain."""
+    key = [*parameters]
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor)):
+            return ()
+        key += tensor.data_ptr(), tensor.numel(), tensor.dtype
+    return tuple(key)
+
+
+def _carry_out(group: Group, play: Play, tensors: tuple[torch.Tensor, ...]) -> None:
     try:
         play()
     except BaseException:  # other ranks may still write into them, whatever has ended the wait
         group.keep_alive_if_pending(*tensors)
         raise
-
-
-def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor)
-
-
-def _place_of(tensors: tuple[torch.Tensor, ...]) -> Key:
-    return tuple([place for tensor in tensors for place in (tensor.data_ptr(), tensor.numel(), tensor.dtype)])

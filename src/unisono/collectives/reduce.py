@@ -48,9 +48,9 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     flat = flat_of(tensor)
     if group.uses_shared_memory(call):
         plan = Plan("reduce", "direct", "windows", flat.numel(), tensor.dtype, None, op, root, call)
-        staged_reduce(group.memory_for(call), plan, plan.arithmetic.view(memory_of(flat)), root)()
+        play = staged_reduce(group.memory_for(call), plan, plan.arithmetic.view(memory_of(flat)), root)
     else:
         play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(flat.data_ptr(), flat.data_ptr())
-        start_and_keep(group, parameters, play, flat)
+    start_and_keep(group, parameters, play, flat)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
+
+from unisono.uncaught import is_of_program
 
 MAX_LISTED_RANKS = 8
 """Largest number of ranks that are described one by one."""
@@ -158,18 +158,11 @@ def _at(call_site: str) -> str:
     return f", at {call_site}" if call_site else ""
 
 
-PACKAGE_FOLDER = str(Path(__file__).parents[1]) + "/"
-
-LIBRARY_FOLDERS = tuple(
-    str(Path(sysconfig.get_path(name))) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-)
-
-
 def call_site() -> str:
     """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
     frame = innermost = _innermost_frame()
     while frame is not None:
-        if is_user_code(frame.f_code.co_filename):
+        if is_of_program(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "" if innermost is None else f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
@@ -185,8 +178,3 @@ def is_outermost(function: Callable[..., object]) -> bool:
 
 def _innermost_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
-
-
-def is_user_code(file: str) -> bool:
-    """Return True if a file belongs to the program that is run, not to a library."""
-    return not file.startswith((PACKAGE_FOLDER, *LIBRARY_FOLDERS, "<frozen"))

@@ -31,7 +31,7 @@ from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY, Choice
-from unisono.processor_model import processor
+from unisono.processor import processor
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group

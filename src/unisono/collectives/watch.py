@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -41,8 +40,8 @@ from unisono.collectives.states import (
     report,
 )
 from unisono.errors import MismatchError, StallError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
-from unisono.timeouts import TIMEOUT
 
 COMPARE_AFTER_SECONDS = 2.0
 """Seconds in one call after which a rank sends its call to its neighbours in the world."""
@@ -189,7 +188,7 @@ class Watch:
         missing = missing_ranks(wait, others, answers)
         about = self.rank, self.size, wait, call_site(), missing, answers
         if not progress.reported and is_reporter(self.rank, wait, answers):
-            _print(report(*about))
+            witness.print_error(f"unisono: {report(*about)}\n")
         over = progress.reported or any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
         progress.reported, progress.queried = True, None
         if over and calls.ends:
@@ -250,9 +249,3 @@ class Watch:
         witness.report_abort(f"rank {self.rank} of {self.size}: {kind.__module__}.{kind.__qualname__}: {words}\n")
         time.sleep(ERROR_GRACE_SECONDS)  # for the other ranks' last words
         os._exit(1)
-
-
-def _print(words: str) -> None:
-    terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
-    terminal.write(f"unisono: {words}\n")
-    terminal.flush()

@@ -35,7 +35,9 @@ from unisono.network.price import (
     uplink_chunks,
 )
 from unisono.placement import Placement
-from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
+from unisono.schedules.schedule import Action, Algorithm, Program
+
+PIECE_BYTES, IN_FLIGHT = 1 << 19, 8
 
 MAX_TRANSFERS = 500_000
 """Largest number of transfers of the examined ranks above 256: a second of work, or two."""
@@ -57,18 +59,12 @@ class _Busy(NamedTuple):
 
 
 def estimate(
-    algorithm: Algorithm,
-    placement: Placement,
-    network: Network,
-    nbytes: Amount,
-    piece_bytes: int = 1 << 19,
-    in_flight: int = 8,
-    uneven: Uneven = EVEN,
+    algorithm: Algorithm, placement: Placement, network: Network, nbytes: Amount, uneven: Uneven = EVEN
 ) -> Amount:
-    """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+    """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most PIECE_BYTES bytes.
 
     The first piece takes as long as its longest chain of rounds, each waiting for its partners'. The others follow at
-    the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most `in_flight` at once.
+    the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most IN_FLIGHT at once.
     Uplinks and nodes' links are charged for the ranks that use them: a ring, where few do, costs less than its
     `price`. If all ranks do the same, the result is within a few percent of `simulate`. If they use a link in turn
     (`multicolor` and `pipeline` with several ranks per node), it is up to twice as long. Of `uneven`, the slow links
@@ -78,11 +74,11 @@ def estimate(
     chain goes through some ranks and those from which their results come (`with_sources`). All supernodes are assumed
     to be equally busy.
     """
-    slow = _slow_nodes(placement, uneven)
+    slow = {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
     nodes = sorted({placement.node_of(rank) for rank in _examined(algorithm, placement)} | set(slow))
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
-    pieces = max(1, int(-(-nbytes // (chunks * piece_bytes))))
+    pieces = max(1, int(-(-nbytes // (chunks * PIECE_BYTES))))
     chunk = nbytes / (pieces * chunks)
     busy = _busy(programs, placement, network, chunk, slow)
     shared, crossing = replace(network, beta=network.beta * busy.mates), busy.crossing * busy.mates
@@ -92,7 +88,7 @@ def estimate(
         some = with_sources(_ends(placement, slow), algorithm, placement.ranks)
         chain = chain_seconds(some, placement, shared, chunk, crossing, slow)
         chain = max(chain, _largest_price(programs, placement, network, nbytes / pieces, busy.crossing, slow))
-    pace = max(busy.seconds, chain / min(in_flight, pieces))
+    pace = max(busy.seconds, chain / min(IN_FLIGHT, pieces))
     return max(chain, busy.seconds) + (pieces - 1) * pace
 
 
@@ -125,10 +121,6 @@ def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
         return list(range(placement.ranks))
     transfers = count_transfers(algorithm(0, placement.ranks)) * max(map(len, placement.nodes))
     return spread(placement.ranks, max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // transfers)))
-
-
-def _slow_nodes(placement: Placement, uneven: Uneven) -> dict[int, float]:
-    return {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
 
 
 class LeastCost(NamedTuple):
@@ -198,7 +190,8 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
         if rank not in found:
             found[rank] = algorithm(rank, ranks)
             left -= count_transfers(found[rank])
-        received = (t.peer for transfers in reversed(found[rank].lanes[lane]) for t in transfers if _replaces(t))
+        rounds = reversed(found[rank].lanes[lane])
+        received = (t.peer for transfers in rounds for t in transfers if t.action is Action.RECEIVE)
         source = next(received, rank), lane
         if source not in seen:
             seen.add(source)
@@ -209,10 +202,6 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
 def count_transfers(program: Program) -> int:
     """Return the number of transfers of all rounds."""
     return sum(len(transfers) for lane in program.lanes for transfers in lane)
-
-
-def _replaces(transfer: Transfer) -> bool:
-    return transfer.action is Action.RECEIVE
 
 
 def slowed(network: Network, times: float) -> Network:

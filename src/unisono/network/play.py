@@ -14,15 +14,15 @@ from heapq import heappop, heappush
 import numpy as np
 
 from unisono.errors import ScheduleError
-from unisono.network.flows import GroupedFlows
+from unisono.network.flows import Flows
 from unisono.network.links import Network
 from unisono.network.traffic import Numbers, Routes, Seconds, Traffic
 
 EXACT_RESOLUTION, COARSE_RESOLUTION = 1e-9, 2e-3
 """Fractions of the elapsed time within which events count as simultaneous."""
 
-MAX_EXACT_FLOWS = 4_000_000
-"""Number of flows, groups counted once, over all steps, after which time becomes coarse."""
+MAX_EXACT_FLOWS = 20_000_000
+"""Number of flows, over all steps, after which time becomes coarse: some seconds of work."""
 
 START, ARRIVE, END, ENTER = range(4)
 """Kinds of events."""
@@ -61,7 +61,7 @@ class Play:
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
         self.place = np.empty(every.rounds * every.pieces, np.int64)
-        self.flows = GroupedFlows(every, routes)
+        self.flows = Flows(every, routes)
 
     def run(self) -> None:
         """Run to the end. Raises ScheduleError if rounds wait forever."""
@@ -84,7 +84,7 @@ class Play:
     def _step(self) -> None:
         """Advance to the next event, and handle all its consequences at that time."""
         self.steps += 1
-        self.exact_flows_left -= len(self.flows.counts)
+        self.exact_flows_left -= len(self.flows.flowing)
         flows_end = self.flows.ends(self.now)
         soonest = min(self.events[0][0] if self.events else np.inf, float(flows_end.min(initial=np.inf)))
         if self.exact_flows_left < 0:
@@ -99,8 +99,7 @@ class Play:
         flowed, before = flows_end <= until, self.now
         self.now = soonest
         if self.resolution == COARSE_RESOLUTION:  # some too late, some too early: correct on average
-            ends = np.repeat(flows_end[flowed], self.flows.counts[flowed])
-            self.now = float(np.concatenate([times, ends]).mean())
+            self.now = float(np.concatenate([times, flows_end[flowed]]).mean())
         due[ARRIVE].append(self.flows.flow(self.now - before, flowed))
         entering = self._open(np.concatenate(due[ENTER])) if due[ENTER] else due[ARRIVE][-1][:0]
         ended = np.concatenate([*due[END], self._sum(self._arrive(np.concatenate(due[ARRIVE])))])

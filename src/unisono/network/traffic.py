@@ -216,15 +216,11 @@ class Routes:
         self.across = supernode[from_node] != supernode[to_node]
         rates = [1 / (float(network.beta) * factor) for factor in uneven.factors(placement)]
         self.unlimited = 2 * (self.nodes + self.supernodes)
-        slow, level = np.unique(rates, return_inverse=True)
-        # a number of each message, equal where its uplinks and the slower one of its nodes' links are
-        self.kind = np.minimum(level[from_node], level[to_node])
         links, limits = [from_node, to_node + self.nodes], rates * 2
         if network.oversubscribed and self.across.any():
             out = 2 * self.nodes + supernode[from_node]
             into = 2 * self.nodes + self.supernodes + supernode[to_node]
             links += [np.where(self.across, link, self.unlimited) for link in (out, into)]
-            self.kind += len(slow) * (1 + supernode[from_node] * self.supernodes + supernode[to_node]) * self.across
         limits += [1 / float(network.uplink_beta or 0) if network.oversubscribed else np.inf] * (2 * self.supernodes)
         ends, self.pair = np.unique(every.sender * every.ranks + every.receiver, return_inverse=True)
         self.pairs = len(ends)

@@ -12,6 +12,7 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import MpiLink
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UnisonoError
+from unisono.launch import TIMEOUT
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
@@ -24,7 +25,6 @@ from unisono.step.program import RankGroup
 from unisono.step.replica import RuleMemory
 from unisono.step.rule import RankState
 from unisono.step.shard_work import ShardWork
-from unisono.timeouts import TIMEOUT
 from unisono.world import World
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from unisono.collectives.aliasing import find_aliases, is_writable
+from unisono.collectives.payload import find_aliases, is_writable
 from unisono.errors import BackendError, TensorError
 from unisono.torch_backend.pytorch import GroupBase, WorkBase
 from unisono.torch_backend.register import NAME

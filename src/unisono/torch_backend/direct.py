@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from unisono.call import call_of
-from unisono.collectives.aliasing import share_memory
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
-from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of
+from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of, share_memory
 from unisono.mpi import MPI, allreduce_min
 from unisono.torch_backend.pytorch import ReduceOp
 from unisono.torch_backend.reductions import reduction_of

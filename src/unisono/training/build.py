@@ -35,7 +35,7 @@ from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers

@@ -30,17 +30,8 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 """Planned call: a function and its arguments."""
 
 NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float64: np.dtype(np.float64),
-    torch.float32: np.dtype(np.float32),
-    torch.int64: np.dtype(np.int64),
-    torch.int32: np.dtype(np.int32),
-    torch.int16: np.dtype(np.int16),
-    torch.int8: np.dtype(np.int8),
-    torch.uint64: np.dtype(np.uint64),
-    torch.uint32: np.dtype(np.uint32),
-    torch.uint16: np.dtype(np.uint16),
-    torch.uint8: np.dtype(np.uint8),
-    torch.bool: np.dtype(np.bool_),
+    getattr(torch, name): np.dtype(name)
+    for name in ["float64", "float32", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
 }
 """Dtypes that are reduced in the dtype itself."""
 

@@ -30,8 +30,7 @@ from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Arithmetic, Step, perform
 from unisono.transports.node_memory import NodeMemory, SharedMemory
 from unisono.transports.plan import Plan, Play, Prepared, bytes_at, started
-from unisono.transports.slot_transfers import SlotTransfers
-from unisono.transports.staging import flat_allreduce, reduce_scatter_by_slots, staged_reduce
+from unisono.transports.staging import SlotTransfers, flat_allreduce, reduce_scatter_by_slots, staged_reduce
 
 BLOCK_BYTES = 512 << 10
 """Bytes summed at a time: by measurement, the sum is then still cached when it is written to the others."""

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.collectives.aliasing import extent, find_aliases, is_chunk, is_writable, same_elements, share_memory
+from unisono.collectives.payload import extent, find_aliases, is_chunk, is_writable, same_elements, share_memory
 
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=3)
 """Sizes and strides of a tensor."""
