@@ -22,6 +22,7 @@ from unisono.plan.split import (
     allreduce_cost,
     choose_splits,
     describe_split,
+    known_links,
     predict_splits,
     sent_of,
     with_splits,
@@ -82,7 +83,7 @@ def inputs(
     facts = tuple(one for one, _ in layers)
     seconds = {one.name: (took, (2 if one.weights and one.backward else 1) * took) for one, took in layers}
     costs = LinkCosts(cost, cost)
-    return inputs_of(facts, seconds, samples, placement or one_rank_per_node(ranks), costs)
+    return inputs_of(facts, seconds, samples, known_links(placement or one_rank_per_node(ranks), costs))
 
 
 def sent(found: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:

@@ -47,11 +47,11 @@ from unisono.plan.planned_run import PlannedRun, check_run
 from unisono.plan.rank_memory import memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import (
-    GroupLinks,
     LinkCosts,
     SplitInputs,
     SplitModel,
     gradient_bytes,
+    known_links,
     sent_of,
     with_splits,
 )
@@ -224,5 +224,5 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
         {layer.name: number for number, layer in enumerate(with_parameters)},
         weights,
         run.samples_of_rank,
-        GroupLinks(placement, gradients, activations),
+        known_links(placement, gradients, activations),
     )

@@ -90,7 +90,18 @@ class GroupLinks(NamedTuple):
 
     placement: Placement
     gradients: LinkCosts
+    """Costs of allreduces."""
     activations: LinkCosts
+    """Costs of all-gathers, and of other exchanges of activations."""
+
+
+def known_links(placement: Placement, gradients: LinkCosts, activations: LinkCosts | None = None) -> GroupLinks:
+    """Return the links whose costs of allreduces are known, those of `activations` where these have another wire.
+
+    An all-gather has half the messages of an allreduce, and a rank sends its bytes as fast.
+    """
+    halves = (Cost(one.latency / 2, one.per_byte) for one in activations or gradients)
+    return GroupLinks(placement, gradients, LinkCosts(*halves))
 
 
 class SplitInputs(NamedTuple):
@@ -204,7 +215,7 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
 
 
 def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Duration:
-    """Return the duration of an exchange in groups of `size`: half the messages of an allreduce.
+    """Return the duration of an exchange of activations in groups of `size`.
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all `moves`.
     """
@@ -212,7 +223,7 @@ def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Durat
     if crowd:
         cost, crowd = links.activations.network, max(map(len, links.placement.nodes)) if moves else crowd
     sending = nbytes * cost.per_byte * max(crowd, 1)
-    return Duration(cost.latency / 2 + sending, sending if crowd or links.placement.one_node else 0.0)
+    return Duration(cost.latency + sending, sending if crowd or links.placement.one_node else 0.0)
 
 
 @lru_cache(64)

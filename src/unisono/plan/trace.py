@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -116,10 +117,59 @@ def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContex
 
     The model stays as it is, and so do the random numbers of PyTorch, NumPy and Python. Raises UsageError as `trace`.
     """
+    with _random_numbers_kept():
+        return _trace(_copy_of(model, {}), inputs, within)
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of the parts of a step."""
+
+    forward: float
+    backward: float
+    update: float
+    """Update of all weights by SGD with momentum."""
+
+
+def time_steps(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    within: Callable[[], AbstractContextManager[Any]],
+    steps: int,
+    begin: Callable[[], None],
+) -> list[StepSeconds]:
+    """Return the seconds of whole steps on these values, without hooks, after one that does not count.
+
+    A trace has the share of each layer; its sum is longer than a step, by the time of its hooks. `begin` is called
+    before each step. The model and the random numbers stay as they are.
+    """
+    found = list[StepSeconds]()
+    with _random_numbers_kept():
+        shadow = _copy_of(model, {})
+        optimizer = torch.optim.SGD(shadow.parameters(), 0.0, momentum=0.9) if list(shadow.parameters()) else None
+        for _ in range(1 + steps):
+            begin()
+            times = [time.perf_counter()]
+            with within(), torch.enable_grad():
+                outputs = shadow(*inputs)
+                times.append(time.perf_counter())
+                gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+                if gradients:
+                    torch.autograd.backward(gradients, [torch.ones_like(tensor) for tensor in gradients])
+            times.append(time.perf_counter())
+            if optimizer is not None:
+                optimizer.step()
+            times.append(time.perf_counter())
+            shadow.zero_grad()
+            found.append(StepSeconds(*(later - before for before, later in pairwise(times))))
+    return found[1:]
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
-            return _trace(_copy_of(model, {}), inputs, within)
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
