@@ -1,7 +1,8 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-    steps on an example      ─▶ seconds, bytes of each layer ┐
-    two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/split.py ─▶ rank 0's plan, on all ranks
+    traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
+    whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
+    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   ┘                   on all ranks
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
 whole if some rank did not call it once, or if its weight is read elsewhere too.
