@@ -209,11 +209,16 @@ class EASGD(BaseAsynchronousRule):
             yield from self._swap(server, layout, self.pair(worker, server, layout), (self.gate,), (header(server),))
 
     def _swap(
-        self, server: int, layout: Layout, pair: RankGroup, gate: tuple[Value, ...] = (), told: tuple[Value, ...] = ()
+        self,
+        server: int,
+        layout: Layout,
+        pair: RankGroup,
+        gate: tuple[Value, ...] = (),
+        announced: tuple[Value, ...] = (),
     ) -> Iterator[Task]:
         """Yield the transfers between a worker and a server, which are the same on both ends."""
         order = server_value(server)
-        yield Task(ANNOUNCE, 0, COMMUNICATION, gate, (order, *told), pair)
+        yield Task(ANNOUNCE, 0, COMMUNICATION, gate, (order, *announced), pair)
         if layout.buffers and server == 0:
             yield Task(SWAP_BUFFERS, 0, COMMUNICATION, (), (order, SENT_BUFFERS), pair)
         for key in self.keys_of(server, layout):
