@@ -112,7 +112,8 @@ def test_a_store_takes_what_was_counted_and_no_more(
 
     def work(world: Any) -> None:
         storage = PartitionedStorage(index, world)
-        assert nbytes_of(storage._store.capacity, block) == counted
+        taken = nbytes_of(storage._store.capacity, block)
+        assert taken == counted if storage._store.shared else taken <= counted
         storage.close()
 
     anywhere(ranks, work)

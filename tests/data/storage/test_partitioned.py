@@ -182,7 +182,8 @@ def test_groups_that_cannot_be_formed_are_refused_on_every_rank(on_ranks: OnRank
 def test_a_store_has_room_for_a_segment_and_at_most_a_tenth_more() -> None:
     for samples, segments in ((3000, 5), (10**6, 100)):
         plan = plan_partition(np.full(samples, 50, np.int32), 1, 50 * samples // segments)
-        rows, blocks = plan.capacity
         assert plan.segments == segments
-        assert samples + samples // segments < rows == blocks < 1.1 * samples + samples // segments
-    assert plan_partition(np.full(1, 80, np.int32), 1).capacity == (7, 7)
+        for shared, segment in ((True, samples // segments), (False, 0)):
+            rows, blocks = plan.capacity(shared)
+            assert samples + segment < rows == blocks < 1.1 * samples + segment
+    assert plan_partition(np.full(1, 80, np.int32), 1).capacity(shared=True) == (7, 7)

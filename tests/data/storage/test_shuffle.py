@@ -144,12 +144,16 @@ def both(*numbers: int) -> NDArray[np.int64]:
     return np.array([[number, 3 * number] for number in numbers])
 
 
-def clash(plan: CompactionPlan, cuts: NDArray[np.int64], received_counts: NDArray[np.int64], room: int) -> bool:
+def clash(
+    plan: CompactionPlan, cuts: NDArray[np.int64], received_counts: NDArray[np.int64], room: int, laid_out: bool
+) -> bool:
     """Play the plan row by row: whether anything is put over what is still needed, over what has come, or outside."""
     memory = [-1] * room
     for segment, (first, last) in enumerate(pairwise(cuts[:, 0].tolist())):
         memory[first:last] = [segment] * (last - first)
     for segment in plan.rounds:
+        if laid_out:
+            memory = [-1 if held == segment else held for held in memory]
         for (row, block), (count, _) in zip(
             plan.destinations[:, segment].tolist(), received_counts[:, segment].tolist(), strict=True
         ):
@@ -165,36 +169,43 @@ def clash(plan: CompactionPlan, cuts: NDArray[np.int64], received_counts: NDArra
 
 def test_the_example_of_the_docstring() -> None:
     received_counts = np.array([[[1, 3], [2, 6]], [[2, 6], [1, 3]]])
-    plan = plan_compaction(both(0, 3, 5), received_counts, np.array([9, 27]), up=True)
+    plan = plan_compaction(both(0, 3, 5), received_counts, np.array([9, 27]), up=True, laid_out=False)
     assert plan.cuts.tolist() == both(3, 6, 9).tolist()
     assert list(plan.rounds) == [1, 0]
     assert plan.destinations[:, 1].tolist() == both(6, 8).tolist()
     assert plan.destinations[:, 0].tolist() == both(3, 4).tolist()
     assert plan.missing.tolist() == [0, 0]
-    assert plan_compaction(both(0, 3, 5), received_counts, np.array([8, 24]), up=True).missing.tolist() == [1, 3]
-    back = plan_compaction(plan.cuts, received_counts, np.array([9, 27]), up=False)
+    assert plan_compaction(
+        both(0, 3, 5), received_counts, np.array([8, 24]), up=True, laid_out=False
+    ).missing.tolist() == [1, 3]
+    assert plan_compaction(
+        both(0, 3, 5), received_counts, np.array([6, 18]), up=True, laid_out=True
+    ).missing.tolist() == [0, 0]
+    back = plan_compaction(plan.cuts, received_counts, np.array([9, 27]), up=False, laid_out=False)
     assert (list(back.rounds), back.cuts.tolist()) == ([0, 1], both(0, 3, 6).tolist())
 
 
-@given(SIZES, SIZES, st.integers(0, 30), st.booleans())
+@given(SIZES, SIZES, st.integers(0, 30), st.booleans(), st.booleans())
 def test_no_needed_sample_is_overwritten_if_memory_suffices(
-    sent_counts: NDArray[np.int64], received_counts: NDArray[np.int64], free: int, up: bool
+    sent_counts: NDArray[np.int64], received_counts: NDArray[np.int64], free: int, up: bool, laid_out: bool
 ) -> None:
     segments = min(sent_counts.shape[1], received_counts.shape[1])
     sizes, received_counts = sent_counts[:, :segments].sum(axis=0), received_counts[:, :segments]
     room = int(sizes[:, 0].sum()) + free
     cuts = np.concatenate([both(0), sizes.cumsum(axis=0)]) + (0 if up else free * np.array([1, 3]))
-    plan = plan_compaction(cuts, received_counts, room * np.array([1, 3]), up)
+    plan = plan_compaction(cuts, received_counts, room * np.array([1, 3]), up, laid_out)
     assert plan.missing[1] == 3 * plan.missing[0]
     if not plan.missing.any():
-        assert not clash(plan, cuts, received_counts, room)
+        assert not clash(plan, cuts, received_counts, room, laid_out)
         return
     grown = cuts + (0 if up else plan.missing)
-    again = plan_compaction(grown, received_counts, room * np.array([1, 3]) + plan.missing, up)
+    again = plan_compaction(grown, received_counts, room * np.array([1, 3]) + plan.missing, up, laid_out)
     assert not again.missing.any(), "once is enough"
-    assert not clash(again, grown, received_counts, room + int(plan.missing[0]))
+    assert not clash(again, grown, received_counts, room + int(plan.missing[0]), laid_out)
     one_less = plan.missing - [1, 3]
-    last = plan_compaction(cuts + (0 if up else one_less), received_counts, room * np.array([1, 3]) + one_less, up)
+    last = plan_compaction(
+        cuts + (0 if up else one_less), received_counts, room * np.array([1, 3]) + one_less, up, laid_out
+    )
     assert last.missing.tolist() == [1, 3], "and no more than it takes"
 
 
@@ -228,20 +239,22 @@ def test_spare_rows_suffice_for_random_variation(ranks: int, segments: int) -> N
     blocks = rng.lognormal(5, 0.5, samples).astype(np.int64) + 1
     owners = ranks_of(samples, samples, ranks)
     largest = max(np.bincount(owners, blocks))
-    rows = 4000 + -(-4000 // segments) + SPARE_DEVIATIONS * math.isqrt(4000)
-    room = np.array([rows, -(-int(largest) * rows // 4000)])
-    held = [np.array_split(np.flatnonzero(owners == rank), segments) for rank in range(ranks)]
-    ends = [np.cumsum([0, *(blocks[numbers].sum() for numbers in own)]) for own in held]
-    cuts = [np.stack([np.cumsum([0, *map(len, own)]), end], 1) for own, end in zip(held, ends, strict=True)]
-    for epoch in range(20):
-        to = owners_in_epoch(permutation(samples, 1, epoch), 64, np.arange(ranks))
-        for rank in (0, ranks - 1):
-            mine = [[numbers[to[numbers] == rank] for numbers in own] for own in held]
-            received_counts = np.array([[(len(part), blocks[part].sum()) for part in own] for own in mine])
-            plan = plan_compaction(cuts[rank], received_counts, room, epoch % 2 == 0)
-            assert not plan.missing.any()
-            cuts[rank] = plan.cuts
-        held = [
-            [np.concatenate([own[part][to[own[part]] == rank] for own in held]) for part in range(segments)]
-            for rank in range(ranks)
-        ]
+    rows = 4000 + SPARE_DEVIATIONS * math.isqrt(4000)
+    for laid_out in (False, True):
+        most = rows if laid_out else rows + -(-4000 // segments)
+        room = np.array([most, -(-int(largest) * most // 4000)])
+        held = [np.array_split(np.flatnonzero(owners == rank), segments) for rank in range(ranks)]
+        ends = [np.cumsum([0, *(blocks[numbers].sum() for numbers in own)]) for own in held]
+        cuts = [np.stack([np.cumsum([0, *map(len, own)]), end], 1) for own, end in zip(held, ends, strict=True)]
+        for epoch in range(20):
+            to = owners_in_epoch(permutation(samples, 1, epoch), 64, np.arange(ranks))
+            for rank in (0, ranks - 1):
+                mine = [[numbers[to[numbers] == rank] for numbers in own] for own in held]
+                received_counts = np.array([[(len(part), blocks[part].sum()) for part in own] for own in mine])
+                plan = plan_compaction(cuts[rank], received_counts, room, epoch % 2 == 0, laid_out)
+                assert not plan.missing.any()
+                cuts[rank] = plan.cuts
+            held = [
+                [np.concatenate([own[part][to[own[part]] == rank] for own in held]) for part in range(segments)]
+                for rank in range(ranks)
+            ]

@@ -39,12 +39,25 @@ class PartitionPlan(NamedTuple):
     """First sample of each member, and the number of samples."""
     ends: Numbers
     """Number of blocks up to the beginning of each sample, and of all."""
+    samples: int
+    """Samples of the largest partition."""
+    blocks: int
+    """Blocks of the largest partition."""
+    block: int
+    """Bytes of a block."""
     segments: int
     """Segments of a partition, which are exchanged one by one."""
-    capacity: tuple[int, int]
-    """Rows and blocks for the largest partition, with a segment free and with room for chance."""
-    nbytes: int
-    """Bytes of that capacity."""
+
+    def capacity(self, shared: bool) -> tuple[int, int]:
+        """Return rows and blocks for the largest partition, with room for chance; if `shared`, a segment is free."""
+        segment = -(-self.samples // self.segments) if shared else 0
+        rows = self.samples + segment + SPARE_DEVIATIONS * math.isqrt(self.samples)
+        return rows, -(-self.blocks * rows // self.samples)
+
+    @property
+    def nbytes(self) -> int:
+        """Most bytes that a rank needs for its partition and its shuffle: a segment is free, or laid out besides."""
+        return nbytes_of(np.array(self.capacity(shared=True)), self.block)
 
 
 def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int = SEGMENT_BYTES) -> PartitionPlan:
@@ -54,9 +67,7 @@ def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int 
     ends = np.concatenate([[0], blocks_of(lengths, block).cumsum(dtype=np.int64)])
     samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
     segments = max(1, -(-blocks * block // segment_bytes))
-    rows = samples + -(-samples // segments) + SPARE_DEVIATIONS * math.isqrt(samples)
-    capacity = rows, -(-blocks * rows // samples)
-    return PartitionPlan(begins, ends, segments, capacity, nbytes_of(np.array(capacity), block))
+    return PartitionPlan(begins, ends, samples, blocks, block, segments)
 
 
 class PartitionedStorage(Storage):
@@ -79,7 +90,8 @@ class PartitionedStorage(Storage):
         self._member_of_rank = np.array(self.groups.member_of_rank)
         self._group = world if options.groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
-        self._store = SampleStore(self._group, index.length, plan.capacity, self._can_share(plan.nbytes))
+        shared = self._can_share(plan.nbytes)
+        self._store = SampleStore(self._group, index.length, plan.capacity(shared), shared)
         first, last = plan.begins[self._group.rank : self._group.rank + 2]
         begin, end = plan.ends[[first, last]]
         wanted = begin + (end - begin) * np.arange(plan.segments + 1) // plan.segments

@@ -12,7 +12,7 @@ node its sender copies it there; between nodes samples are laid out by receiver 
 Only numbers are sorted: samples leave a rank in the order in which they lie there, and the index has their positions.
 Rounds: one for each segment, after two all_to_all exchanges. Bytes of each rank: on a node its samples, n / p, are read
 once and written once; between nodes twice, and sent, less the n / p^2 that stay. Memory beside the samples: one
-segment that is free in the store, between nodes another that is laid out, and spare capacity for random variation.
+segment, free in the store or laid out, and spare capacity for random variation.
 
 Arriving samples take the place of those that leave, without a second copy of the memory (compaction). The segments of a
 rank lie side by side at one end of its memory; the rest is free. In each round one segment is sent, to many ranks, and
@@ -75,7 +75,7 @@ def shuffle(store: SampleStore, owners: Owners) -> None:
 def _plan(store: SampleStore, received: Counts) -> tuple[CompactionPlan, Counts]:
     """Return this rank's plan, and where others put its samples, (ranks, segments, 2). Stores grow if necessary."""
     while True:
-        plan = plan_compaction(store.cuts, received, store.capacity, store.at_start)
+        plan = plan_compaction(store.cuts, received, store.capacity, store.at_start, not store.shared)
         own = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
         others = _transpose(store.world, own)
         missing = others[:, -1].max(axis=0)
@@ -114,17 +114,19 @@ class CompactionPlan(NamedTuple):
     """Rows and blocks that are missing, so that nothing still needed would be overwritten: (2,)."""
 
 
-def plan_compaction(cuts: Counts, received: Counts, available: Counts, up: bool) -> CompactionPlan:
+def plan_compaction(cuts: Counts, received: Counts, available: Counts, up: bool, laid_out: bool) -> CompactionPlan:
     """Return the plan of a rank whose segments lie between `cuts` and move to the other end of its memory, `available`.
 
     They move to the end if `up`, else to the beginning. `received` has the rows and blocks from each rank in each
-    round, (ranks, segments, 2).
+    round, (ranks, segments, 2). If a segment is `laid_out` elsewhere before its replacement arrives, the replacement
+    may overwrite it.
     """
     sizes = received.sum(axis=0)
     new = np.concatenate([np.zeros((1, 2), np.int64), sizes.cumsum(axis=0)])
     if up:
         new += available - new[-1]
-    overlap = cuts[1:] - new[:-1] if up else new[1:] - cuts[:-1]  # of what is still needed, in each round
+    needed = cuts[:-1] if up == laid_out else cuts[1:]  # up to here, or from here on, in each round
+    overlap = needed - new[:-1] if up else new[1:] - needed
     rounds = range(len(sizes))
     destinations = new[:-1] + side_by_side(received)
     return CompactionPlan(new, destinations, rounds[::-1] if up else rounds, overlap.max(axis=0).clip(min=0))

@@ -80,14 +80,13 @@ class StreamedStorage(Storage):
         """Begin to read what this rank will see of `order` from step `done` on, or go on if that has begun."""
         prepared, ahead = self._next, self._ahead
         self._next = self._ahead = None
-        if ahead is None or prepared is None:
-            self._begin(seen_by(order, batch, done, self._world.rank, self._world.size))
-        elif prepared.result().order is order and not done:
+        if ahead is not None and prepared is not None and prepared.result().order is order and not done:
             self._reader.stop()
             self._reader, ahead.limit = ahead, self._limit
-        else:
+            return
+        if ahead is not None:
             ahead.stop()
-            self._begin(seen_by(order, batch, done, self._world.rank, self._world.size))
+        self._begin(seen_by(order, batch, done, self._world.rank, self._world.size))
 
     def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
