@@ -45,17 +45,8 @@ class CallNotice(NamedTuple):
     verdict: str = ""
 
 
-class StateQuery(NamedTuple):
-    """Request for the state of another rank."""
-
-    rank: int
-
-
-class StateReply(NamedTuple):
-    """Answer to a StateQuery: the state of a rank."""
-
-    rank: int
-    state: State
+Message = CallNotice | State | None
+"""Message to another rank: a notice, the state of the sender, or None, which requests that of the receiver."""
 
 
 class StateQueries:
@@ -77,7 +68,7 @@ class StateQueries:
         self.node = NodeStates(comm, node)
         """States of the ranks of the node."""
         self._queried = 0.0
-        self._outbox: deque[tuple[CallNotice | StateQuery | StateReply, int]] = deque()
+        self._outbox: deque[tuple[Message, int]] = deque()
         self._sending: list[MPI.Request] = []
         self._replies: dict[int, tuple[float, State]] = {}  # time and state of the last reply, by rank
         self._stop = threading.Event()
@@ -92,7 +83,7 @@ class StateQueries:
         if now - self._queried > REPLY_TIMEOUT_SECONDS:  # else another wait of this process expects the answers
             self.node.query()
             self._queried = now
-        self.send(StateQuery(self._comm.rank), set(ranks) - set(self.node.ranks))
+        self.send(None, set(ranks) - set(self.node.ranks))
         return now
 
     def read(self, ranks: Iterable[int], queried: float) -> dict[int, Answer]:
@@ -103,7 +94,7 @@ class StateQueries:
             found[rank] = state if state is not None and (when >= queried or state.ended) else SILENT
         return {rank: found[rank] for rank in ranks}
 
-    def send(self, message: CallNotice | StateQuery, ranks: Iterable[int]) -> None:
+    def send(self, message: Message, ranks: Iterable[int]) -> None:
         """Queue a message to some ranks; the thread sends it. Without other nodes, nothing is sent."""
         if self._thread is not None:
             self._outbox.extend((message, rank) for rank in ranks if rank != self._comm.rank)
@@ -152,12 +143,13 @@ class StateQueries:
         self._sending = [request for request in self._sending if not request.Test()]
 
     def _receive(self) -> None:
+        status = MPI.Status()
         while self._comm.Iprobe():
-            message: CallNotice | StateQuery | StateReply = self._comm.recv()
-            if isinstance(message, StateQuery):
-                self._outbox.append((StateReply(self._comm.rank, self._state()), message.rank))
-            elif isinstance(message, StateReply):
-                self._replies[message.rank] = time.monotonic(), message.state
+            message: Message = self._comm.recv(status=status)
+            if message is None:
+                self._outbox.append((self._state(), status.Get_source()))
+            elif isinstance(message, State):
+                self._replies[status.Get_source()] = time.monotonic(), message
             else:
                 self._on_notice(message)
 
