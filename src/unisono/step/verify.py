@@ -131,7 +131,7 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
 
-class _GuaranteedBatches(NamedTuple):
+class _UpdateWindow(NamedTuple):
     """Batches of an update, and the guarantee of the step that makes it."""
 
     guarantee: Guarantee
@@ -140,11 +140,11 @@ class _GuaranteedBatches(NamedTuple):
 
 def check_guarantees(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
     """Raise StepError unless the applied gradients and the resulting weights are those that the steps guarantee."""
-    windows, batches = list[_GuaranteedBatches](), list[int]()
+    windows, batches = list[_UpdateWindow](), list[int]()
     for number, guarantee in enumerate(guarantees):
         batches.append(number)
         if guarantee.applied is not None:
-            windows.append(_GuaranteedBatches(guarantee, batches))
+            windows.append(_UpdateWindow(guarantee, batches))
             batches = []
     for one in states:
         for number, parts in one.weights.items():
@@ -172,7 +172,7 @@ def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[Symbolic
 
 
 def _check_updates(
-    one: SymbolicState, holders: Sequence[SymbolicState], number: int, key: int, windows: Sequence[_GuaranteedBatches]
+    one: SymbolicState, holders: Sequence[SymbolicState], number: int, key: int, windows: Sequence[_UpdateWindow]
 ) -> None:
     updates = one.applied.get((number, key), [])
     where = f"rank {one.rank}: parameter {number}"
