@@ -25,6 +25,7 @@ FLOORS = [
     ("step",),
     ("rules",),
     ("asynchronous",),
+    ("testing",),
     ("plan",),
     ("foresight", "reducer"),
     ("tensor_parallel",),

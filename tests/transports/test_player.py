@@ -16,9 +16,9 @@ from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Program, receive, send
-from unisono.transports import threads
+from unisono.testing import threads
+from unisono.testing.threads import play_all
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
-from unisono.transports.threads import play_all
 
 RANKS = (1, 2, 3, 4, 7, 8)
 
@@ -112,8 +112,9 @@ def test_sender_and_receiver_that_ask_at_once_get_one_queue(monkeypatch: pytest.
         def __init__(self) -> None:
             barrier.wait(timeout=60)
 
-    barrier, queues = Barrier(2), threads.MessageQueues()
+    barrier, queues = Barrier(2), dict[tuple[int, int, int], SimpleQueue[None]]()
+    transport = threads.ThreadTransport(queues, 0, None, arithmetic_of(torch.float64))
     with ThreadPoolExecutor(2) as pool:  # it has a SimpleQueue of its own
         monkeypatch.setattr(threads.queue, "SimpleQueue", SlowQueue)
-        found = [future.result() for future in [pool.submit(queues.find, 0, 1, 0) for _ in range(2)]]
+        found = [future.result() for future in [pool.submit(transport._find, 0, 1, 0) for _ in range(2)]]
     assert found[0] is found[1]

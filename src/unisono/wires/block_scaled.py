@@ -10,7 +10,7 @@ bytes. A block with a number that is not finite, or of which the scale is above 
 run that diverges shows it. A block whose scale is below 2**-126, the smallest normal number, is decoded as zeros.
 
 Sums are made in the payload's own dtype. Errors of single numbers are large, so gradients need more bits, or error
-feedback (`step/outer.py`). Source: blockwise quantization (Dettmers et al., arXiv:2110.02861), here with linear levels.
+feedback (`rules/outer.py`). Source: blockwise quantization (Dettmers et al., arXiv:2110.02861), with linear levels.
 """
 
 from __future__ import annotations

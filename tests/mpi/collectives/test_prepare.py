@@ -18,10 +18,10 @@ from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.registry import Registry
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.pieces import bounds, cut
+from unisono.testing.threads import play_all
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import Seats, plan_seats
-from unisono.transports.threads import play_all
 from unisono.wires import WIRES, wire_of
 from unisono.world import World
 

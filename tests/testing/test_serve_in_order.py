@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.asynchronous.exchange import Coding, PlainCoding, ReferenceCoding, WorkerExchange
-from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
-from unisono.rules import EASGD
+from unisono.rules import EASGD, Exchange
 from unisono.rules.asynchronous import random_arrivals
-from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
+from unisono.testing import Batch, InProcessReplica, serve_in_order
 
 FEATURES, CLASSES = 5, 3
 
@@ -45,36 +43,16 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
 
 
 def played(
-    rule: EASGD,
-    orders: Sequence[Sequence[int]],
-    steps: Sequence[int],
-    seed: int = 0,
-    wire: str | None = None,
+    rule: EASGD, orders: Sequence[Sequence[int]], steps: Sequence[int], seed: int = 0
 ) -> tuple[list[nn.Module], dict[int, torch.Tensor]]:
     ranks = len(steps) + (rule.servers if rule.server == "rank" else 0)
     layout = Layout(ranks, LAYOUT.parameters, LAYOUT.buckets)
     nets = [model() for _ in steps]
-
-    def coding(worker: bool) -> Coding:
-        return PlainCoding() if wire is None else ReferenceCoding(wire, worker, initial(model(), layout))
-
     workers = [
-        InProcessWorker(
-            net,
-            optimizer_of(net),
-            nn.functional.cross_entropy,
-            layout,
-            batches(number, count),
-            WorkerExchange(len(steps), coding(True)),
-        )
+        InProcessReplica(net, optimizer_of(net), nn.functional.cross_entropy, layout, batches(number, count))
         for number, (net, count) in enumerate(zip(nets, steps, strict=True))
     ]
-    its: dict[tuple[int, int], Coding] = {}
-
-    def codings(server: int) -> Callable[[int], Coding]:
-        return lambda worker: its.setdefault((server, worker), coding(False))
-
-    centres = play_workers_in_process(rule, workers, orders, steps, codings, seed)
+    centres = serve_in_order(rule, workers, orders, steps, seed)
     return nets, {key: flat for centre in centres for key, flat in centre.flats.items()}
 
 
@@ -175,7 +153,7 @@ def test_a_wire_of_16_bits_follows_the_exact_exchange(workers: int) -> None:
         steps = [count] * workers
         (order,) = random_arrivals(steps, 1, 0)
         _, exact = played(EASGD(), [order], steps)
-        _, rounded = played(EASGD(), [order], steps, wire="bfloat16")
+        _, rounded = played(EASGD(Exchange(wire="bfloat16")), [order], steps)
         distances.append(max(float((exact[key] - rounded[key]).abs().max()) for key in exact))
     assert 0 < distances[0] < 1e-2
     assert distances[1] < 3 * distances[0] + 1e-3

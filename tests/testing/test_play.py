@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.schedules.pieces import bounds
-from unisono.step.costs import free
-from unisono.step.in_process_world import InProcessWorld, carry_out
-from unisono.step.matching import Member
+from unisono.step.clock import Member
 from unisono.step.program import COMMUNICATION, Operation, Role, Task
-from unisono.step.symbolic_state import change_nothing
+from unisono.testing.play import InProcessWorld, carry_out
 
 
 def call(ranks: int, act: Callable[[InProcessWorld], Any]) -> list[Any]:
@@ -25,7 +23,7 @@ def call(ranks: int, act: Callable[[InProcessWorld], Any]) -> list[Any]:
     def store(_: Any, __: Task, world: Any) -> None:
         found[world.rank] = act(world)
 
-    operation = Operation("call", store, change_nothing, free, Role.COLLECTIVE)
+    operation = Operation("call", store, role=Role.COLLECTIVE)
     task = Task(operation, 1, COMMUNICATION)
     carry_out([None] * ranks, [Member(rank, task) for rank in range(ranks)])
     return found

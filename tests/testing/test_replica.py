@@ -14,11 +14,11 @@ from torch import nn
 
 from unisono.rules import BSP, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Step
 from unisono.step.rule import BaseRule
+from unisono.testing import Batch, InProcessReplica, play_in_process
 
 FEATURES, CLASSES = 5, 3
 

@@ -21,19 +21,8 @@ STUCK_SECONDS = 30.0
 """Seconds without a message after which a play counts as stuck."""
 
 
-class MessageQueues:
-    """Messages between threads: (from, to, ticket) -> messages, oldest first."""
-
-    def __init__(self) -> None:
-        self._queues: dict[tuple[int, int, int], queue.SimpleQueue[Any]] = {}
-
-    def find(self, sender: int, receiver: int, ticket: int) -> queue.SimpleQueue[Any]:
-        """Return the queue between two ranks; whichever thread asks first makes it.
-
-        `setdefault` is one step for all threads. A `defaultdict` is not: sender and receiver could each make a queue.
-        """
-        key = (sender, receiver, ticket)
-        return self._queues.get(key) or self._queues.setdefault(key, queue.SimpleQueue())
+Queues = dict[tuple[int, int, int], queue.SimpleQueue[Any]]
+"""Messages between threads: (from, to, ticket) -> messages, oldest first."""
 
 
 class ThreadTransport:
@@ -41,7 +30,7 @@ class ThreadTransport:
 
     copies = False
 
-    def __init__(self, queues: MessageQueues, rank: int, payload: Any, arithmetic: Arithmetic) -> None:
+    def __init__(self, queues: Queues, rank: int, payload: Any, arithmetic: Arithmetic) -> None:
         self._queues, self._rank, self._payload, self._arithmetic = queues, rank, payload, arithmetic
         self._sent: list[Completion] = []
         self._receives: list[tuple[int, Move]] = []
@@ -51,7 +40,7 @@ class ThreadTransport:
         for move in moves:
             if move.action is Action.SEND:
                 data = copy_of(self._arithmetic, self._payload[move.region])
-                self._queues.find(self._rank, move.peer, ticket).put(data)
+                self._find(self._rank, move.peer, ticket).put(data)
                 self._sent.append(Completion(ticket, move.position))
             else:
                 self._receives.append((ticket, move))
@@ -62,7 +51,7 @@ class ThreadTransport:
         still: list[tuple[int, Move]] = []
         empty: set[tuple[int, int]] = set()
         for ticket, move in self._receives:
-            queue_ = self._queues.find(move.peer, self._rank, ticket)
+            queue_ = self._find(move.peer, self._rank, ticket)
             if (move.peer, ticket) in empty or queue_.empty():
                 empty.add((move.peer, ticket))
                 still.append((ticket, move))
@@ -76,6 +65,14 @@ class ThreadTransport:
         self._receives = still
         return done
 
+    def _find(self, sender: int, receiver: int, ticket: int) -> queue.SimpleQueue[Any]:
+        """Return the queue between two ranks; whichever thread asks first makes it.
+
+        `setdefault` is one step for all threads. A `defaultdict` is not: sender and receiver could each make a queue.
+        """
+        key = (sender, receiver, ticket)
+        return self._queues.get(key) or self._queues.setdefault(key, queue.SimpleQueue())
+
     def release(self, ticket: int, position: int) -> None:
         """Do nothing: received data is a copy."""
 
@@ -88,17 +85,23 @@ def play_all(
     in_flight: int = 4,
 ) -> None:
     """Play every rank's program on its payload, one thread per rank. `cut` returns the cut for a number of chunks."""
-    queues = MessageQueues()
+    queues: Queues = {}
 
     def run_rank(rank: int) -> None:
         transport = ThreadTransport(queues, rank, payloads[rank], arithmetic)
         rounds = Rounds(rank, payloads[rank], arithmetic, [transport] * len(programs), _wait_function(rank))
         play(programs[rank], cut(programs[rank].chunks), rounds, in_flight)
 
-    with ThreadPoolExecutor(len(programs)) as pool:
-        futures = [pool.submit(run_rank, rank) for rank in range(len(programs))]
+    run_ranks(len(programs), run_rank, ScheduleError)
+
+
+def run_ranks(ranks: int, run: Callable[[int], None], consequence: type[Exception]) -> None:
+    """Call `run` with each rank, in a thread for each. Raises the error of one; a `consequence` of another's error only
+    where there is no other."""
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(run, rank) for rank in range(ranks)]
     errors = [error for future in futures if (error := future.exception())]
-    for error in sorted(errors, key=lambda error: isinstance(error, ScheduleError)):  # what others wait for comes first
+    for error in sorted(errors, key=lambda error: isinstance(error, consequence)):
         raise error
 
 

@@ -18,60 +18,52 @@ that discards the progress of d steps, with alpha = 1/2 half of both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 from unisono.errors import StepError
 from unisono.step import build
-from unisono.step.costs import free, whole_exchange
+from unisono.step.costs import whole_exchange
 from unisono.step.layout import Layout
-from unisono.step.operations import allreduce, check_contributions
+from unisono.step.operations import allreduce, check_mean
+from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
 from unisono.step.replica import ANCHOR, MOMENTUM, SENT, Replica
-from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState
+from unisono.step.symbolic_state import Contents, Contribution, Stage, Sum, SymbolicState, each
 from unisono.wires import wire_of
 
+change = partial(Value, "change")
+"""Memory of a bucket while it holds a change of weights, in flight over steps."""
 
-def change(key: int) -> Value:
-    """Return the value for the memory of a bucket while it holds a change of weights, in flight over steps."""
-    return Value("change", key)
-
-
-def anchor(key: int) -> Value:
-    """Return the value for the anchor of a bucket's weights, and the state of the outer optimizer."""
-    return Value("anchor", key)
+anchor = partial(Value, "anchor")
+"""Anchor of a bucket's weights, and the state of the outer optimizer."""
 
 
-def begin_exchange(
-    layout: Layout, sends: build.CollectiveTasks, keys: Iterable[int], exchange: Operation
-) -> list[Task]:
-    """Return the tasks that send the changes of some buckets. Control messages precede them in the program."""
-    tasks: list[Task] = []
+def begin_exchange(layout: Layout, sends: CollectiveTasks, keys: Iterable[int], exchange: Operation) -> Iterator[Task]:
+    """Yield the tasks that send the changes of some buckets. Control messages precede them in the program."""
     for key in keys:
         own = tuple(map(weights, layout.bucket(key).parameters))
-        tasks.append(Task(PACK_CHANGE, key, UPDATE, (build.CONTROL, anchor(key), *own), (change(key),)))
-        tasks += sends.place(exchange, key, (), (change(key),))
-    return tasks
+        yield Task(PACK_CHANGE, key, UPDATE, (build.CONTROL, anchor(key), *own), (change(key),))
+        yield from sends.place(exchange, key, (), (change(key),))
 
 
-def take_outer_step(layout: Layout, keys: Iterable[int], step: Operation) -> list[Task]:
-    """Return the tasks that apply the mean changes of some buckets, once they are there."""
-    return [
-        Task(step, key, UPDATE, (), (change(key), anchor(key), *map(weights, layout.bucket(key).parameters)))
-        for key in keys
-    ]
+def take_outer_step(layout: Layout, keys: Iterable[int], step: Operation) -> Iterator[Task]:
+    """Yield the tasks that apply the mean changes of some buckets, once they are there."""
+    for key in keys:
+        own = map(weights, layout.bucket(key).parameters)
+        yield Task(step, key, UPDATE, (), (change(key), anchor(key), *own))
 
 
 def _act_pack_change(replica: Replica, task: Task, _: Any) -> None:
     now = replica.read_weights(task.key)
-    replica.kept.put(SENT, task.key, now)
-    replica.fill_bucket(task.key, (replica.kept.get(ANCHOR, task.key) - now).div_(replica.layout.ranks))
+    replica.kept[SENT, task.key] = now
+    replica.fill_bucket(task.key, (replica.kept[ANCHOR, task.key] - now).div_(replica.layout.ranks))
 
 
-def _symbolic_pack_change(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    parts: dict[int, Counter[Contribution]] = {}
+@each
+def _pack_change(one: SymbolicState, task: Task) -> None:
+    parts: dict[int, Sum] = {}
     for number in one.layout.bucket(task.key).parameters:
         part, now = (number, task.key), one.weights[number][task.key]
         if part in one.sent:
@@ -81,10 +73,10 @@ def _symbolic_pack_change(ranks: Sequence[SymbolicState], task: Task) -> None:
             )
         one.sent[part] = now
         parts[number] = Counter({Contribution(one.rank, -1, one.versions.of("change", one.anchor(part), now)): 1})
-    one.buckets[task.key] = BucketContents(parts)
+    one.buckets[task.key] = Contents(Stage.CHANGE, parts, one.layout.ranks)
 
 
-def _symbolic_exchange_change(ranks: Sequence[SymbolicState], task: Task) -> None:
+def _exchange_change(ranks: Sequence[SymbolicState], task: Task) -> None:
     for number in ranks[0].layout.bucket(task.key).parameters:
         for one in ranks:
             if one.anchor((number, task.key)) != ranks[0].anchor((number, task.key)):
@@ -95,12 +87,11 @@ def _symbolic_exchange_change(ranks: Sequence[SymbolicState], task: Task) -> Non
     allreduce().symbolic(ranks, task)
 
 
-def _symbolic_outer_step(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    if task.key not in one.buckets:
-        raise StepError(f"rank {one.rank}: {task} applies the change of bucket {task.key}, which was not packed")
-    for number, found in one.buckets.pop(task.key).parts.items():
-        check_contributions(one, task, number, found)
+@each
+def _outer_step(one: SymbolicState, task: Task) -> None:
+    held = one.take_contents(task, Stage.CHANGE)
+    for number, found in held.parts.items():
+        check_mean(one, task, number, found, held.ranks)
         part = number, task.key
         version = one.versions.of("outer", one.anchor(part), frozenset(found.items()))
         now, sent = one.weights[number][task.key], one.sent.pop(part)
@@ -109,7 +100,7 @@ def _symbolic_outer_step(ranks: Sequence[SymbolicState], task: Task) -> None:
     one.outer_steps[task.key] += 1
 
 
-PACK_CHANGE = Operation("pack_change", _act_pack_change, _symbolic_pack_change, free, letter="p")
+PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, letter="p")
 """Copy of the change of weights since the last outer step, divided by the number of ranks, into their bucket."""
 
 
@@ -127,7 +118,7 @@ def exchange_change(algorithm: str = "auto", wire: str | None = None) -> Operati
 
         sum_with_feedback(flat, encoding, replica.kept, task.key, world)
 
-    return Operation("exchange_change", act, _symbolic_exchange_change, whole_exchange, Role.COLLECTIVE, "x")
+    return Operation("exchange_change", act, _exchange_change, whole_exchange, Role.COLLECTIVE, "x")
 
 
 @cache
@@ -138,10 +129,10 @@ def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
         key, kept = task.key, replica.kept
         direction = replica.bucket(key)
         if momentum:
-            velocity = kept.get_or_zeros(MOMENTUM, key, direction)
+            velocity = kept.or_zeros(MOMENTUM, key, direction)
             velocity.mul_(momentum).add_(direction)
             direction = direction + momentum * velocity if nesterov else velocity
-        moved = kept.get(ANCHOR, key).sub_(direction, alpha=rate)
-        replica.write_weights(key, replica.read_weights(key).sub_(kept.pop(SENT, key)).add_(moved))
+        moved = kept[ANCHOR, key].sub_(direction, alpha=rate)
+        replica.write_weights(key, replica.read_weights(key).sub_(kept.pop((SENT, key))).add_(moved))
 
-    return Operation("outer_step", act, _symbolic_outer_step, free, letter="o")
+    return Operation("outer_step", act, _outer_step, letter="o")

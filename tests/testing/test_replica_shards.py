@@ -16,10 +16,10 @@ from torch import nn
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.segments import Segment, cut, join
 from unisono.rules import BSP, Exchange, Sharded
-from unisono.step.in_process import Batch, InProcessReplica, InProcessShardedReplica, play_in_process
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Step
+from unisono.testing import Batch, InProcessReplica, play_in_process
 
 FEATURES, CLASSES = 5, 3
 
@@ -101,17 +101,12 @@ def shares_of(whole: Sequence[Batch], ranks: int) -> list[list[Batch | None]]:
 
 
 def replicas_of(
-    rule: BSP | Sharded, layout: Layout, nets: Sequence[nn.Module], optimizers: Sequence[Any], batches: Sequence[Any]
+    layout: Layout, nets: Sequence[nn.Module], optimizers: Sequence[Any], batches: Sequence[Any]
 ) -> list[InProcessReplica]:
     loss = nn.functional.cross_entropy
-    if isinstance(rule, BSP):
-        return [
-            InProcessReplica(net, optimizer, loss, layout, mine)
-            for net, optimizer, mine in zip(nets, optimizers, batches, strict=True)
-        ]
     return [
-        InProcessShardedReplica(net, optimizer, loss, layout, mine, rank)
-        for rank, (net, optimizer, mine) in enumerate(zip(nets, optimizers, batches, strict=True))
+        InProcessReplica(net, optimizer, loss, layout, mine)
+        for net, optimizer, mine in zip(nets, optimizers, batches, strict=True)
     ]
 
 
@@ -120,7 +115,7 @@ def train(
 ) -> tuple[list[Net], list[torch.optim.Optimizer]]:
     nets = [model() for _ in range(layout.ranks)]
     optimizers = [OPTIMIZERS[name](net) for net in nets]
-    play_in_process(rule, replicas_of(rule, layout, nets, optimizers, batches), events, seed)
+    play_in_process(rule, replicas_of(layout, nets, optimizers, batches), events, seed)
     return nets, optimizers
 
 
@@ -189,7 +184,7 @@ def losses(
         batch = whole[event.number]
         found.append(float(nn.functional.cross_entropy(nets[-1](batch.inputs), batch.labels).detach()))
         shares = shares_of([batch], layout.ranks)
-        play_in_process(rule, replicas_of(rule, layout, nets, optimizers, shares), [event], seed=event.number)
+        play_in_process(rule, replicas_of(layout, nets, optimizers, shares), [event], seed=event.number)
     return found
 
 
@@ -205,10 +200,10 @@ def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
         optimizers = [OPTIMIZERS[name](one) for one in nets]
         layout = layout_of(ranks, layer_norms=norms)
         shares = shares_of(whole[at : at + steps], ranks)
-        replicas = replicas_of(Sharded(), layout, nets, optimizers, shares)
-        for one, optimizer, replica in zip(nets, optimizers, replicas, strict=True):
+        replicas = replicas_of(layout, nets, optimizers, shares)
+        for rank, (one, optimizer, replica) in enumerate(zip(nets, optimizers, replicas, strict=True)):
             one.load_state_dict(net.state_dict())
-            assert isinstance(replica, InProcessShardedReplica)
+            replica.rank = rank
             for segment in segments(replica):
                 if segment.number in state:
                     optimizer.state |= cut(state[segment.number], list(one.parameters())[segment.number], [segment])  # type: ignore[arg-type]
@@ -221,14 +216,14 @@ def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
             optimizer.state[parameter] = state[number]
     play_in_process(
         BSP(),
-        replicas_of(BSP(), layout_of(1), [net], [optimizer], shares_of(whole[at:], 1)),
+        replicas_of(layout_of(1), [net], [optimizer], shares_of(whole[at:], 1)),
         [Step(n) for n in range(at, 20)],
     )
     alone, _ = train(BSP(), layout_of(1), shares_of(whole, 1), [Step(number) for number in range(20)], name)
     close(net, alone[0])
 
 
-def segments(replica: InProcessShardedReplica) -> Iterator[Segment]:
+def segments(replica: InProcessReplica) -> Iterator[Segment]:
     for placed in replica.segments.values():
         yield from (one.segment for one in placed)
 
@@ -245,9 +240,7 @@ def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> 
 def test_a_step_that_some_programs_leave_out_changes_no_weight(ranks: tuple[int, ...]) -> None:
     layout = layout_of(2, updates=Updates.OUTSIDE, deferred=False)
     nets = [model(), model()]
-    replicas = replicas_of(
-        Sharded(), layout, nets, [OPTIMIZERS["adam"](net) for net in nets], batches_of(2, range(1), [4])
-    )
+    replicas = replicas_of(layout, nets, [OPTIMIZERS["adam"](net) for net in nets], batches_of(2, range(1), [4]))
     for rank in ranks:
         replicas[rank].outside = skipping(replicas[rank].outside)  # type: ignore[method-assign]
     play_in_process(Sharded(), replicas, [Step(0)])
@@ -270,7 +263,7 @@ def test_4_ranks_have_a_quarter_of_the_state_each(name: str) -> None:
         layout = replace(Layout(ranks, 4, (Bucket(1, (3, 2)), Bucket(1, (1, 0)))), layer_norms=name == "lamb")
         nets = [copy.deepcopy(wide) for _ in range(ranks)]
         optimizers = [OPTIMIZERS[name](net) for net in nets]
-        play_in_process(rule, replicas_of(rule, layout, nets, optimizers, shares_of(whole, ranks)), [Step(0), Step(1)])
+        play_in_process(rule, replicas_of(layout, nets, optimizers, shares_of(whole, ranks)), [Step(0), Step(1)])
         sizes.append([nbytes(one) for one in optimizers])
     assert max(sizes[1]) <= 0.26 * sizes[0][0]
 

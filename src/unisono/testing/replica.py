@@ -1,33 +1,23 @@
-"""Serial reference of every rule, a user's own included: its programs run on real tensors, all ranks in one process.
-
-    rank 0's model ┐
-    rank 1's model ┼─ one loop: a task of one rank, a collective of all, ... in any order that the programs allow
-    rank 2's model ┘
-
-Nothing here is fast. Each rank has its own replica, whose gradients, buckets and updates are made in the plainest way.
-"""
+"""Model of one rank in one process, trained by tasks in the plainest way: the oracle of `reducer/backward_pass.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
+from unisono.asynchronous.exchange import WorkerExchange
 from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
 from unisono.optimizers.sharded import ShardedStep
+from unisono.rules.sharded import STEP
 from unisono.step import operations as op
-from unisono.step.clock import Clock, TaskSpan
-from unisono.step.costs import Costs
-from unisono.step.in_process_world import InProcessWorld, carry_out
 from unisono.step.layout import Layout, Updates
-from unisono.step.matching import Member, play_in_random_order
-from unisono.step.program import Step, StepProgram, Task
+from unisono.step.program import Task
 from unisono.step.replica import ANCHOR, RuleMemory
-from unisono.step.rule import BaseRule
 from unisono.step.shard_work import ShardWork
-from unisono.step.shards import STEP
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -40,7 +30,12 @@ class Batch(NamedTuple):
 
 
 class InProcessReplica:
-    """Model of one rank, trained by tasks in the plainest way."""
+    """Model of one rank, for any rule: gradients, buckets and updates are made in the plainest way."""
+
+    exchange: WorkerExchange
+    """Its end of exchanges with servers, where the rule has some."""
+    shards: ShardWork
+    """Work on its shards in this step, where the rule is sharded."""
 
     def __init__(
         self,
@@ -51,12 +46,13 @@ class InProcessReplica:
         batches: Sequence[Batch | None],
     ) -> None:
         self.model, self.optimizer, self.loss, self.layout = model, optimizer, loss, layout
+        self.rank = 0
+        """Rank, which the player of several replicas sets."""
         self._batches = iter(batches)
         named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
         self.names, self.parameters = [name for name, _ in named], [one for _, one in named]
         self._batch: Batch | None = None
-        self._samples = 0
-        self._weight, self._rank = 0.0, 0
+        self._samples, self._weight = 0, 0.0
         self._norm: float | None = None
         self._seen: dict[int, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor | None] = {}
@@ -74,40 +70,44 @@ class InProcessReplica:
             self._batch = next(self._batches)
             for key in self.layout.keys:
                 if (ANCHOR, key) not in self.kept:
-                    self.kept.put(ANCHOR, key, self.read_weights(key))
+                    self.kept[ANCHOR, key] = self.read_weights(key)
         elif task.operation is op.FORWARD:
             self.take_buffers()
             self._seen[task.key] = self.parameters[task.key].detach().clone().requires_grad_()
         elif task.operation is op.BACKWARD:
-            if task.key == 0:  # the last control message was sent: it must precede the next pass
+            if task.key == 0:  # the last control message was sent, and all weights were read: the last step is over
                 self._samples += 0 if self._batch is None else len(self._batch.labels)
                 self._compute()
+                self._begin_shards()
             for number in task.parameters:
                 self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
                 self._unpacked[number] = len(self.layout.keys_of[number])
         elif task.operation is op.STEP_LOCAL:
             self.update_local(task.parameters)
-        elif task.operation is op.WAIT and self.layout.updates is Updates.OUTSIDE:
+        elif task.operation is STEP:
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
+        elif task.operation is op.WAIT and task.parameters:
             self.update(task.parameters)
 
-    # Operations of tasks (`replica.py`)
+    # Operations of tasks (`step/replica.py`): gradients
 
-    def agree(self, world: InProcessWorld) -> None:
+    def agree(self, world: Any) -> None:
         total = sum(world.all_gather_object(self._samples))
         self._weight = self._samples / total if total else 0.0
-        self._samples, self._rank, self._norm = 0, world.rank, None
+        self._samples, self._norm = 0, None
 
     def pack(self, key: int, scaled: bool = True) -> None:
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
         for number, first, last in self._ranges(key):
             own = self._own[number]
-            there.append(float(own is not None))
+            there.append(own is not None)
             whole = torch.zeros_like(self.parameters[number]) if own is None else own * weight
             parts.append(whole.reshape(-1)[first:last])
             self._unpacked[number] -= 1
             if not self._unpacked[number]:
                 del self._own[number]
+        self.shards.set_presence(key, there)
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
 
     def bucket(self, key: int) -> torch.Tensor:
@@ -120,10 +120,9 @@ class InProcessReplica:
         return self._sent[key][-len(self._ranges(key)) :]
 
     def set_grads(self, key: int) -> None:
-        ranges = self._ranges(key)
         at = 0
-        for place, (number, first, last) in enumerate(ranges):
-            if self._sent[key][place - len(ranges)] == 0:
+        for flag, (number, first, last) in zip(self.flags(key), self._ranges(key), strict=True):
+            if flag == 0:
                 self._averaged[number] = None
             else:
                 whole = self._averaged.get(number)
@@ -132,7 +131,7 @@ class InProcessReplica:
                 whole.view(-1)[first:last] = self._sent[key][at : at + last - first]
             at += last - first
 
-    def sum_squares(self, world: InProcessWorld) -> None:
+    def sum_squares(self, world: Any) -> None:
         found = [
             float(torch.linalg.vector_norm(one)) ** 2
             * self._parts((self.layout.keys_of[number] or (0,))[0])
@@ -154,12 +153,10 @@ class InProcessReplica:
     def update_local(self, parameters: Sequence[int]) -> None:
         self._step({number: self._own.pop(number) for number in parameters})
 
-    def pack_weights(self, key: int) -> None:
-        self._sent[key] = self.read_weights(key) / self.layout.ranks
+    # Weights and buffers
 
-    def copy_weights(self, key: int) -> None:
-        """Write weights into a bucket."""
-        self._sent[key] = self.read_weights(key)
+    def pack_weights(self, key: int, ranks: int) -> None:
+        self._sent[key] = self.read_weights(key) / ranks
 
     def unpack_weights(self, key: int) -> None:
         self.write_weights(key, self._sent[key])
@@ -194,6 +191,41 @@ class InProcessReplica:
             at += one.numel()
         self._flat = None
 
+    # Shards
+
+    def agree_on_step(self, world: Any) -> None:
+        if not all(world.all_gather_object(self.shards.step is not None)):
+            self.shards.step = None
+
+    def update_shard(self, key: int) -> None:
+        self.shards.update(key)
+
+    def unpack_shards(self, key: int) -> None:
+        self.write_weights(key, self.sums(key))
+
+    @cached_property
+    def segments(self) -> dict[int, tuple[PlacedSegment, ...]]:
+        """Segments in this rank's shards of the buckets, by key."""
+        found = {}
+        for key in self.layout.keys:
+            at, ranges = 0, []
+            for number, first, last in self._ranges(key):
+                ranges.append((number, at, at + last - first, first))
+                at += last - first
+            group = self.layout.group_of(key, self.rank)
+            found[key] = segments_of(ranges, at, len(group), group.index(self.rank))
+        return found
+
+    def _begin_shards(self) -> None:
+        self.shards = ShardWork(self.layout, self.segments, self.sums, self._weights_of)
+        if self.layout.updates is not Updates.OUTSIDE:
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
+
+    def _weights_of(self, segment: Segment) -> torch.Tensor:
+        return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
+
+    # Parts
+
     def _buffers(self) -> list[torch.Tensor]:
         return [one for one in self.model.buffers() if one.is_floating_point()]
 
@@ -222,14 +254,13 @@ class InProcessReplica:
         if not found:
             return  # no rank had a batch
         own = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
-        norm = float(own) if self._norm is None else self._norm
-        factor = min(1.0, self.layout.clip / (norm + 1e-6))
+        factor = min(1.0, self.layout.clip / ((float(own) if self._norm is None else self._norm) + 1e-6))
         for one in found:
             one.mul_(factor)
 
     def _parts(self, key: int) -> int:
         """Return the number of parts that the parameters of a bucket are split into over the ranks."""
-        return self.layout.ranks // len(self.layout.group_of(key, self._rank))
+        return self.layout.ranks // len(self.layout.group_of(key, self.rank))
 
     def _ranges(self, key: int) -> list[tuple[int, int, int]]:
         """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
@@ -243,97 +274,3 @@ class InProcessReplica:
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
     return other if one is None else one if other is None else one + other
-
-
-class InProcessShardedReplica(InProcessReplica):
-    """Model of one rank whose tasks update shards, and whose optimizer has state for these alone."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        layout: Layout,
-        batches: Sequence[Batch | None],
-        rank: int,
-    ) -> None:
-        super().__init__(model, optimizer, loss, layout, batches)
-        self.segments: dict[int, tuple[PlacedSegment, ...]] = {
-            key: self._segments(key, rank) for key in self.layout.keys
-        }
-        """Segments of this rank, by key."""
-        self.shards = self._begin()
-        """Work on them in this step."""
-
-    def outside(self, task: Task) -> None:
-        """Run a task of the outside program."""
-        if task.operation is op.BACKWARD and task.key == 0:  # all weights were read: the last step is over
-            self.shards = self._begin()
-            if self.layout.updates is not Updates.OUTSIDE:
-                self.shards.step = ShardedStep(self.optimizer, self.parameters)
-        elif task.operation is STEP:
-            self.shards.step = ShardedStep(self.optimizer, self.parameters)
-        super().outside(task)
-
-    def pack(self, key: int, scaled: bool = True) -> None:
-        self.shards.set_presence(key, [self._own[number] is not None for number in self.layout.bucket(key).parameters])
-        super().pack(key, scaled)
-
-    def agree_on_step(self, world: InProcessWorld) -> None:
-        """Make the step where the programs of all ranks make it."""
-        if not all(world.all_gather_object(self.shards.step is not None)):
-            self.shards.step = None
-
-    def update_shard(self, key: int) -> None:
-        """Replace the gradients in this rank's shard of a bucket by updated weights."""
-        self.shards.update(key)
-
-    def unpack_shards(self, key: int) -> None:
-        """Copy a bucket of gathered weights to its parameters."""
-        self.write_weights(key, self.sums(key))
-
-    def _begin(self) -> ShardWork:
-        return ShardWork(self.layout, self.segments, self.sums, self._weights_of)
-
-    def _weights_of(self, segment: Segment) -> torch.Tensor:
-        return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
-
-    def _segments(self, key: int, rank: int) -> tuple[PlacedSegment, ...]:
-        at, ranges = 0, []
-        for number, first, last in self._ranges(key):
-            ranges.append((number, at, at + last - first, first))
-            at += last - first
-        group = self.layout.group_of(key, rank)
-        return segments_of(ranges, at, len(group), group.index(rank))
-
-
-def play_in_process(
-    rule: BaseRule,
-    replicas: Sequence[InProcessReplica],
-    events: Sequence[Step],
-    seed: int = 0,
-    costs: Costs | None = None,
-) -> list[TaskSpan]:
-    """Train replicas, one for each rank, by a rule. The order is a random one that the programs allow, chosen by
-    `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
-    layout = replicas[0].layout
-    return play_programs(rule.programs(layout, events), replicas, rule.threads(), seed, costs)
-
-
-def play_programs(
-    programs: Sequence[StepProgram],
-    replicas: Sequence[Any],
-    threads: Mapping[str, int],
-    seed: int = 0,
-    costs: Costs | None = None,
-) -> list[TaskSpan]:
-    """Play one program for each replica, as `play_in_process` does."""
-
-    def carry(together: Sequence[Member]) -> None:
-        carry_out(replicas, together)
-
-    if costs is None:
-        play_in_random_order(programs, carry, seed)
-        return []
-    clock = Clock(dict(enumerate(programs)), threads, lambda _, task: task.operation.price(task, costs), carry)
-    return clock.run()
