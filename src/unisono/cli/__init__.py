@@ -1,4 +1,4 @@
-"""The command line: one file for each command."""
+"""The command line: a file for each command, or for commands of one subject."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from typing import Annotated
 import typer
 
 from unisono.cli import bench
-from unisono.cli.accuracy import accuracy
 from unisono.cli.collective import price, simulate
 from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
-from unisono.cli.evaluate import evaluate
-from unisono.cli.foresight import foresight
 from unisono.cli.lab import lab
 from unisono.cli.layers import layers
+from unisono.cli.measure import probe, tune
 from unisono.cli.pack import pack
-from unisono.cli.plan import plan
-from unisono.cli.predict import predict
-from unisono.cli.probe import probe
+from unisono.cli.plan import foresight, plan
 from unisono.cli.run import run
+from unisono.cli.runs import accuracy, evaluate, predict
 from unisono.cli.shutdown import INTERRUPTED, Shutdown
-from unisono.cli.sweep import sweep
-from unisono.cli.train import train
-from unisono.cli.tune import tune
+from unisono.cli.train import sweep, train
 from unisono.errors import UsageError
 
 app = typer.Typer(

@@ -1,9 +1,10 @@
-"""`unisono plan`: a run planned before it starts."""
+"""`unisono plan`: a run planned before it starts; `unisono foresight`: errors of the plans of runs that have ended."""
 
 from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,3 +206,30 @@ def node_counts(words: str) -> tuple[int, ...]:
 def _number(text: str) -> int:
     """Return a whole number; 0 for other words, and for more digits than any number here has."""
     return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
+
+
+def foresight(
+    ledger: Annotated[Path, typer.Argument(help="Ledger of runs.")] = Path("runs/ledger.jsonl"),
+    by: Annotated[
+        str, typer.Option(help="Label that groups runs: version, rule, model, machine, ranks, ..., or one of your own.")
+    ] = "version",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
+) -> None:
+    """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
+    from unisono.foresight.calibration import check_label, draw_calibration, ledger_data, ledger_lines
+    from unisono.foresight.ledger import changed_seals, read
+
+    entries, complaints = read(ledger)
+    complaints += changed_seals(ledger, entries)
+    check_label(entries, by)
+    if chart is not None:
+        draw_calibration(entries, by, chart)
+    if as_json:
+        print(json.dumps(ledger_data(entries, complaints, by), indent=1))
+        return
+    for line in complaints:
+        print(f"unisono: {line}", file=sys.stderr)
+    if not entries:
+        raise UsageError(f"{ledger} has no runs: unisono train adds one at its end")
+    print("\n".join(ledger_lines(entries, by)))

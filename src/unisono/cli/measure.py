@@ -1,4 +1,4 @@
-"""`unisono probe`: measures the machine that it runs on, and writes a machine file for `unisono plan`."""
+"""`unisono probe` and `unisono tune`: measure the machine that they run on, and write its file for plans and `auto`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,34 @@ def probe(
         log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")
     write_text(world, output, file_of(found))
     log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
+
+
+def tune(
+    output: Annotated[Path, typer.Option(help="Output file, a machine.")] = Path("unisono-table.toml"),
+    ranks: RanksOption = None,
+    largest: Annotated[int, typer.Option(help="Largest payload to time, in bytes.")] = 256 << 20,
+) -> None:
+    """Measure the links, time the schedules, and write a machine file with the table by which "auto" chooses.
+
+    Start it as you will start your program: mpiexec -n 8 -ppn 1 -hosts a,b,... unisono tune. Then name the file in
+    UNISONO_TABLE, or in unisono.init(table=...). Given a file of `unisono probe`, it adds the table and keeps the rest.
+    """
+    if largest < 4:
+        raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
+    start_ranks(ranks)
+    from unisono.measure.facts import file_of
+    from unisono.measure.tune import machine_at
+    from unisono.measure.tune import tune as measure
+
+    world = join("tune")
+    write(world, output, lambda: output.open("a").close())  # known before anything is measured
+    with world.agree_on_errors():
+        before = world.call_on_root(lambda: machine_at(output))
+
+    log = printer(world)
+    found = measure(world, largest, log, before)
+    write_text(world, output, file_of(found))
+    log(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")
 
 
 def _check_folder(disk: Path | None) -> None:

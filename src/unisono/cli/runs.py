@@ -1,0 +1,173 @@
+"""`unisono evaluate`, `predict`, `accuracy`: a run's newest checkpoint on a test set and on files; curves of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unisono.cli.ranks import count_ranks, launch, printer
+from unisono.data.pack.layout import check_installed
+from unisono.errors import UsageError, install_command
+from unisono.launch import cores, keep_memory, ranks_started
+from unisono.training import run_directory
+
+if TYPE_CHECKING:
+    from unisono.training.scoring.evaluation import Evaluation
+    from unisono.training.scoring.predict import FilePrediction
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Another pack with the same classes or tokens; default: the test set of the run's data."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of ranks; default: that of the run, but at most one for each core.")
+    ] = None,
+    throughput: Annotated[
+        bool, typer.Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder of the files; default: the run's.")] = None,
+) -> None:
+    """Evaluate the newest checkpoint of a run on a test set.
+
+    Samples of a class: accuracy, loss, recall of each class, confusion. Texts: loss, perplexity and accuracy of tokens,
+    and bits per byte where tokens are bytes.
+
+    Starts the ranks; inside mpiexec or srun, this process is one of them. The results do not depend on their number.
+    """
+    recipe = run_directory.past_recipe(run)
+    started, count = ranks_started(os.environ), count_ranks(ranks, min(recipe.ranks, cores()))
+    if started is None and count > 1:
+        raise typer.Exit(launch(count, recipe.training.timeout or None))
+    if started is None:
+        keep_memory()
+    from unisono.initialize import init
+    from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
+    from unisono.training.scoring.evaluate import write_files
+
+    world = init(timeout=recipe.training.timeout or None)
+    log = printer(world)
+    with world.agree_on_errors():
+        found, facts = evaluate_on_rank(run, world, pack, throughput, log)
+        target = run if out is None else out
+        files = world.call_on_root(lambda: write_files(found, facts, target))
+    if world.rank == 0:
+        _print(found)
+    log("; ".join(filter(None, ("wrote " + " and ".join(map(str, files)), found.remark))))
+    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
+
+
+def _print(found: Evaluation) -> None:
+    """Print the measures, and under them the throughput if it was measured."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console, table = Console(), Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in found.rows():
+        table.add_row(name, escape(value))
+    console.print(table)
+    if found.throughput:
+        console.print(_throughput_table(found))
+
+
+def _throughput_table(found: Evaluation) -> object:
+    from rich.table import Table
+
+    table = Table(title="forward passes, one rank")
+    for head in ("batch", "ms", found.speed_unit):
+        table.add_column(head, justify="right")
+    for entry in found.throughput:
+        table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{found.speed(entry):,.0f}")
+    return table
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of the kind that the run was trained on: images, audio, texts.")
+    ],
+    top: Annotated[int, typer.Option(help="Number of classes, or of next tokens, to print.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tokenizer: Annotated[
+        str, typer.Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
+    ] = "",
+) -> None:
+    """Print the most probable classes of files, by the newest checkpoint of a run.
+
+    Of texts, print the loss per token, perplexity, bits per byte and the most probable next tokens. A file that cannot
+    be read or decoded is reported, and the others are predicted; the exit code is then 1.
+    """
+    if top < 1:
+        raise UsageError(f"--top {top}: print at least 1 class")
+    if (started := ranks_started(os.environ) or 1) > 1:
+        raise UsageError(f"unisono predict is one process, but {started} ranks are started; start it without mpiexec")
+    check_installed()
+    keep_memory()
+    from unisono.training.build import DTYPES, context_of
+    from unisono.training.scoring.file_inputs import open_inputs
+    from unisono.training.scoring.predict import PredictOptions
+    from unisono.training.scoring.predict import predict as predict_files
+    from unisono.training.scoring.saved_run import load_network, read_run
+
+    saved = read_run(run)
+    for note in saved.notes:
+        print(note, file=sys.stderr)
+    recipe = saved.recipe
+    inputs = open_inputs(recipe.data, tokenizer)
+    network = load_network(saved, inputs)
+    batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
+    options = PredictOptions(top, batch, DTYPES[recipe.model.dtype], context_of(recipe))
+    found: list[FilePrediction] = []
+    for one in predict_files(network, inputs, files, options):
+        found.append(one)
+        if one.prediction is None:
+            print(f"unisono: {one.file}: {one.error}", file=sys.stderr, flush=True)
+        elif not as_json:
+            print(f"{one.file}: {one.prediction.words()}", flush=True)
+    if as_json:
+        print(json.dumps([_data(one) for one in found], indent=1))
+    if any(one.prediction is None for one in found):
+        raise typer.Exit(1)
+
+
+def _data(one: FilePrediction) -> dict[str, Any]:
+    """Return a prediction as data for JSON."""
+    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.as_data())}
+
+
+def accuracy(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of one or more runs.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output file; its suffix sets the format: svg, png, pdf. Default: accuracy.svg, perplexity.svg."
+        ),
+    ] = None,
+) -> None:
+    """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs.
+
+    Runs on texts have their test perplexity drawn.
+    """
+    from unisono.training.curves import curves_of, draw, summarize
+
+    curves = curves_of(runs)
+    output = output or Path(f"{curves[0].measure.name}.svg")
+    for curve in curves:
+        print(summarize(curve))
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"cannot draw {output}: matplotlib is not installed; {install_command('bench')}")
+    try:
+        draw(curves, output)
+    except (OSError, ValueError) as error:  # no such folder; no such format
+        raise UsageError(f"--output {output}: {getattr(error, 'strerror', None) or error}") from error
