@@ -19,7 +19,7 @@ import torch
 
 from unisono.errors import UnisonoError, UsageError
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.bucket_memory import BucketMemory, norm_of_all
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, decode, difference_of, encode
 from unisono.reducer.programs import Programs
@@ -149,12 +149,8 @@ class ModelReplica:
                     self.memory.parameters[number].grad = view
 
     def sum_squares(self, world: World) -> None:
-        total = torch.zeros((), dtype=torch.float64)
-        for number, parameter in enumerate(self.memory.parameters):
-            if parameter.grad is not None:
-                square = torch.linalg.vector_norm(parameter.grad).double().square()
-                total += square * self.memory.parts.of(number) / world.size
-        self._norm = world.allreduce(total).sqrt()
+        parts = self.memory.parts
+        self._norm = norm_of_all(((one.grad, parts.of(at)) for at, one in enumerate(self.memory.parameters)), world)
 
     def clip(self) -> None:
         self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
