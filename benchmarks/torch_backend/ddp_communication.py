@@ -140,8 +140,8 @@ def by_parallel(network: nn.Module, step: Callable[[nn.Module], None], world: Wo
     memory, exchanging = reducer.memory, world.resource(CommunicatorPool).worlds(1)[0]
 
     def exchange() -> None:
-        for bucket in memory.layout.buckets:
-            exchanging.allreduce(memory.elements(bucket))
+        for key in memory.keys:
+            exchanging.allreduce(memory.bucket(key))
 
     return Contender(lambda: step(model), exchange)
 

@@ -9,7 +9,7 @@ import weakref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.engine.thread_pool import ThreadPool
+from unisono.engine.engine import ThreadPool
 
 
 def hold(pool: ThreadPool) -> threading.Event:

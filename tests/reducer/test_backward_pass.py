@@ -1,24 +1,26 @@
+"""Work of the tasks of a pass, and the kinds of replicas by rule."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.reducer.backward_pass import BackwardPass
+from unisono.optimizers.sharded import ShardedStep
+from unisono.reducer.backward_pass import ModelReplica
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import ControlMessage, encode
-from unisono.reducer.hooks import BackwardEndCallback
-from unisono.step.layout import Bucket, Layout
-from unisono.step.operations import PACK, UPDATE_LOCAL
-from unisono.step.program import UPDATE, Operation, Task
-
-ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+from unisono.reducer.control import Agreement, ControlMessage, encode
+from unisono.reducer.family_replicas import ExchangingReplica, ShardedReplica
+from unisono.reducer.reducer import Reducer
+from unisono.rules import BSP, EASGD, BaseRule, Sharded
+from unisono.step.layout import Layout
+from unisono.step.replica import RuleMemory
 
 
 class Room:
@@ -42,40 +44,17 @@ class Alone:
 
 def begin(
     lengths: Sequence[int], order: Sequence[int], largest: int = 64, message: ControlMessage | None = None
-) -> BackwardPass:
-    """Begin a pass over parameters of these lengths; 64 bytes are a bucket for each that has 16 elements."""
+) -> ModelReplica:
+    """Return the replica of parameters of these lengths; 64 bytes are a bucket for each that has 16 elements."""
     memory = BucketMemory([nn.Parameter(torch.zeros(length)) for length in lengths], Room())
-    buckets = [Bucket(one.nbytes, one.parameters) for one in memory.lay_out(order, largest).buckets]
-    layout = Layout(2, len(lengths), tuple(buckets))
-    return BackwardPass(memory, Buffers(nn.Identity()), layout, message or ControlMessage(1.0))
-
-
-def is_full(begun: BackwardPass) -> list[int]:
-    return [key for key in begun.layout.keys if begun.is_full(key)]
-
-
-def test_a_bucket_is_full_when_all_its_gradients_are_ready() -> None:
-    begun = begin([1, 1, 16], [0, 1, 2], 128)
-    assert [one.parameters for one in begun.layout.buckets] == [(0, 1), (2,)]
-    begun.add(0, ONE)
-    assert is_full(begun) == []
-    begun.add(2, None)  # it has no gradient
-    assert is_full(begun) == [2]
-    begun.add(1, ONE)
-    assert is_full(begun) == [1, 2]
-    assert begun.order == [0, 2, 1]
-
-
-def test_a_split_parameter_fills_all_its_buckets() -> None:
-    begun = begin([48, 1], [0, 1])
-    assert [one.parameters for one in begun.layout.buckets] == [(0,), (0,), (0,), (1,)]
-    begun.add(0, torch.ones(48))
-    assert is_full(begun) == [1, 2, 3]
+    memory.lay_out(order, largest)
+    layout, agreement = Layout(2, len(lengths), memory.buckets), Agreement(message or ControlMessage(1.0))
+    return ModelReplica(memory, Buffers(nn.Identity()), layout, agreement)
 
 
 def test_a_gradient_is_released_when_all_its_parts_are_packed() -> None:
     begun = begin([48], [0])
-    begun.add(0, torch.ones(48))
+    begun.gradients[0] = torch.ones(48)
     for key in (1, 2):
         begun.pack(key)
         assert begun.gradients[0] is not None
@@ -84,62 +63,20 @@ def test_a_gradient_is_released_when_all_its_parts_are_packed() -> None:
     assert [begun.bucket(key)[:16].tolist() for key in begun.layout.keys] == [[1.0] * 16] * 3
 
 
-def test_a_second_gradient_is_added_to_the_first() -> None:
-    begun = begin([1, 1], [0, 1])
-    begun.add(0, ONE)
-    begun.add(0, TWO)
-    assert begun.gradients[0] is not None
-    assert begun.gradients[0].tolist() == [3.0]
-    assert ONE.tolist() == [1.0]
-    assert begun.order == [0]
-    begun.add(1, None)
-    begun.add(1, TWO)
-    assert begun.gradients[1] is TWO
-
-
-@pytest.mark.parametrize("operation", [PACK, UPDATE_LOCAL])
-@pytest.mark.parametrize("lengths", [[1, 1], [48, 1]])
-def test_a_second_gradient_is_refused_once_a_part_of_the_first_was_submitted(
-    lengths: list[int], operation: Operation
-) -> None:
-    begun = begin(lengths, [0, 1])
-    begun.add(0, torch.ones(lengths[0]))
-    begun.mark_submitted(Task(operation, 1, UPDATE, parameters=(0,)))
-    with pytest.raises(UsageError, match=r"parameter 0 .* twice .* use_reentrant=False"):
-        begun.add(0, torch.ones(lengths[0]))
-
-
-@given(st.data())
-def test_a_bucket_is_full_with_its_last_gradient_in_any_order(data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=8))
-    numbers = range(len(lengths))
-    begun = begin(lengths, data.draw(st.permutations(numbers)), data.draw(st.integers(1, 1000)))
-    came = data.draw(st.permutations(numbers))
-    for count, number in enumerate(came, 1):
-        begun.add(number, torch.ones(lengths[number]))
-        there = set(came[:count])
-        assert is_full(begun) == [key for key in begun.layout.keys if set(begun.layout.bucket(key).parameters) <= there]
-    for key in begun.layout.keys:
-        begun.pack(key)
-    assert begun.order == came
-    assert all(begun.gradients[number] is None for number in numbers)
-
-
 def test_the_weight_comes_from_all_control_messages() -> None:
     begun = begin([1], [0], message=ControlMessage(2.0))
-    assert begun.control_result is None
+    assert begun.agreement.result is None
     begun.agree(Alone(ControlMessage(6.0)))  # type: ignore[arg-type]
     assert (begun.weight, begun.discarded) == (0.25, False)
-    assert begun.control_result is not None
-    assert begun.control_result.samples == 8
+    assert begun.agreement.result is not None
+    assert begun.agreement.result.samples == 8
     begun.agree(Alone(ControlMessage()))  # type: ignore[arg-type]
     assert begun.discarded
 
 
 def test_no_gradient_without_one_on_any_rank_and_none_of_a_failed_pass() -> None:
     begun = begin([1, 1], [0, 1], 1 << 20)
-    begun.add(0, ONE)
-    begun.add(1, None)
+    begun.gradients.update({0: torch.ones(1), 1: None})
     begun.pack(1)
     begun.set_grads(1)
     first, second = begun.memory.parameters
@@ -155,7 +92,7 @@ def test_no_gradient_without_one_on_any_rank_and_none_of_a_failed_pass() -> None
 def test_a_split_parameter_gets_its_gradient_with_its_last_part(order: tuple[int, ...]) -> None:
     """On several communicators the part that has the flag may come first: the others are still being written."""
     begun = begin([48], [0])
-    begun.add(0, torch.ones(48))
+    begun.gradients[0] = torch.ones(48)
     for key in order:
         assert begun.memory.parameters[0].grad is None
         begun.pack(key)
@@ -163,11 +100,38 @@ def test_a_split_parameter_gets_its_gradient_with_its_last_part(order: tuple[int
     assert begun.memory.parameters[0].grad is not None
 
 
-@pytest.mark.parametrize("called", [True, False])
-def test_the_end_callback_reports_success_or_failure(called: bool) -> None:
-    heard: list[str] = []
-    end = BackwardEndCallback(lambda: heard.append("ended"), lambda: heard.append("failed"))
-    if called:
-        end()
-    del end
-    assert heard == ["ended" if called else "failed"]
+class Made:
+    """Reducer of a rule, as far as it makes replicas."""
+
+    make: Any = Reducer._replica_of
+
+    def __init__(self, rule: BaseRule, step: Any = None, exchange: Any = None, sharded: Any = True) -> None:
+        self.memory = BucketMemory([nn.Parameter(torch.zeros(4))], Room())
+        self.memory.lay_out((0,), 64)
+        self.rule, self.traits, self.buffers = rule, rule.traits, Buffers(nn.Identity())
+        self.exchange, self.sharded, self._step = exchange, sharded, step
+        self.kept = RuleMemory()
+        self.programs = SimpleNamespace(
+            collectives=SimpleNamespace(rank=1), rule_memory=SimpleNamespace(kept=self.kept)
+        )
+        self.replica: ModelReplica = self.make(Layout(2, 1, self.memory.buckets), Agreement(ControlMessage()))
+
+
+def test_each_kind_of_rule_has_its_replica() -> None:
+    made = Made(BSP())
+    assert type(made.replica) is ModelReplica
+    assert made.replica.kept is made.kept
+    assert type(Made(Sharded()).replica) is ShardedReplica
+    exchange = SimpleNamespace(announce=None, replied=None)
+    assert type(Made(EASGD(), exchange=exchange).replica) is ExchangingReplica
+
+
+def test_only_sharded_rules_step_in_shards() -> None:
+    step = ShardedStep(torch.optim.SGD([nn.Parameter(torch.zeros(4))], lr=1.0), [])
+    replica = Made(Sharded(), step).replica
+    assert isinstance(replica, ShardedReplica)
+    assert replica.shards.step is step
+    with pytest.raises(AssertionError, match="only sharded rules"):
+        Made(BSP(), step)
+    with pytest.raises(UsageError, match="Sharded needs the optimizer"):
+        Made(Sharded(), sharded=None)

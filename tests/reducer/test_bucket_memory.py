@@ -35,18 +35,22 @@ def lay_out(*parameters: nn.Parameter, largest: int = WHOLE) -> BucketMemory:
 
 
 def pack(memory: BucketMemory, *gradients: torch.Tensor | None, weight: float = 1.0) -> None:
-    for bucket in memory.layout.buckets:
-        memory.pack(bucket, dict(enumerate(gradients)), weight)
+    for key in memory.keys:
+        memory.pack(key, dict(enumerate(gradients)), weight)
+
+
+def presence(memory: BucketMemory) -> dict[int, bool]:
+    """Return for which gradients any rank had one."""
+    return {number: there for key in memory.keys for number, there in memory.present(key).items()}
 
 
 def test_gradients_are_packed_times_their_weight() -> None:
     memory = lay_out(parameter(2), parameter(3))
-    (bucket,) = memory.layout.buckets
     pack(memory, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]), weight=0.5)
     line, flags = [1.5, 2.0, 2.5] + [0.0] * 13, [1.0, 1.0] + [0.0] * 14
-    assert memory.elements(bucket).tolist() == [*line, 0.5, 1.0, *[0.0] * 14, *flags]
+    assert memory.bucket(1).tolist() == [*line, 0.5, 1.0, *[0.0] * 14, *flags]
     assert [view.tolist() for view in memory.views] == [[0.5, 1.0], [1.5, 2.0, 2.5]]
-    assert memory.flags(bucket) == [True, True]
+    assert memory.present(1) == {0: True, 1: True}
 
 
 def test_a_view_has_the_shape_and_strides_of_its_parameter() -> None:
@@ -68,10 +72,10 @@ def test_views_match_the_layout() -> None:
     memory = lay_out(parameter(2, 3), parameter(4), parameter(5, dtype=torch.float64))
     for number, view in enumerate(memory.views):
         view.fill_(number + 1)
-    for bucket in memory.layout.buckets:
-        for number in bucket.parameters:
-            start = memory.layout.starts[number] - bucket.start
-            assert (memory.elements(bucket)[start : start + memory.views[number].numel()] == number + 1).all()
+    for key in memory.keys:
+        for number in memory.place(key).parameters:
+            start = memory.starts[number] - memory.place(key).start
+            assert (memory.bucket(key)[start : start + memory.views[number].numel()] == number + 1).all()
 
 
 def test_gradients_with_other_strides_than_the_parameter() -> None:
@@ -120,47 +124,53 @@ def test_a_missing_gradient_is_zero_with_its_flag_unset() -> None:
         view.fill_(float("nan"))
     pack(memory, torch.ones(2), None, None)
     assert [view.sum().item() for view in memory.views] == [2, 0, 0]
-    said = {bucket.ends: memory.flags(bucket) for bucket in memory.layout.buckets if bucket.ends}
-    assert said == {(2,): [False], (1,): [False], (0,): [True]}
+    assert presence(memory) == {2: False, 1: False, 0: True}
     pack(memory, None, torch.ones(3), torch.zeros(20), weight=0.0)
-    said = {bucket.ends: memory.flags(bucket) for bucket in memory.layout.buckets if bucket.ends}
-    assert said == {(2,): [True], (1,): [True], (0,): [False]}
+    assert presence(memory) == {2: True, 1: True, 0: False}
 
 
 def test_a_flag_set_on_any_rank_counts() -> None:
     """What travels is summed, flags as well."""
     memory = lay_out(parameter(2), parameter(3))
-    (bucket,) = memory.layout.buckets
     pack(memory, None, torch.ones(3))
-    mine = memory.elements(bucket).clone()
+    mine = memory.bucket(1).clone()
     pack(memory, None, torch.ones(3))
-    memory.elements(bucket).add_(mine)
-    assert memory.flags(bucket) == [True, False]
-    assert bucket.ends == (1, 0)
+    memory.bucket(1).add_(mine)
+    assert memory.present(1) == {1: True, 0: False}
     assert memory.views[1].tolist() == [2, 2, 2]
 
 
 def test_a_split_parameter_is_packed_part_by_part() -> None:
     memory = lay_out(parameter(8, 5), largest=64)
     gradient = torch.arange(40.0).reshape(8, 5)
-    first, second, third = memory.layout.buckets
-    memory.pack(second, {0: gradient}, 1.0)
+    assert list(memory.keys) == [1, 2, 3]
+    memory.pack(2, {0: gradient}, 1.0)
     assert memory.views[0].flatten().tolist() == [0.0] * 16 + [float(i) for i in range(16, 32)] + [0.0] * 8
-    memory.pack(third, {0: gradient}, 1.0)
-    assert memory.flags(third) == [True]
-    memory.pack(first, {0: gradient}, 1.0)
+    memory.pack(3, {0: gradient}, 1.0)
+    assert memory.present(3) == {0: True}
+    memory.pack(1, {0: gradient}, 1.0)
     assert torch.equal(memory.views[0], gradient)
-    assert memory.flags(first) == memory.flags(second) == []
+    assert memory.present(1) == memory.present(2) == {}
 
 
 def test_another_layout_begins_with_zeros_and_fits() -> None:
     memory = lay_out(parameter(40), parameter(3), largest=64)
     pack(memory, torch.ones(40), torch.ones(3))
-    before, planned = memory.layout, memory.plan([0, 1], WHOLE)
-    assert memory.lay_out([0, 1], WHOLE) == memory.layout != before
-    assert all(not memory.elements(bucket).any() for bucket in memory.layout.buckets)
+    before, planned = memory.buckets, memory.plan([0, 1], WHOLE)
+    memory.lay_out([0, 1], WHOLE)
+    assert memory.buckets != before
+    assert all(not memory.bucket(key).any() for key in memory.keys)
     buckets = plan_memory([(40, torch.float32), (3, torch.float32)], [0, 1], WHOLE).buckets
-    assert planned == [Bucket(one.nbytes, one.parameters) for one in buckets]
+    assert list(memory.buckets) == planned == [Bucket(one.nbytes, one.parameters) for one in buckets]
+
+
+def test_a_gradient_that_lies_in_a_bucket_is_kept_when_buckets_change() -> None:
+    memory = lay_out(parameter(40), parameter(3), largest=64)
+    pack(memory, torch.ones(40), torch.ones(3))
+    memory.parameters[0].grad = memory.views[0]
+    memory.lay_out([0, 1], WHOLE)
+    assert memory.parameters[0].grad.tolist() == [1.0] * 40
+    assert memory.parameters[0].grad.data_ptr() != memory.views[0].data_ptr()
 
 
 def test_gradients_of_lower_precision_keep_it() -> None:
@@ -194,12 +204,11 @@ def test_all_gradients_are_packed_with_any_strides_and_nothing_else(
     for one, view, gradient in zip(parameters, memory.views, gradients, strict=True):
         assert view.stride() == one.stride() or not one.numel()
         assert torch.equal(view, torch.zeros_like(one) if gradient is None else weight * gradient)
-    travels = sum(memory.elements(bucket).sum(dtype=torch.float64).item() for bucket in memory.layout.buckets)
+    travels = sum(memory.bucket(key).sum(dtype=torch.float64).item() for key in memory.keys)
     there = [gradient for gradient in gradients if gradient is not None]
     own = sum(weight * gradient.sum(dtype=torch.float64).item() for gradient in there)
     assert travels == pytest.approx(own + len(there))
-    for bucket in memory.layout.buckets:
-        assert memory.flags(bucket) == [gradients[number] is not None for number in bucket.ends]
+    assert presence(memory) == {number: one is not None for number, one in enumerate(gradients)}
 
 
 @pytest.mark.parametrize("largest", [WHOLE, 256])
@@ -209,19 +218,23 @@ def test_weights_are_sent_and_returned_as_their_mean(largest: int) -> None:
     parameters = [nn.Parameter(torch.randn(7)), last, turned, every_other]
     before = [one.detach().clone() for one in parameters]
     memory = lay_out(*parameters, largest=largest)
-    for key in range(1, len(memory.layout.buckets) + 1):
-        memory.pack_weights(memory.bucket_slice(key), 2)
-        memory.elements(memory.bucket_slice(key)).mul_(4)  # the sum of two ranks, one of which has three times as much
-    for key in reversed(range(1, len(memory.layout.buckets) + 1)):
-        memory.unpack_weights(memory.bucket_slice(key))
+    for key in memory.keys:
+        memory.pack_weights(key, 2)
+        memory.bucket(key).mul_(4)  # the sum of two ranks, one of which has three times as much
+    for key in reversed(memory.keys):
+        memory.unpack_weights(key)
     for one, old in zip(parameters, before, strict=True):
         torch.testing.assert_close(one.detach(), 2 * old)
 
 
 def test_buckets_have_their_keys_by_the_order_in_which_they_are_sent() -> None:
     memory = BucketMemory([parameter(40), parameter(40), parameter(40)], Room())
-    buckets = memory.lay_out([2, 1, 0], 160, (2, 0, 1)).buckets
-    assert [memory.bucket_slice(key) for key in (1, 2, 3)] == [buckets[2], buckets[0], buckets[1]]
+    memory.lay_out([2, 1, 0], 192)
+    buckets = memory.buckets
+    memory.lay_out([2, 1, 0], 192, (2, 0, 1))
+    assert memory.buckets == (buckets[2], buckets[0], buckets[1])
+    assert memory.filled == (2, 3, 1)
+    assert [memory.place(key).parameters for key in memory.keys] == [one.parameters for one in memory.buckets]
 
 
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.data())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,15 +14,13 @@ from unisono.errors import UsageError
 from unisono.reducer.control import (
     RANKS_PER_NUMBER,
     REQUEST_KINDS,
+    Agreement,
     ControlMessage,
     ControlResult,
     StepControl,
-    check_request,
-    check_samples,
     decode,
     difference_of,
     encode,
-    warning_of,
 )
 
 REQUESTS = st.frozensets(st.sampled_from(REQUEST_KINDS))
@@ -112,7 +109,7 @@ def test_ranks_that_have_compared_their_weights() -> None:
     ],
 )
 def test_a_warning_if_batch_sizes_seem_to_differ(words: list[ControlMessage], before: bool, warned: str | None) -> None:
-    found = warning_of(agree(words), before)
+    found = agree(words).warning(before)
     assert (found is None) == (warned is None)
     assert warned is None or (warned in str(found) and "unisono.add_samples(model, n)" in str(found))
 
@@ -132,8 +129,8 @@ def test_first_dimensions_too_large_to_compare_give_no_warning() -> None:
 def test_control_messages_of_any_number_of_ranks(words: list[ControlMessage]) -> None:
     agreed = agree(words)
     samples_given, without_samples = (
-        [message for message in words if message.samples_given],
-        [message for message in words if not (message.samples_given or message.absent)],
+        [message for message in words if message.samples is not None],
+        [message for message in words if message.samples is None and not message.absent],
     )
     assert agreed.samples_given == len(samples_given)
     assert agreed.without_samples == tuple(rank for rank, message in enumerate(words) if message in without_samples)
@@ -150,37 +147,18 @@ def test_control_messages_of_any_number_of_ranks(words: list[ControlMessage]) ->
 @pytest.mark.parametrize("samples", [-1, -0.5, float("nan"), float("inf"), float("-inf")])
 def test_invalid_numbers_of_samples(samples: float) -> None:
     with pytest.raises(UsageError, match="0 or more"):
-        check_samples(samples)
+        of().add_samples(samples)
 
 
-def test_a_number_of_samples() -> None:
-    assert (check_samples(0), check_samples(7), check_samples(0.5)) == (0.0, 7.0, 0.5)
+def arrive(agreement: Agreement, *others: ControlMessage) -> None:
+    """Let the messages of the other ranks arrive, from rank 1 on."""
+    messages = [agreement.message, *others]
+    words = [encode(one, rank, len(messages)) for rank, one in enumerate(messages)]
+    agreement.result = decode([sum(column) for column in zip(*words, strict=True)])
 
 
-def test_an_unknown_request() -> None:
-    assert check_request("save") == "save"
-    with pytest.raises(UsageError, match="no request 'halt'; there are save, stop"):
-        check_request("halt")
-
-
-@dataclass
-class InFlight:
-    """Message of a pass; `others` are those of the other ranks, from rank 1 on."""
-
-    control_message: ControlMessage
-    others: Sequence[ControlMessage] = ()
-    control_result: ControlResult | None = None
-
-    def arrive(self) -> None:
-        messages = [self.control_message, *self.others]
-        words = [encode(one, rank, len(messages)) for rank, one in enumerate(messages)]
-        self.control_result = decode([sum(column) for column in zip(*words, strict=True)])
-
-
-def begin(control: StepControl, *others: ControlMessage) -> InFlight:
-    message = InFlight(control.next_message(absent=False), others)
-    control.begin(message)
-    return message
+def begin(control: StepControl) -> Agreement:
+    return control.begin(absent=False)
 
 
 def of(rank: int = 0, ranks: int = 2) -> StepControl:
@@ -191,28 +169,28 @@ def test_samples_add_up_until_the_pass_ends() -> None:
     control = of()
     control.add_samples(3)
     control.add_samples(2)
-    assert control.next_message(absent=False).samples == 5
+    assert begin(control).message.samples == 5
     control.end_pass()
-    assert control.next_message(absent=False).samples is None
+    assert begin(control).message.samples is None
 
 
 def test_the_first_dimension_of_the_last_input_is_sent() -> None:
     control = of()
     assert control.record_input(torch.ones(4, 2))
     assert not control.record_input(torch.ones(6, 2))
-    assert control.next_message(absent=False).first_dimension == 6
+    assert begin(control).message.first_dimension == 6
     control.end_pass()
     assert control.record_input(torch.tensor(1.0))
-    assert control.next_message(absent=False).first_dimension == 1
+    assert begin(control).message.first_dimension == 1
 
 
 def test_a_request_is_sent_once() -> None:
     control = of()
     control.request("save")
-    message = begin(control)
-    message.arrive()
-    assert message.control_message.requests == {"save"}
-    assert control.next_message(absent=False).requests == frozenset()
+    agreement = begin(control)
+    arrive(agreement)
+    assert agreement.message.requests == {"save"}
+    assert begin(control).message.requests == frozenset()
     with pytest.raises(UsageError, match="there is no request"):
         control.request("coffee")
 
@@ -222,30 +200,28 @@ def test_a_request_that_was_not_sent_is_made_again() -> None:
     control.request("stop")
     begin(control)  # a step without a control message: no result arrives
     control.request("save")
-    assert control.next_message(absent=False).requests == {"save", "stop"}
+    assert begin(control).message.requests == {"save", "stop"}
 
 
 def test_a_request_of_a_failed_pass_is_made_again() -> None:
     control = of()
     control.request("stop")
     control.add_samples(2)
-    message = begin(control)
-    control.discard()
-    control.renew(message.control_message)
-    again = control.next_message(absent=False)
+    control.discard(begin(control), newest=True)
+    again = begin(control).message
     assert (again.requests, again.samples) == ({"stop"}, None)
 
 
 def test_requests_wait_for_the_last_message() -> None:
-    waited: list[InFlight] = []
+    waited: list[Agreement] = []
 
     def wait() -> None:
-        waited[-1].arrive()
+        arrive(waited[-1], ControlMessage(requests=frozenset({"join", "save"})))
 
     control = StepControl(0, 2, wait)
     assert control.requests() == {}
     control.request("save")
-    waited.append(begin(control, ControlMessage(requests=frozenset({"join", "save"}))))
+    waited.append(begin(control))
     assert control.requests() == {"save": "2 ranks", "join": "rank 1"}
     assert control.requested_by_all("save")
     assert not control.requested_by_all("join")
@@ -254,15 +230,15 @@ def test_requests_wait_for_the_last_message() -> None:
 def test_an_error_is_raised_once() -> None:
     control = of()
     control.add_samples(2)
-    message = begin(control, ControlMessage())
+    agreement = begin(control)
     control.check()  # nothing is known
-    message.arrive()
+    arrive(agreement, ControlMessage())
     with pytest.raises(UsageError, match="rank 1 has not given the number of samples"):
         control.check()
     control.check()
     control.end_pass()
     control.add_samples(2)
-    begin(control, ControlMessage()).arrive()
+    arrive(begin(control), ControlMessage())
     with pytest.raises(UsageError, match="rank 1"):
         control.check()
 
@@ -272,7 +248,7 @@ def test_rank_0_warns_once(rank: int) -> None:
     control = of(rank)
     for expected in (not rank, False):
         control.record_input(torch.ones(4))
-        begin(control, ControlMessage(first_dimension=6)).arrive()
+        arrive(begin(control), ControlMessage(first_dimension=6))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             control.check()
@@ -285,7 +261,7 @@ def test_samples_that_are_no_longer_given_are_missed() -> None:
     control = of()
     for samples in (4.0, None):
         control.samples = samples
-        begin(control, ControlMessage(samples)).arrive()
+        arrive(begin(control), ControlMessage(samples))
         if samples is None:
             with pytest.warns(UserWarning, match="given for an earlier average"):
                 control.check()

@@ -1,31 +1,35 @@
-"""Runner of backward passes, with programs whose tasks are recorded instead of carried out; its waits."""
+"""Backward passes, with programs whose tasks are recorded instead of carried out; waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unisono.engine import OperationSpan
 from unisono.errors import OperationError, UsageError
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.backward_pass import BackwardPass, ModelReplica
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import ControlMessage
+from unisono.reducer.control import Agreement, ControlMessage
+from unisono.reducer.hooks import BackwardEndCallback
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.tuning import StepTimes
 from unisono.rules import BSP, BaseRule, LocalSGD
 from unisono.rules.easgd import header
 from unisono.step.build import BUFFERS
-from unisono.step.layout import Bucket, Layout, Updates
+from unisono.step.layout import Layout, Updates
+from unisono.step.operations import PACK, UPDATE_LOCAL
 from unisono.step.play import PreparedTask
-from unisono.step.program import Step, Value, weights
+from unisono.step.program import UPDATE, Operation, Step, Task, Value, weights
 
 FIRST = ["agree 0", "pack 1", "allreduce 1", "set_grads 1"]
 SECOND = ["pack 2", "allreduce 2", "set_grads 2"]
@@ -67,43 +71,52 @@ class Recorder:
 def programs_of(
     player: object,
     parameters: list[torch.nn.Parameter],
-    times: StepTimes | None = None,
+    rule: BaseRule,
     observe: Callable[[OperationSpan], None] = lambda _: None,
     rank: int = 0,
     by_main: bool = False,
 ) -> Any:
-    """Return what a runner needs of programs."""
+    """Return what passes need of programs."""
     return SimpleNamespace(
         player=player,
         memory=SimpleNamespace(parameters=parameters),
-        times=times or StepTimes(len(parameters)),
+        times=StepTimes(len(parameters)),
         observe=observe,
         collectives=SimpleNamespace(rank=rank),
         communicators=2,
         by_main=by_main,
+        traits=rule.traits,
     )
 
 
 class Passes:
-    """Runner of passes over four parameters in two buckets, of 3 and 2, and of 1 and 0."""
+    """Passes over parameters in buckets; unless given, four in two buckets, of 3 and 2, and of 1 and 0."""
 
-    def __init__(self, rule: BaseRule | None = None, by_main: bool = False) -> None:
+    def __init__(
+        self,
+        rule: BaseRule | None = None,
+        by_main: bool = False,
+        lengths: Sequence[int] = (16,) * 4,
+        order: Sequence[int] = (3, 2, 1, 0),
+        largest: int = 160,
+    ) -> None:
         self.rule = BSP(overlap="chain") if rule is None else rule
-        self.parameters = [torch.nn.Parameter(torch.zeros(16)) for _ in range(4)]
+        self.parameters = [torch.nn.Parameter(torch.zeros(length)) for length in lengths]
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
-        buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out((3, 2, 1, 0), 160).buckets]
-        self.layout = Layout(2, 4, tuple(buckets), updates=Updates.OUTSIDE)
+        self.memory.lay_out(order, largest)
+        self.layout = Layout(2, len(lengths), self.memory.buckets, updates=Updates.OUTSIDE)
         self.player = Recorder()
-        programs = programs_of(self.player, self.parameters, by_main=by_main)
-        self.runner = PassRunner(
-            programs, Buffers(torch.nn.Identity()), Accumulation(self.memory), SimpleNamespace(check=lambda: None)
-        )  # type: ignore[arg-type]
+        self.programs = programs_of(self.player, self.parameters, self.rule, by_main=by_main)
+        control: Any = SimpleNamespace(check=lambda: None)
+        self.runner = PassRunner(self.programs, Buffers(torch.nn.Identity()), control)
 
     def begin(self, message: ControlMessage | None = None) -> BackwardPass:
-        begun = BackwardPass(self.memory, Buffers(torch.nn.Identity()), self.layout, message or ControlMessage(1.0))
+        agreement = Agreement(message or ControlMessage(1.0))
+        replica = ModelReplica(self.memory, Buffers(torch.nn.Identity()), self.layout, agreement)
         tasks = self.rule(Step(0), 0, self.layout)
         program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
-        self.runner.begin(begun, program, self.rule.traits.state.differs)
+        begun = BackwardPass(replica, program, self.programs, Accumulation(self.memory), self.runner.arrivals)
+        self.runner.current = self.runner.last = begun
         return begun
 
     def ready(self, *numbers: int, last: bool = True) -> list[str]:
@@ -111,8 +124,13 @@ class Passes:
         before = len(self.player.played)
         for number in numbers:
             self.parameters[number].grad = torch.full((16,), float(number))
-            self.runner.mark_ready(number, last)
+            self.begun.mark_ready(number, last)
         return self.player.played[before:]
+
+    @property
+    def begun(self) -> BackwardPass:
+        assert self.runner.current is not None
+        return self.runner.current
 
     def end(self) -> list[str]:
         before = len(self.player.played)
@@ -138,7 +156,7 @@ def test_parameters_without_a_gradient_are_added_at_the_end() -> None:
     begun = passes.begin()
     passes.ready(3)
     assert passes.end() == [*FIRST[1:], *SECOND]
-    assert {number for number, gradient in begun.gradients.items() if gradient is None} == {0, 1, 2}
+    assert {number for number, gradient in begun.replica.gradients.items() if gradient is None} == {0, 1, 2}
 
 
 def test_a_gradient_that_hooks_may_change_waits_for_the_next_one() -> None:
@@ -146,7 +164,7 @@ def test_a_gradient_that_hooks_may_change_waits_for_the_next_one() -> None:
     begun = passes.begin()
     passes.ready(3)
     assert passes.ready(2, last=False) == []
-    assert 2 not in begun.gradients
+    assert 2 not in begun.replica.gradients
     assert passes.ready(1) == FIRST[1:]
     passes.ready(0, last=False)
     assert passes.end() == SECOND
@@ -157,21 +175,21 @@ def test_gradients_are_taken_from_the_parameters() -> None:
     begun = passes.begin()
     passes.ready(3)
     assert passes.parameters[3].grad is None
-    assert torch.equal(begun.gradients[3], torch.full((16,), 3.0))  # type: ignore[arg-type]
+    assert torch.equal(begun.replica.gradients[3], torch.full((16,), 3.0))  # type: ignore[arg-type]
 
 
 def test_ranks_with_weights_of_their_own_keep_their_gradients() -> None:
     passes = Passes(LocalSGD(overlap="chain", every=2))
     begun = passes.begin()
     passes.ready(3)
-    assert passes.parameters[3].grad is begun.gradients[3]
+    assert passes.parameters[3].grad is begun.replica.gradients[3]
 
 
 def test_a_rank_without_samples_contributes_nothing() -> None:
     passes = Passes()
     begun = passes.begin(ControlMessage(0.0))
     passes.ready(3)
-    assert begun.gradients == {3: None}
+    assert begun.replica.gradients == {3: None}
 
 
 def test_a_placeholder_that_was_not_cleared_stays_and_is_stale() -> None:
@@ -180,7 +198,7 @@ def test_a_placeholder_that_was_not_cleared_stays_and_is_stale() -> None:
     passes.ready(3)
     passes.parameters[2].grad = placeholder = ScatteredGradient(passes.parameters[2], "w2")
     passes.end()
-    assert begun.gradients[2] is None
+    assert begun.replica.gradients[2] is None
     assert passes.parameters[2].grad is placeholder
     assert placeholder.stale
 
@@ -191,13 +209,13 @@ def test_a_failed_pass_is_discarded() -> None:
     passes.ready(3, 2)
     passes.ready(1, last=False)
     assert passes.runner.discard(begun)
-    assert begun.discarded
+    assert begun.replica.discarded
     assert (passes.runner.current, passes.runner.last) == (None, None)
     again = passes.begin()
     assert not passes.runner.discard(begun)
     assert passes.runner.current is again
     passes.ready(3)
-    assert 1 not in again.gradients
+    assert 1 not in again.replica.gradients
 
 
 def test_the_tasks_behind_the_users_step_wait_for_it() -> None:
@@ -235,6 +253,90 @@ def test_the_main_thread_does_not_wait_for_a_pass_that_never_begins() -> None:
         passes.runner.end_backward()
 
 
+ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+
+
+def begin(lengths: Sequence[int], order: Sequence[int], largest: int = 64) -> BackwardPass:
+    """Begin a pass over parameters of these lengths; 64 bytes are a bucket for each that has 16 elements."""
+    return Passes(lengths=lengths, order=order, largest=largest).begin()
+
+
+def is_full(begun: BackwardPass) -> list[int]:
+    return [key for key in begun.replica.layout.keys if begun.is_full(key)]
+
+
+def test_a_bucket_is_full_when_all_its_gradients_are_ready() -> None:
+    begun = begin([1, 1, 16], [0, 1, 2], 128)
+    assert [one.parameters for one in begun.replica.layout.buckets] == [(0, 1), (2,)]
+    begun.add(0, ONE)
+    assert is_full(begun) == []
+    begun.add(2, None)  # it has no gradient
+    assert is_full(begun) == [2]
+    begun.add(1, ONE)
+    assert is_full(begun) == [1, 2]
+    assert begun.order == [0, 2, 1]
+
+
+def test_a_split_parameter_fills_all_its_buckets() -> None:
+    begun = begin([48, 1], [0, 1])
+    assert [one.parameters for one in begun.replica.layout.buckets] == [(0,), (0,), (0,), (1,)]
+    begun.add(0, torch.ones(48))
+    assert is_full(begun) == [1, 2, 3]
+
+
+def test_a_second_gradient_is_added_to_the_first() -> None:
+    begun = begin([1, 1], [0, 1])
+    begun.add(0, ONE)
+    begun.add(0, TWO)
+    assert begun.replica.gradients[0] is not None
+    assert begun.replica.gradients[0].tolist() == [3.0]
+    assert ONE.tolist() == [1.0]
+    assert begun.order == [0]
+    begun.add(1, None)
+    begun.add(1, TWO)
+    assert begun.replica.gradients[1] is TWO
+
+
+@pytest.mark.parametrize("operation", [PACK, UPDATE_LOCAL])
+@pytest.mark.parametrize("lengths", [[1, 1], [48, 1]])
+def test_a_second_gradient_is_refused_once_a_part_of_the_first_was_submitted(
+    lengths: list[int], operation: Operation
+) -> None:
+    begun = begin(lengths, [0, 1])
+    begun.add(0, torch.ones(lengths[0]))
+    begun.mark_submitted(Task(operation, 1, UPDATE, parameters=(0,)))
+    with pytest.raises(UsageError, match=r"parameter 0 .* twice .* use_reentrant=False"):
+        begun.add(0, torch.ones(lengths[0]))
+
+
+@given(st.data())
+def test_a_bucket_is_full_with_its_last_gradient_in_any_order(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=8))
+    numbers = range(len(lengths))
+    begun = begin(lengths, data.draw(st.permutations(numbers)), data.draw(st.integers(1, 1000)))
+    came = data.draw(st.permutations(numbers))
+    for count, number in enumerate(came, 1):
+        begun.add(number, torch.ones(lengths[number]))
+        there = set(came[:count])
+        assert is_full(begun) == [
+            key for key in begun.replica.layout.keys if set(begun.replica.layout.bucket(key).parameters) <= there
+        ]
+    for key in begun.replica.layout.keys:
+        begun.replica.pack(key)
+    assert begun.order == came
+    assert all(begun.replica.gradients[number] is None for number in numbers)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_the_end_callback_reports_success_or_failure(called: bool) -> None:
+    heard: list[str] = []
+    end = BackwardEndCallback(lambda: heard.append("ended"), lambda: heard.append("failed"))
+    if called:
+        end()
+    del end
+    assert heard == ["ended" if called else "failed"]
+
+
 class Waited:
     """Player whose tasks end when somebody waits for them; `pending` are the weights that are not up to date."""
 
@@ -264,12 +366,12 @@ class Rank:
         self.parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
         self.model = torch.nn.BatchNorm1d(2, affine=False)
         self.buffers = Buffers(self.model)
-        self.player, self.times = Waited(), StepTimes(2)
+        self.player = Waited()
         self.error: UsageError | None = None
         self.spans: list[OperationSpan] = []
-        programs: Any = programs_of(self.player, self.parameters, self.times, self.spans.append, rank)
-        control: Any = SimpleNamespace(check=self._check)
-        self.runner = PassRunner(programs, self.buffers, SimpleNamespace(), control)  # type: ignore[arg-type]
+        programs = programs_of(self.player, self.parameters, BSP(), self.spans.append, rank)
+        self.times, control = programs.times, SimpleNamespace(check=self._check)
+        self.runner = PassRunner(programs, self.buffers, control)  # type: ignore[arg-type]
 
     def _check(self) -> None:
         if self.error is not None:
@@ -282,7 +384,8 @@ class Rank:
         sent = Buffers(other)
         sent.pack()
         self.buffers.flat.copy_(sent.flat)
-        last: Any = SimpleNamespace(buffers_pending=True, discarded=False)
+        replica = SimpleNamespace(buffers_pending=True, discarded=False)
+        last: Any = SimpleNamespace(replica=replica)
         self.runner.last = last
         return last
 
@@ -305,7 +408,7 @@ def test_buffers_are_copied_once_and_not_on_rank_0() -> None:
         rank.runner.wait_for_buffers()
         rank.runner.wait_for_buffers()
         assert rank.player.waits == [(BUFFERS,)]
-        assert not last.buffers_pending
+        assert not last.replica.buffers_pending
         assert rank.model.running_mean.tolist() == [3.0 * number] * 2  # type: ignore[union-attr]
 
 
@@ -315,7 +418,7 @@ def test_buffers_are_not_waited_for_while_a_pass_runs_nor_taken_from_one_that_fa
     rank.runner.current = last
     rank.runner.wait_for_buffers()
     assert rank.player.waits == []
-    rank.runner.current, last.discarded = None, True
+    rank.runner.current, last.replica.discarded = None, True
     rank.runner.wait_for_buffers()
     assert rank.model.running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from unisono.plan.bucket_layout import MemoryLayout
 from unisono.plan.choose import INITIAL_BUCKET_BYTES
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.programs import Programs
@@ -51,9 +50,9 @@ class Laid(BucketMemory):
 
     count = 0
 
-    def lay_out(self, *given: Any) -> MemoryLayout:
+    def lay_out(self, *given: Any) -> None:
         self.count += 1
-        return super().lay_out(*given)
+        super().lay_out(*given)
 
 
 def test_a_rule_alone_has_its_first_setting() -> None:
@@ -73,7 +72,7 @@ def test_buckets_follow_the_order_of_the_first_step() -> None:
     one.programs.tuning.record_order([1, 0, 2])
     assert one.programs.next_step(deferred=False)
     assert one.memory.count == 2
-    assert one.memory.layout.buckets[0].parameters == (1,)
+    assert one.memory.buckets[0].parameters == (1,)
     state = one.programs.tuning.state()
     assert state is not None
     assert state["order"] == [1, 0, 2]

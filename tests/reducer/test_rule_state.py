@@ -36,16 +36,16 @@ def filled(memory: BucketMemory, rank: int, in_flight: set[int]) -> RuleState:
     generator = torch.Generator().manual_seed(rank)
     state = RuleState(memory, rank, RANKS)
     state.lay_out(keeps_anchor=True)
-    for key, bucket in enumerate(memory.layout.buckets, 1):
-        length = bucket.stop - bucket.start
+    for key in memory.keys:
+        length = len(memory.bucket(key))
         inside = torch.zeros(length, dtype=torch.float64)
-        for _, first, last, _ in memory.ranges(bucket):
-            inside[first - bucket.start : last - bucket.start] = 1
+        for piece in memory.pieces(key):
+            inside[piece.here] = 1
         for name in (MOMENTUM, RESIDUAL, *([SENT] if key in in_flight else [])):
             state.kept[name, key] = torch.randn(length, generator=generator).double() * inside
         own = slice(*bounds(length, RANKS, rank))
         state.kept[SUM_RESIDUAL, key] = torch.randn(length, generator=generator).double()[own] * inside[own]
-        memory.elements(bucket).copy_(torch.randn(length, generator=generator).double() * inside)
+        memory.fill_bucket(key, torch.randn(length, generator=generator).double() * inside)
     return state
 
 
@@ -67,7 +67,7 @@ def test_the_same_layout_has_the_same_bits(order: list[int], largest: int, rank:
     memory = memory_of(largest, order)
     state = filled(memory, rank, in_flight)
     before = {entry: tensor.clone() for entry, tensor in state.kept.items()}
-    contents = [memory.elements(bucket).clone() for bucket in memory.layout.buckets]
+    contents = [memory.bucket(key).clone() for key in memory.keys]
     segments = state.segments()
     again = memory_of(largest, order)
     other = RuleState(again, rank, RANKS)
@@ -76,9 +76,8 @@ def test_the_same_layout_has_the_same_bits(order: list[int], largest: int, rank:
     after = dict(other.kept.items())
     assert after.keys() == before.keys()
     assert all(torch.equal(after[entry], tensor) for entry, tensor in before.items())
-    for key, bucket in enumerate(again.layout.buckets, 1):
-        if key in in_flight:
-            assert torch.equal(again.elements(bucket), contents[key - 1])
+    for key in in_flight & set(again.keys):
+        assert torch.equal(again.bucket(key), contents[key - 1])
 
 
 @given(orders, orders, sizes, sizes, st.integers(0, RANKS - 1))
@@ -86,7 +85,7 @@ def test_another_layout_keeps_what_belongs_to_parameters(
     order: list[int], new_order: list[int], largest: int, new_largest: int, rank: int
 ) -> None:
     memory = memory_of(largest, order)
-    state = filled(memory, rank, set(range(1, len(memory.layout.buckets) + 1)))
+    state = filled(memory, rank, set(memory.keys))
     before = state.segments()
     state.gather()
     memory.lay_out(new_order, new_largest)

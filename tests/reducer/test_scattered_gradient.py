@@ -13,12 +13,11 @@ from unisono.errors import MismatchError, UsageError
 from unisono.reducer.scattered_gradient import (
     GradientUse,
     ScatteredGradient,
-    StepMessage,
     StepResult,
     clear,
-    decode,
-    encode,
     scatter,
+    step_numbers,
+    step_result,
     use_of,
 )
 
@@ -104,55 +103,55 @@ PARAMETERS = 4
 
 NAMES = ("a", "b", "c", "d")
 
-MADE = StepMessage(True)
+Uses = dict[int, GradientUse]
+
+LEFT_OUT = None
 
 
-def agreed(messages: Sequence[StepMessage]) -> StepResult:
+def agreed(messages: Sequence[Uses | None]) -> StepResult:
     """Return the result of the ranks' messages."""
     ranks = len(messages)
-    sums = torch.tensor([encode(one, PARAMETERS, rank, ranks) for rank, one in enumerate(messages)]).double().sum(0)
-    return decode(sums.tolist(), PARAMETERS, ranks)
+    numbers = [step_numbers(one, PARAMETERS, rank, ranks) for rank, one in enumerate(messages)]
+    return step_result(torch.tensor(numbers).double().sum(0).tolist(), PARAMETERS, ranks)
 
 
-MESSAGES = st.builds(
-    StepMessage, st.booleans(), st.dictionaries(st.integers(0, PARAMETERS - 1), st.sampled_from(GradientUse))
-)
+MESSAGES = st.none() | st.dictionaries(st.integers(0, PARAMETERS - 1), st.sampled_from(GradientUse))
 
 
 @settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=100))
-def test_messages_add_up(messages: list[StepMessage]) -> None:
+def test_messages_add_up(messages: list[Uses | None]) -> None:
     result = agreed(messages)
-    assert result.missing == tuple(rank for rank, one in enumerate(messages) if not one.made)
+    assert result.missing == tuple(rank for rank, one in enumerate(messages) if one is None)
     for number in range(PARAMETERS):
         for use in GradientUse:
-            count = sum(one.uses.get(number) == use for one in messages)
+            count = sum(one is not None and one.get(number) == use for one in messages)
             assert result.uses.get(number, (0,) * len(GradientUse))[use] == count
 
 
 def test_a_step_of_all_ranks_is_made() -> None:
-    result = agreed([MADE, MADE])
+    result = agreed([{}, {}])
     assert (result.is_made(), result.error(NAMES), result.removed) == (True, None, frozenset())
-    result = agreed([StepMessage(True, {1: GradientUse.REMOVED})] * 2)
+    result = agreed([{1: GradientUse.REMOVED}] * 2)
     assert (result.is_made(), result.error(NAMES), result.removed) == (True, None, {1})
 
 
 def test_a_step_that_all_ranks_leave_out_is_no_error() -> None:
-    result = agreed([StepMessage()] * 3)
+    result = agreed([LEFT_OUT] * 3)
     assert (result.is_made(), result.error(NAMES)) == (False, None)
 
 
 @pytest.mark.parametrize(
     ("messages", "kind", "words"),
     [
-        ([MADE, StepMessage(), MADE], MismatchError, "rank 1 of 3 has left out the optimizer.step"),
-        ([MADE, *[StepMessage()] * 2], MismatchError, "ranks 1 and 2 of 3 have left out the optimizer.step"),
-        ([MADE, StepMessage(True, {2: GradientUse.REMOVED})], MismatchError, "parameter c has no gradient on 1 of 2"),
-        ([MADE, StepMessage(True, {3: GradientUse.STALE})], UsageError, "parameter d .* of an earlier backward pass"),
-        ([MADE, StepMessage(True, {0: GradientUse.REPLACED})], UsageError, "parameter a .* Sharded has not summed"),
+        ([{}, LEFT_OUT, {}], MismatchError, "rank 1 of 3 has left out the optimizer.step"),
+        ([{}, LEFT_OUT, LEFT_OUT], MismatchError, "ranks 1 and 2 of 3 have left out the optimizer.step"),
+        ([{}, {2: GradientUse.REMOVED}], MismatchError, "parameter c has no gradient on 1 of 2"),
+        ([{}, {3: GradientUse.STALE}], UsageError, "parameter d .* of an earlier backward pass"),
+        ([{}, {0: GradientUse.REPLACED}], UsageError, "parameter a .* Sharded has not summed"),
     ],
 )
-def test_other_steps_are_made_on_no_rank(messages: list[StepMessage], kind: type[Exception], words: str) -> None:
+def test_other_steps_are_made_on_no_rank(messages: list[Uses | None], kind: type[Exception], words: str) -> None:
     result = agreed(messages)
     assert not result.is_made()
     with pytest.raises(kind, match=words):

@@ -132,7 +132,7 @@ def test_tied_parameters_differ_from_two() -> None:
 def test_buffers_count() -> None:
     module = nn.Module()
     module.register_buffer("mean", torch.zeros(2))
-    assert describe(module) == [("buffer mean", "(2,) of float32")]
+    assert describe(module) == ["buffer mean, (2,) of float32"]
 
 
 def test_a_digest_is_that_of_all_bits() -> None:

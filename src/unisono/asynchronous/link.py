@@ -17,8 +17,12 @@ import torch
 
 from unisono.asynchronous.messages import HEADER_LENGTH, WorkerHeader, decode_header
 from unisono.errors import StallError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
+from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.step.program import RankGroup
 from unisono.transports.messages import wait_until
+from unisono.world import World
 
 ANNOUNCING, TO_SERVER, TO_WORKER = 1, 2, 3
 """Tags: headers, and messages in each direction. A server may be a thread of the rank of its worker."""
@@ -180,3 +184,30 @@ class MpiPort:
         self._dead = self._dead | frozenset(rank for rank in ranks if 0 <= rank < len(self._links))
         self._comm.Ack_failed(self._comm.size)
         failed.Free()
+
+
+class ServerLinks:
+    """Links of a worker to all servers, on a communicator of their own. All ranks make them together, servers too."""
+
+    def __init__(self, rule: BaseAsynchronousRule, world: World, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        """Communicator of workers and servers."""
+        self.seats = rule.seats(world.size)
+        self.timeout = TIMEOUT if world.watch is None else world.watch.timeout
+        first = self.seats.workers if rule.server == "rank" else 0
+        self.links = [
+            MpiLink(self.comm, first + server, worker=True, timeout=self.timeout)
+            for server in range(self.seats.servers)
+        ]
+        """Links by the numbers of the servers."""
+
+    def first_living(self) -> int:
+        """Return the first worker that is not known to have died; needs an MPI library that tells."""
+        failed = self.comm.Get_failed()
+        dead = set(failed.Translate_ranks(None, self.comm.group)) if failed.size else set()
+        failed.Free()
+        return next(worker for worker in range(self.seats.workers) if worker not in dead)
+
+    def __call__(self, pair: RankGroup) -> MpiLink:
+        """Return the link to the server of a pair."""
+        return self.links[pair.number]

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, cast
 
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue
 from unisono.engine.spans import Observe, OperationSpan
-from unisono.engine.thread_pool import ThreadPool
 from unisono.errors import OperationError, UsageError
 
 MAIN = "main"
@@ -74,6 +75,60 @@ class Handle(PendingOperation):
             where = failure.operation if failure.operation == name else f"{failure.operation}, needed by {name},"
             raise OperationError(f"{where} failed: {type(failure.error).__name__}: {failure.error}") from failure.error
         return True
+
+
+def _work(queue: SimpleQueue[Action | None]) -> None:
+    """Run actions until None comes: the thread has to end."""
+    while (action := queue.get()) is not None:
+        action()
+        del action  # release the objects that it references
+
+
+def _end(queue: SimpleQueue[Action | None], threads: int) -> None:
+    """End so many threads once all actions are done. Takes no lock: the garbage collector calls it anywhere."""
+    for _ in range(threads):
+        queue.put(None)
+
+
+class ThreadPool:
+    """Pool of `threads` threads that run submitted actions. The first submission starts them; they end with it."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._name = name
+        self._size = threads
+        self._queue: SimpleQueue[Action | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, action: Action) -> None:
+        """Carry `action`, which must not raise, out on one of the threads."""
+        self._queue.put(action)
+        if len(self._threads) < self._size:
+            self._start()
+
+    def close(self) -> None:
+        """End the threads, once all submitted actions are done."""
+        with self._lock:  # another thread may still be starting them, although its action is done
+            _end(self._queue, len(self._threads))
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+
+    def grow(self, threads: int) -> None:
+        """Provide at least `threads` threads, from the next action on."""
+        self._size = max(self._size, threads)
+
+    def _start(self) -> None:
+        """Start the missing threads."""
+        with self._lock:
+            added = [
+                threading.Thread(target=_work, args=(self._queue,), name=f"unisono {self._name} {number}", daemon=True)
+                for number in range(len(self._threads), self._size)
+            ]
+            self._threads += added
+            weakref.finalize(self, _end, self._queue, len(added)).atexit = False
+            for thread in added:
+                thread.start()
 
 
 class Engine(Closing):

@@ -108,13 +108,20 @@ def _is_whole(name: str, value: object, parameter: torch.Tensor) -> bool:
 
 
 def _elements(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    value = value.detach()
+    return in_order(value.detach(), dense_strides(parameter))
+
+
+def in_order(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return the elements of a tensor, flat, in the order of memory with these strides; complex ones as pairs."""
     if value.stride() != strides:
         value = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
     flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
     return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+
+
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
+    return torch.empty_like(parameter, device="meta").stride()
 
 
 def copied(value: Any) -> Any:

@@ -50,17 +50,16 @@ class Accumulation:
         """Record the weights from which the gradients of a pass are made."""
         self._version_of_pass = self._weights_version()
 
-    def check_pass(self) -> None:
-        """Raise UsageError where weights have changed since the pass began."""
-        if self._weights_version() != self._version_of_pass:
+    def end_average(self) -> None:
+        """Record that the gradients of all ranks have been set, for these weights. Raises UsageError where weights have
+        changed since the pass began."""
+        version = self._weights_version()
+        if version != self._version_of_pass:
             raise UsageError(
                 "weights have changed while the backward pass ran, from gradients of this rank alone: call "
                 "optimizer.step() when backward() has ended, and not in a hook of a parameter"
             )
-
-    def end_average(self) -> None:
-        """Record that the gradients of all ranks have been set, for these weights."""
-        self._version = self._weights_version()
+        self._version = version
         if self._summands > 1:
             self._summed = set(range(len(self._memory.parameters)))
             self._shares.clear()

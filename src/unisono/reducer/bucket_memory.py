@@ -13,15 +13,16 @@ The gradient of a part is a mean over the samples of the group, by which its lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
-from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
+from unisono.optimizers.segments import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
-from unisono.plan.bucket_layout import BucketSlice, MemoryLayout, memory_kinds, plan_memory, required_elements
+from unisono.plan.bucket_layout import BucketSlice, memory_kinds, plan_memory, required_elements
 from unisono.step.layout import Bucket
 from unisono.world import World
 
@@ -63,8 +64,33 @@ UNSPLIT = ParameterParts()
 """No parameter is split."""
 
 
+def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: World) -> torch.Tensor:
+    """Return the norm of all gradients together, with their numbers of parts, of which each counts once. Called by all
+    ranks together.
+
+        rank 0   a half 3, the rest 12  ┐  sum of squares over 2 ranks, whole ones divided by 2
+        rank 1   a half 4, the rest 12  ┴  9 + 16 + 144 = 169, norm 13 on both
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient, parts in gradients:
+        if gradient is not None:
+            total += torch.linalg.vector_norm(gradient).double().square() * parts / world.size
+    return world.allreduce(total).sqrt()
+
+
+class BucketPiece(NamedTuple):
+    """Part of a parameter that lies in a bucket."""
+
+    number: int
+    here: slice
+    """Its elements in the bucket."""
+    part: slice
+    """Its elements in the parameter, in the order of the parameter's memory."""
+
+
 class BucketMemory:
-    """Memory for the gradients of `parameters`, and its operations. All ranks of `world` construct it together."""
+    """Memory for the gradients of `parameters`, in buckets whose keys are their places in the order of sending, from 1
+    on. All ranks of `world` construct it together."""
 
     def __init__(
         self,
@@ -83,125 +109,145 @@ class BucketMemory:
         self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
-        self.layout = MemoryLayout((), {}, ())
-        self._sent_buckets: tuple[BucketSlice, ...] = ()
+        self.starts: Sequence[int] = ()
+        """First element of each parameter, in the memory of its kind."""
+        self.buckets: tuple[Bucket, ...] = ()
+        """Buckets as rules see them, in the order of their keys."""
+        self.filled: tuple[int, ...] = ()
+        """Keys in the order in which the buckets fill."""
+        self._places: tuple[BucketSlice, ...] = ()
+        self._pieces: list[list[BucketPiece]] = []
 
-    def lay_out(
-        self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1
-    ) -> MemoryLayout:
+    def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
-        Return the layout; earlier contents are lost."""
+
+        Earlier contents are lost, but those that are gradients of parameters."""
+        for parameter, view in zip(self.parameters, self.views, strict=False):
+            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
+                parameter.grad = parameter.grad.clone()  # what accumulates there
         for flat in self._flat.values():
             flat.zero_()  # the gaps between gradients are summed with them
-        self.layout = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
-        buckets = self.layout.buckets
-        self._sent_buckets = tuple(buckets[number] for number in sequence) or buckets
+        self.starts, _, slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
+        sequence = sequence or range(len(slices))
+        self._places = tuple(slices[number] for number in sequence)
+        self.buckets = tuple(map(self._bucket_of, self._places))
+        keys = {number: key for key, number in enumerate(sequence, 1)}
+        self.filled = tuple(keys[number] for number in range(len(slices)))
         self.views = [
             _view(self._flat[kind][start : start + length], parameter)
             for parameter, (length, _), kind, start in zip(
-                self.parameters, self._kinds, self._memories, self.layout.starts, strict=True
+                self.parameters, self._kinds, self._memories, self.starts, strict=True
             )
         ]
-        return self.layout
+        self._pieces = [[self._piece_of(number, place) for number in place.parameters] for place in self._places]
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
-        slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets
-        return [self.bucket_of(one) for one in slices]
+        return [
+            self._bucket_of(one)
+            for one in plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets
+        ]
 
-    def bucket_of(self, place: BucketSlice) -> Bucket:
-        """Return a bucket as rules see it."""
+    def _piece_of(self, number: int, place: BucketSlice) -> BucketPiece:
+        start, length = self.starts[number], self._kinds[number][0]
+        first, last = max(place.start, start), min(place.flags, start + length)
+        return BucketPiece(number, slice(first - place.start, last - place.start), slice(first - start, last - start))
+
+    def _bucket_of(self, place: BucketSlice) -> Bucket:
         return Bucket(place.nbytes, place.parameters, groups=self.parts.holders.get(place.parts, ()))
 
-    def bucket_slice(self, key: int) -> BucketSlice:
-        """Return the place of the bucket with this key."""
-        return self._sent_buckets[key - 1]
+    @property
+    def keys(self) -> range:
+        """Keys of the buckets."""
+        return range(1, len(self._places) + 1)
 
-    def elements(self, bucket: BucketSlice) -> torch.Tensor:
+    def place(self, key: int) -> BucketSlice:
+        """Return the place of a bucket."""
+        return self._places[key - 1]
+
+    def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent, as a flat tensor."""
-        return self._flat[bucket.memory][bucket.start : bucket.stop]
+        place = self._places[key - 1]
+        return self._flat[place.memory][place.start : place.stop]
 
-    def pack_weights(self, bucket: BucketSlice, ranks: int) -> None:
+    def sums(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that holds gradients, without the flags behind it."""
+        place = self._places[key - 1]
+        return self._flat[place.memory][place.start : place.flags]
+
+    def flags(self, key: int) -> torch.Tensor:
+        """Return the part of a bucket that holds flags: nonzero for a gradient that ends in it, if any rank has one."""
+        place = self._places[key - 1]
+        return self._flat[place.memory][place.flags : place.stop]
+
+    def present(self, key: int) -> dict[int, bool]:
+        """Return, for each gradient that ends in a bucket, True where any rank had one."""
+        ends = self._places[key - 1].ends
+        return dict(zip(ends, (self.flags(key)[: len(ends)] != 0).tolist(), strict=True))
+
+    def pieces(self, key: int) -> Sequence[BucketPiece]:
+        """Return the piece of each parameter in a bucket."""
+        return self._pieces[key - 1]
+
+    def pack(self, key: int, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
+        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
+        flat = self.bucket(key)
+        for number, here, part in self._pieces[key - 1]:
+            gradient = fresh[number]
+            if gradient is None:
+                flat[here].zero_()
+            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
+                torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
+        flags = self.flags(key)
+        for place, number in enumerate(self._places[key - 1].ends):
+            flags[place] = fresh[number] is not None
+
+    def pack_weights(self, key: int, ranks: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        flat = self._flat[bucket.memory]
-        for number, first, last, start in self.ranges(bucket):
-            whole = self._in_order(self.parameters[number].detach(), number)
-            torch.div(whole[first - start : last - start], ranks, out=flat[first:last])
-        flat[bucket.flags : bucket.flags + len(bucket.ends)] = 0
+        flat = self.bucket(key)
+        for number, here, part in self._pieces[key - 1]:
+            torch.div(self._in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
+        self.flags(key)[: len(self._places[key - 1].ends)] = 0
 
-    def read_weights(self, bucket: BucketSlice) -> torch.Tensor:
+    def read_weights(self, key: int) -> torch.Tensor:
         """Return the weights of a bucket's parameters, where they would lie in it, with zeros elsewhere."""
-        flat = torch.zeros(bucket.stop - bucket.start, dtype=bucket.dtype)
-        for number, first, last, start in self.ranges(bucket):
-            whole = self._in_order(self.parameters[number].detach(), number)
-            flat[first - bucket.start : last - bucket.start] = whole[first - start : last - start]
+        flat = torch.zeros_like(self.bucket(key))
+        for number, here, part in self._pieces[key - 1]:
+            flat[here] = self._in_order(self.parameters[number].detach(), number)[part]
         return flat
 
-    def unpack_weights(self, bucket: BucketSlice) -> None:
+    def unpack_weights(self, key: int) -> None:
         """Copy the contents of a bucket to the weights of its parameters."""
-        self.write_weights(bucket, self.elements(bucket))
+        self.write_weights(key, self.bucket(key))
 
-    def write_weights(self, bucket: BucketSlice, flat: torch.Tensor) -> None:
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
         """Copy a tensor like a bucket to the weights of its parameters."""
-        for number, first, last, start in self.ranges(bucket):
-            parameter, part = self.parameters[number].detach(), flat[first - bucket.start : last - bucket.start]
-            if parameter.stride() == self.views[number].stride():
-                self._in_order(parameter, number)[first - start : last - start] = part
+        for number, here, part in self._pieces[key - 1]:
+            parameter, view = self.parameters[number].detach(), self.views[number]
+            if parameter.stride() == view.stride():
+                self._in_order(parameter, number)[part] = flat[here]
             else:  # it is not dense: a copy that is takes the part, and is copied back
-                view = self.views[number]
                 dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(parameter)
-                self._in_order(dense, number)[first - start : last - start] = part
+                self._in_order(dense, number)[part] = flat[here]
                 parameter.copy_(dense)
 
-    def ranges(self, bucket: BucketSlice) -> list[tuple[int, int, int, int]]:
-        """Return, for each parameter in a bucket, its number, the start and the end of its part there, and the start of
-        the whole."""
-        found = []
-        for number in bucket.parameters:
-            start, length = self.layout.starts[number], self._kinds[number][0]
-            found.append((number, max(bucket.start, start), min(bucket.flags, start + length), start))
-        return found
+    def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
+        """Copy a tensor like a bucket into it."""
+        self.bucket(key).copy_(flat)
 
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
         """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
         the flags behind them."""
-        bucket = self.bucket_slice(key)
-        ranges = (
-            (number, first - bucket.start, last - bucket.start, first - start)
-            for number, first, last, start in self.ranges(bucket)
-        )
-        return segments_of(ranges, bucket.flags - bucket.start, len(group), group.index(rank))
+        ranges = ((number, here.start, here.stop, part.start) for number, here, part in self._pieces[key - 1])
+        return segments_of(ranges, len(self.sums(key)), len(group), group.index(rank))
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
         whole = self._in_order(self.parameters[segment.number].detach(), segment.number)
         return whole[segment.first : segment.last]
 
-    def pack(self, bucket: BucketSlice, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
-        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
-        flat = self._flat[bucket.memory]
-        for number, first, last, start in self.ranges(bucket):
-            into, gradient = flat[first:last], fresh[number]
-            if gradient is None:
-                into.zero_()
-            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
-                whole = self._in_order(gradient, number)
-                torch.mul(whole[first - start : last - start], weight, out=into)
-        for place, number in enumerate(bucket.ends, bucket.flags):
-            flat[place] = fresh[number] is not None
-
-    def flags(self, bucket: BucketSlice) -> list[bool]:
-        """Return, for each gradient that ends in the bucket, True where any rank had one."""
-        there = self._flat[bucket.memory][bucket.flags : bucket.flags + len(bucket.ends)]
-        return (there != 0).tolist()
-
-    def _in_order(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
-        """Return a gradient's elements, flat, in memory order; complex ones as pairs."""
-        view = self.views[number]
-        if gradient.stride() != view.stride():
-            gradient = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(gradient)
-        flat = gradient.as_strided((view.numel(),), (1,), gradient.storage_offset())
-        return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+    def _in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        return in_order(tensor, self.views[number].stride())
 
 
 def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
@@ -214,9 +260,4 @@ def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
 def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Return `flat` as a tensor with the shape and strides of a parameter."""
     elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-    return elements.as_strided(parameter.shape, _strides(parameter))
-
-
-def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the parameter's own strides where it is dense (channels last is), else those of a contiguous tensor."""
-    return torch.empty_like(parameter, device="meta").stride()
+    return elements.as_strided(parameter.shape, dense_strides(parameter))

@@ -5,8 +5,9 @@
     rank 2   has no batch: absent      ─▶ [0, 0, 0, ..., 0, 0]  ┘        weights 8/13, 5/13, 0
 
 Every rank decodes the same sum, so all find the same weights, the same error and the same requests. Each rank is named
-by one bit, so names add up without a carry. First dimensions x differ where n * sum(x * x) is not sum(x) ** 2 (Cauchy
-and Schwarz), so a sum shows it. So do numbers of changes of the weights: where they differ, ranks compare the weights.
+by one bit, so names add up without a carry. n numbers x differ where n * sum(x * x) is not sum(x) ** 2 (Cauchy and
+Schwarz): so a sum shows first dimensions of inputs that differ, and numbers of changes of the weights. Where the latter
+do, ranks compare the weights.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -23,9 +24,6 @@ from unisono.errors import UsageError
 
 REQUEST_KINDS = ("save", "stop", "join")
 """Kinds of requests that a rank can make of all ranks."""
-
-FIXED_FIELDS = 8 + 2 * len(REQUEST_KINDS)
-"""Number of fields before the bits of ranks."""
 
 RANKS_PER_NUMBER = 48
 """Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""
@@ -57,11 +55,6 @@ class ControlMessage:
     """Number of times that its weights have changed in place since the last pass; None where they are not compared."""
 
     @property
-    def samples_given(self) -> bool:
-        """True where the program has given the number of samples."""
-        return self.samples is not None
-
-    @property
     def contributes(self) -> bool:
         """True where the rank's gradients count: it is not absent, and did not give 0 samples."""
         return self.samples != 0 and not self.absent
@@ -79,18 +72,20 @@ class ControlResult:
     """Ranks that have gradients but gave no samples."""
     uneven: bool
     """True where the inputs' first dimensions are known to differ."""
-    requests: Mapping[str, str]
-    """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of ranks that made each of these requests."""
+    requested: Mapping[str, tuple[float, float]]
+    """Kinds that were requested, each with the number of ranks that did so, and the sum of their numbers."""
     changes_differ: bool = False
     """True where weights have changed more often on some ranks than on others."""
     difference: str = ""
     """Error of all ranks where they have compared their weights, which differ; else empty."""
 
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """Kinds that were requested, each with its origin: "rank 2", or "3 ranks"."""
+        return {kind: requested_by(*ranks) for kind, ranks in self.requested.items()}
+
     def weight_of(self, message: ControlMessage) -> float:
-        """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where no rank gave
-        any."""
+        """Return the factor of a rank's gradients in the average: its share of samples, or 1/n where none gave any."""
         if not message.contributes:
             return 0.0
         if message.samples is None:
@@ -98,69 +93,78 @@ class ControlResult:
         return message.samples / self.samples
 
     def error(self) -> UsageError | None:
-        """Return the error of all ranks where their weights differ, or only some have given their samples; else
-        None."""
+        """Return the error of all ranks where weights differ, or only some have given their samples; else None."""
         if self.difference:
             return UsageError(self.difference)
         if not self.samples_given or not self.without_samples:
             return None
-        one = len(self.without_samples) == 1
+        one, other = len(self.without_samples) == 1, self.samples_given == 1
         return UsageError(
             f"{names_of(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
-            f"but {self.samples_given} other rank{'s' if self.samples_given > 1 else ''} "
-            f"{'have' if self.samples_given > 1 else 'has'}: call unisono.add_samples(model, n) before backward() on "
-            "every rank, or on none"
+            f"but {self.samples_given} {'other rank has' if other else 'other ranks have'}: call "
+            "unisono.add_samples(model, n) before backward() on every rank, or on none"
+        )
+
+    def warning(self, before: bool) -> str | None:
+        """Return the warning where no rank gave its samples although they seem to differ; else None.
+
+        `before`: True where ranks gave samples for an earlier average.
+        """
+        if self.samples_given or len(self.without_samples) < 2 or not (self.uneven or before):
+            return None
+        reason = (
+            "the first dimensions of the ranks' inputs differ"
+            if self.uneven
+            else "samples were given for an earlier average, and count for that one alone"
+        )
+        return (
+            f"{reason}, but no rank has given the number of samples of its loss, so all ranks have the same weight: "
+            "call unisono.add_samples(model, n) before each backward(), on every rank"
         )
 
 
-def check_samples(samples: float) -> float:
-    """Return a number of samples. Raises UsageError for one that is negative or not finite."""
-    if not math.isfinite(samples) or samples < 0:
-        raise UsageError(f"unisono.add_samples(model, {samples}): the number of samples must be finite, and 0 or more")
-    return float(samples)
+@dataclass
+class Agreement:
+    """Control message of a rank in one backward pass, and what all ranks have said."""
 
-
-def check_request(kind: str) -> str:
-    """Return a kind of request. Raises UsageError for an unknown one."""
-    if kind not in REQUEST_KINDS:
-        raise UsageError(f"there is no request {kind!r}; there are {', '.join(REQUEST_KINDS)}")
-    return kind
+    message: ControlMessage
+    result: ControlResult | None = None
+    """Sum of all ranks' messages; None until it is known."""
 
 
 def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
-    """Return a rank's word as numbers, to be summed over all `size` ranks."""
-    without_samples = not message.samples_given and not message.absent
-    first_dimension = (
-        float(message.first_dimension) if without_samples and message.first_dimension is not None else None
-    )
-    changes = float(message.changes or 0)
+    """Return a rank's message as numbers, to be summed over all `size` ranks."""
+    silent = message.samples is None and not message.absent
+    asked = [float(kind in message.requests) for kind in REQUEST_KINDS]
     return [
         message.samples or 0.0,
-        float(message.samples_given),
-        float(first_dimension is not None),
-        first_dimension or 0.0,
-        (first_dimension or 0.0) ** 2,
-        *(float(kind in message.requests) for kind in REQUEST_KINDS),
-        *(float(kind in message.requests) * rank for kind in REQUEST_KINDS),
-        float(message.changes is not None),
-        changes,
-        changes**2,
-        *rank_bit(rank if without_samples else None, size),
+        float(message.samples is not None),
+        *_powers(message.first_dimension if silent else None),
+        *_powers(message.changes),
+        *asked,
+        *(one * rank for one in asked),
+        *rank_bit(rank if silent else None, size),
     ]
 
 
 def decode(sums: Sequence[float]) -> ControlResult:
-    """Return the words of all ranks, decoded from the sums of their numbers."""
-    samples, samples_given, known, total, squares = sums[:5]
-    uneven = known * squares < MAX_EXACT_INTEGER and known * squares != total * total
-    compared, changes, squared_changes = sums[FIXED_FIELDS - 3 : FIXED_FIELDS]
-    counts, ranks = sums[5 : 5 + len(REQUEST_KINDS)], sums[5 + len(REQUEST_KINDS) : 5 + 2 * len(REQUEST_KINDS)]
-    asked = zip(REQUEST_KINDS, counts, ranks, strict=True)
-    requests = {kind: requested_by(count, total_rank) for kind, count, total_rank in asked if count}
-    by_kind = {kind: int(count) for kind, count in zip(REQUEST_KINDS, counts, strict=True) if count}
-    differ = compared * squared_changes != changes * changes
-    without_samples = ranks_of(sums[FIXED_FIELDS:])
-    return ControlResult(samples, int(samples_given), without_samples, uneven, requests, by_kind, differ)
+    """Return the messages of all ranks, decoded from the sums of their numbers."""
+    (samples, given), firsts, changes, rest = sums[:2], sums[2:5], sums[5:8], sums[8:]
+    kinds = len(REQUEST_KINDS)
+    asked = zip(REQUEST_KINDS, rest[:kinds], rest[kinds : 2 * kinds], strict=True)
+    requested = {kind: (count, ranks) for kind, count, ranks in asked if count}
+    without_samples = ranks_of(rest[2 * kinds :])
+    return ControlResult(samples, int(given), without_samples, _differ(*firsts), requested, _differ(*changes))
+
+
+def _powers(number: int | None) -> tuple[float, float, float]:
+    """Return the powers 0, 1 and 2 of a number; zeros for None."""
+    return (0.0, 0.0, 0.0) if number is None else (1.0, float(number), float(number) ** 2)
+
+
+def _differ(count: float, total: float, squares: float) -> bool:
+    """Return True where numbers with these sums of powers are not all alike."""
+    return count * squares < MAX_EXACT_INTEGER and count * squares != total * total
 
 
 def rank_bit(rank: int | None, size: int) -> list[float]:
@@ -210,24 +214,6 @@ def requested_by(count: float, ranks: float) -> str:
     return f"rank {ranks:.0f}" if count == 1 else f"{count:.0f} ranks"
 
 
-def warning_of(result: ControlResult, before: bool) -> str | None:
-    """Return the warning where no rank gave its samples although they seem to differ; else None.
-
-    `before`: True where ranks gave samples for an earlier average.
-    """
-    if result.samples_given or len(result.without_samples) < 2 or not (result.uneven or before):
-        return None
-    reason = (
-        "the first dimensions of the ranks' inputs differ"
-        if result.uneven
-        else "samples were given for an earlier average, and count for that one alone"
-    )
-    return (
-        f"{reason}, but no rank has given the number of samples of its loss, so all ranks have the same weight: "
-        "call unisono.add_samples(model, n) before each backward(), on every rank"
-    )
-
-
 def names_of(ranks: Sequence[int]) -> str:
     """Return ranks in words: "rank 2", or "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
@@ -235,13 +221,6 @@ def names_of(ranks: Sequence[int]) -> str:
     if len(ranks) > 8:
         return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-class MessageInFlight(Protocol):
-    """Control message of a backward pass, whose result is not known at first."""
-
-    control_message: ControlMessage
-    control_result: ControlResult | None
 
 
 class StepControl:
@@ -256,13 +235,18 @@ class StepControl:
         """Number of averages that have ended."""
         self._first_dimension: int | None = None  # first dimension of the last input since the last average
         self._requests: set[str] = set()  # of this rank, not yet sent
-        self._last: MessageInFlight | None = None
+        self._last: Agreement | None = None
         self._reported: ControlResult | None = None  # the last result whose error or warning was reported
         self._samples_ever_given = self._warned = False
 
     def add_samples(self, samples: float) -> None:
-        """Add to the number of samples that the next average's loss is a mean of."""
-        self.samples = (self.samples or 0.0) + check_samples(samples)
+        """Add to the number of samples that the next average's loss is a mean of. Raises UsageError for one that is
+        negative or not finite."""
+        if not math.isfinite(samples) or samples < 0:
+            raise UsageError(
+                f"unisono.add_samples(model, {samples}): the number of samples must be finite, and 0 or more"
+            )
+        self.samples = (self.samples or 0.0) + samples
 
     def record_input(self, first: torch.Tensor | None) -> bool:
         """Record the first input of a forward pass, whose first dimension is compared where no samples are given.
@@ -275,57 +259,56 @@ class StepControl:
 
     def request(self, kind: str) -> None:
         """Request "save", "stop" or "join" of all ranks with the next control message; a signal handler may call it."""
-        self._requests.add(check_request(kind))
+        if kind not in REQUEST_KINDS:
+            raise UsageError(f"there is no request {kind!r}; there are {', '.join(REQUEST_KINDS)}")
+        self._requests.add(kind)
 
     def requests(self) -> Mapping[str, str]:
         """Return the requests of the last control message, each with its origin; wait for that message alone."""
-        if self._last is None:
-            return {}
-        if self._last.control_result is None:
+        if self._last is not None and self._last.result is None:
             self._wait()
-        return {} if self._last.control_result is None else self._last.control_result.requests
+        return {} if self._result is None else self._result.requests
 
     def requested_by_all(self, kind: str) -> bool:
         """Return True where all ranks have made a request with the last control message."""
-        result = None if self._last is None else self._last.control_result
-        return result is not None and result.counts.get(kind) == self._ranks
+        return self._result is not None and self._result.requested.get(kind, (0, 0))[0] == self._ranks
 
-    def next_message(self, absent: bool, changes: int | None = None) -> ControlMessage:
+    def begin(self, absent: bool, changes: int | None = None) -> Agreement:
         """Return the message of a pass that begins. Requests that the last pass has not sent are in it again."""
-        if self._last is not None and self._last.control_result is None:  # its step had no control message
-            self._requests |= self._last.control_message.requests
+        if self._last is not None and self._last.result is None:  # its step had no control message
+            self._requests |= self._last.message.requests
         message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests), changes)
         self._requests -= message.requests
-        return message
-
-    def begin(self, message: MessageInFlight) -> None:
-        """Follow the message of a pass that has begun."""
-        self._last = message
+        self._last = Agreement(message)
+        return self._last
 
     def end_pass(self) -> None:
         """Begin to count the samples of the next average: those of this one were sent."""
         self.samples = self._first_dimension = None
         self.averages += 1
 
-    def discard(self) -> None:
-        """Discard the samples and the message of a pass that has failed."""
-        self.end_pass()
-        self._last = None
-
-    def renew(self, message: ControlMessage) -> None:
-        """Make the requests of a failed pass's message again."""
-        self._requests |= message.requests
+    def discard(self, agreement: Agreement | None, newest: bool) -> None:
+        """Make the requests of a failed pass again; of the `newest`, or of none that had begun, discard the samples."""
+        if newest:
+            self.end_pass()
+            self._last = None
+        if agreement is not None:
+            self._requests |= agreement.message.requests
 
     def check(self) -> None:
         """Raise the error, or issue the warning, of the last control message: once, when its result is known."""
-        result = None if self._last is None else self._last.control_result
+        result = self._result
         if result is None or result is self._reported:
             return
         self._reported = result
         if (error := result.error()) is not None:
             raise error
-        warning = warning_of(result, self._samples_ever_given)
+        warning = result.warning(self._samples_ever_given)
         self._samples_ever_given = self._samples_ever_given or bool(result.samples_given)
         if warning is not None and not self._warned and self._rank == 0:
             self._warned = True
             warnings.warn(warning, stacklevel=2)
+
+    @property
+    def _result(self) -> ControlResult | None:
+        return None if self._last is None else self._last.result

@@ -11,15 +11,13 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
 MarkReady = Callable[[int, bool], None]
-"""Function of a parameter's number, and True where no hooks of the program's own follow: they may change its
-gradient."""
+"""Function of a parameter's number, and True where no hooks of the program's own follow: they may change a gradient."""
 
 
 class GradientHook:
@@ -48,12 +46,6 @@ class BackwardEndCallback:
     def __del__(self) -> None:
         if not self._called:
             self._failed()
-
-
-def accumulators_of(parameters: Sequence[torch.Tensor]) -> list[Node]:
-    """Return the nodes that add to `.grad`. Their hooks run in `backward()` alone; those of a tensor run in
-    `torch.autograd.grad`, too. Autograd forgets a node that nobody holds, with its hooks."""
-    return [get_gradient_edge(parameter).node for parameter in parameters]
 
 
 def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:
@@ -127,13 +119,11 @@ def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
 
 
 class WaitOnAccess(dict[str, Any]):
-    """Parameters, or buffers, of one module. Looking one up or setting it waits for that one; `items` and `values` wait
-    for all."""
+    """Parameters, or buffers, of one module, each of which `wait_for` is called with before it is read or replaced."""
 
     def __init__(self, parameters: dict[str, Any], wait_for: Callable[[Any], None]) -> None:
         super().__init__(parameters)
         self.wait_for = wait_for
-        """Called with each parameter before it is read or replaced."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -141,28 +131,25 @@ class WaitOnAccess(dict[str, Any]):
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.wait_for(super().get(name))
+        self.get(name)
         super().__setitem__(name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the parameter of that name, up to date."""
+        """Return the value of that name, up to date."""
         value = super().get(name, default)
         self.wait_for(value)
         return value
 
     def items(self) -> Any:
         """Return all items, up to date."""
-        self._wait_for_all()
+        self.values()
         return super().items()
 
     def values(self) -> Any:
         """Return all values, up to date."""
-        self._wait_for_all()
-        return super().values()
-
-    def _wait_for_all(self) -> None:
         for value in super().values():
             self.wait_for(value)
+        return super().values()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return deepcopy(dict(self.items()), memo)
@@ -174,28 +161,29 @@ class WaitOnAccess(dict[str, Any]):
 def wait_on_access(
     model: torch.nn.Module, wait_for: Callable[[Any], None], wait_for_buffer: Callable[[Any], None]
 ) -> bool:
-    """Call `wait_for` with each parameter before a module of the model reads it. Return False if that is not possible.
+    """Call `wait_for` with each parameter, and `wait_for_buffer` with each buffer, before a module reads it.
 
-    `wait_for_buffer` is called with each buffer before it is read or set.
-
-    Modules that also keep their parameters in lists of their own (LSTM) wait when they are called. A compiled or
-    scripted model reads parameters where no function can be called: it is left unchanged, and False is returned.
+    Modules that also keep their parameters in lists of their own (LSTM) wait when they are called. Return False for a
+    compiled or scripted model, which stays as it is: it reads parameters where no function can be called.
     """
     modules = list(model.modules())
     compiled = any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules)
     if compiled or any(isinstance(one, torch.jit.ScriptModule) for one in modules):
         return False
     for module in modules:
-        if isinstance(module._parameters, WaitOnAccess):  # of an earlier reducer
-            module._parameters.wait_for = wait_for
-        elif module._parameters:
-            module._parameters = WaitOnAccess(module._parameters, wait_for)
+        if module._parameters and not isinstance(module._parameters, WaitOnAccess):
             module.register_forward_pre_hook(_wait_for_own)
-        if isinstance(module._buffers, WaitOnAccess):
-            module._buffers.wait_for = wait_for_buffer
-        elif module._buffers:
-            module._buffers = WaitOnAccess(module._buffers, wait_for_buffer)
+        module._parameters = _waiting(module._parameters, wait_for)
+        module._buffers = _waiting(module._buffers, wait_for_buffer)
     return True
+
+
+def _waiting(values: dict[str, Any], wait_for: Callable[[Any], None]) -> dict[str, Any]:
+    """Return a module's parameters or buffers so that each is waited for; those of an earlier reducer wait so too."""
+    if isinstance(values, WaitOnAccess):
+        values.wait_for = wait_for
+        return values
+    return WaitOnAccess(values, wait_for) if values else values
 
 
 def _wait_for_own(module: torch.nn.Module, _: object) -> None:

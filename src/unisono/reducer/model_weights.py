@@ -8,7 +8,7 @@ averaged    the model has the rule's anchor within a block, or the mean of all r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -29,7 +29,7 @@ class ModelWeights:
     def flats(self) -> dict[int, torch.Tensor]:
         """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
         self._wait()
-        return self._flats(len(self._memory.layout.buckets))
+        return self._flats(self._memory.keys)
 
     @contextmanager
     def centre(
@@ -39,7 +39,7 @@ class ModelWeights:
         if wait:
             self._wait()
         with torch.no_grad():
-            own = self._flats(len(centre))
+            own = self._flats(centre)
             own_buffers = [None if (one := slot.current()) is None else one.clone() for slot in self._buffers.slots]
             self._put(centre)
             if buffers is not None:
@@ -75,17 +75,15 @@ class ModelWeights:
             for one, before in zip(averaged, own, strict=True):
                 one.copy_(before)
 
-    def _flats(self, buckets: int) -> dict[int, torch.Tensor]:
-        """Return copies of the weights in the first buckets. No pass may be running."""
+    def _flats(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Return copies of the weights in these buckets. No pass may be running."""
         found = {}
-        for key in range(1, buckets + 1):
-            bucket = self._memory.bucket_slice(key)
-            self._memory.pack_weights(bucket, 1)
-            found[key] = self._memory.elements(bucket).clone()
+        for key in keys:
+            self._memory.pack_weights(key, 1)
+            found[key] = self._memory.bucket(key).clone()
         return found
 
     def _put(self, flats: Mapping[int, torch.Tensor]) -> None:
         for key, flat in flats.items():
-            bucket = self._memory.bucket_slice(key)
-            self._memory.elements(bucket).copy_(flat)
-            self._memory.unpack_weights(bucket)
+            self._memory.fill_bucket(key, flat)
+            self._memory.unpack_weights(key)

@@ -18,7 +18,7 @@ from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.tuning import Log, StepTimes, Tuning
 from unisono.rules import BaseRule
-from unisono.step.layout import Bucket, Layout, Updates
+from unisono.step.layout import Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import check_groups, check_threads
@@ -61,9 +61,9 @@ class Programs:
         self.tuning = Tuning(memory, collectives, times, rule)
         """Search for the setting that gradients are exchanged with."""
         weakref.finalize(self, self.tuning.close).atexit = False
-        self._prepared: dict[tuple[Updates, bool, float | None, StepProgram], tuple[Layout, Prepared]] = {}
+        self._prepared: dict[tuple[Updates, float | None, StepProgram], tuple[Layout, Prepared]] = {}
         """Prepared programs. Equal steps of a period share one."""
-        self._made: dict[tuple[Updates, bool, float | None, int], tuple[Layout, Prepared]] = {}
+        self._made: dict[tuple[Updates, float | None, int], tuple[Layout, Prepared]] = {}
         self._adopt()
 
     # Setting
@@ -82,7 +82,7 @@ class Programs:
         """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with
         `details`, which is `log` unless given."""
         self.tuning.log = details or log
-        buckets, wanted = len(self.memory.layout.buckets), self.traits.buckets
+        buckets, wanted = len(self.memory.buckets), self.traits.buckets
         if buckets < wanted and self.collectives.rank == 0:
             log(f"{buckets} of {wanted} fragments: the weights have {buckets} buckets; smaller ones give more")
 
@@ -117,13 +117,13 @@ class Programs:
 
     # Programs
 
-    def next(self, updates: Updates, deferred: bool, clip: float | None) -> tuple[Layout, Prepared]:
+    def next(self, updates: Updates, clip: float | None) -> tuple[Layout, Prepared]:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
         number = (self.number - self.first) % self.traits.period
         self.number += 1
-        made = self._made.get((updates, deferred, clip, number))
+        made = self._made.get((updates, clip, number))
         if made is None:
-            made = self._made[updates, deferred, clip, number] = self._make(updates, deferred, clip, number)
+            made = self._made[updates, clip, number] = self._make(updates, clip, number)
         return made
 
     def take_back(self) -> None:
@@ -135,35 +135,29 @@ class Programs:
         return Layout(
             self.collectives.size,
             len(self.memory.parameters),
-            self._buckets,
-            self._filled,
+            self.memory.buckets,
+            self.memory.filled,
             buffers=self._has_buffers,
             layer_norms=self.layer_norms,
             halves=self.tuning.setting.halves,
         )
 
-    def _make(self, updates: Updates, deferred: bool, clip: float | None, number: int) -> tuple[Layout, Prepared]:
-        layout, rank = replace(self.layout(), updates=updates, deferred=deferred, clip=clip), self.collectives.rank
+    def _make(self, updates: Updates, clip: float | None, number: int) -> tuple[Layout, Prepared]:
+        deferred, rank = updates is not Updates.OUTSIDE, self.collectives.rank
+        layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)
         program = self._rule(Step(number), rank, layout)
-        found = self._prepared.get((updates, deferred, clip, program))
+        found = self._prepared.get((updates, clip, program))
         if found is None:
             check_groups(rank, program)
             check_threads(rank, program, self._rule.threads())
-            found = self._prepared[updates, deferred, clip, program] = layout, self.player.prepare(program)
+            found = self._prepared[updates, clip, program] = layout, self.player.prepare(program)
         return found
 
     def _adopt(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them. No program may be running."""
         self.rule_memory.gather()
-        memory, setting = self.memory, self.tuning.setting
-        for parameter, view in zip(memory.parameters, memory.views, strict=False):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                parameter.grad = parameter.grad.clone()  # what accumulates there
-        layout = memory.lay_out(self.tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
-        sequence = setting.sequence or range(len(layout.buckets))
-        keys = {number: key for key, number in enumerate(sequence, 1)}
-        self._buckets: tuple[Bucket, ...] = tuple(memory.bucket_of(layout.buckets[number]) for number in sequence)
-        self._filled = tuple(keys[number] for number in range(len(layout.buckets)))
+        setting = self.tuning.setting
+        self.memory.lay_out(self.tuning.order, setting.bucket_bytes, setting.sequence, setting.end_ratio)
         self._made.clear()
         self._prepared.clear()
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)

@@ -9,9 +9,9 @@ Its parts, each of which has its own state:
 
     memory       buckets that gradients are sent from                           `bucket_memory.py`
     programs     step programs, by the setting that all ranks have chosen       `programs.py`, `tuning.py`
-    runner       the backward pass that runs; waits for what was begun          `pass_runner.py`
+    runner       backward passes, and waits for what they have begun            `pass_runner.py`, `backward_pass.py`
     control      samples and requests of this rank, and what all ranks said     `control.py`
-    sharded      the user's optimizer, where its state is in shards             `sharded_optimizer.py`
+    sharded      the user's optimizer, where its state is in shards             `optimizer.py`
 
 Beside them are gradients between averages (`accumulation.py`), and weights outside of steps (`model_weights.py`).
 """
@@ -25,39 +25,35 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 
 from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.link import ServerLinks
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
+from unisono.reducer.backward_pass import BackwardPass, ModelReplica
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import LossWeight, StepControl
-from unisono.reducer.family_passes import AppliedBy, ServerLinks, pass_of
-from unisono.reducer.hooks import BackwardEndCallback, accumulators_of, attach, detach, reducer_of, register_hooks
+from unisono.reducer.control import Agreement, LossWeight, StepControl
+from unisono.reducer.family_replicas import ExchangingReplica, ShardedReplica
+from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
 from unisono.reducer.model_weights import ModelWeights
+from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import clear
-from unisono.reducer.sharded_optimizer import ShardedOptimizer
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import StepTimes
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
-from unisono.step.layout import Updates
+from unisono.step.layout import Layout, Updates
 from unisono.step.rule import RankState
 from unisono.weak import weakly
 from unisono.world import World
-
-STEPS_COUNT = (
-    "{} counts the calls of optimizer.step(): a rank that has left one out is behind the others; in its place, call "
-    "optimizer.zero_grad() and then optimizer.step(), which changes nothing"
-)
-"""Note on an exchange of weights that has failed in a loop of the user's own."""
 
 
 class Reducer:
@@ -69,37 +65,39 @@ class Reducer:
         self.rule, self.traits = rule, rule.traits
         self.parameters, self.times = self.structure.parameters, StepTimes(len(self.structure.parameters))
         self.observe: Callable[[OperationSpan], None] = lambda _: None
-        """Called with the Span of each operation that the engine runs."""
+        """Called with the span of each operation that the engine runs."""
         self.buffers = Buffers(model)
-        """The model's buffers and the memory they are sent in."""
         self.exchange: WorkerExchange | None = None
         """This worker's end of its exchanges, where the rule is asynchronous."""
         self.clip: float | None = None
         """Largest norm of all gradients together, where the optimizer's updates are in the program."""
-        self._applied_by = AppliedBy()  # of the backward pass that runs
+        self._step: SplitStep | ShardedStep | None = None  # that applies the gradients of the pass that runs
         self._prepared = False  # whether the setting of the coming backward pass has been asked for
         pool = world.resource(CommunicatorPool)
         collectives = ModelCollectives(pool, f"model {pool.register(self)}")
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
         self.memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
         self.accumulation = Accumulation(self.memory, float(size) if self.traits.sums else 1.0)
-        self.links = ServerLinks(rule, world, collectives) if has_servers(rule) else None
+        self.links: ServerLinks | None = None
         """Links to the servers of an asynchronous rule."""
+        if has_servers(rule):
+            self.links = ServerLinks(rule, world, collectives.call(lambda one: one.dup()).comm)
         has_buffers = bool(self.buffers.slots) and size > 1
         partitions = [*parts.holders.values(), *rule.partitions(size)]
-        observe = weakly(self._observe)
         self.programs = programs = Programs(
-            rule, self.memory, collectives, self.times, observe, has_buffers, self.links, partitions
+            rule, self.memory, collectives, self.times, weakly(self._observe), has_buffers, self.links, partitions
         )
         self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
-        self.runner = PassRunner(programs, self.buffers, self.accumulation, self.control, self.structure.names)
+        self.runner = PassRunner(programs, self.buffers, self.control, self.structure.names)
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self.weights = ModelWeights(model, programs, self.buffers, self.runner.wait)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
-        self._accumulators = accumulators_of(self.parameters) if self.traits.sums else []
-        for number, accumulator in enumerate(self._accumulators):
-            self._hooks.append(accumulator.register_prehook(partial(weakly(self.before_adding), number)))
+        # hooks of the nodes that add to `.grad` run in `backward()` alone, those of a tensor in `autograd.grad` too;
+        # autograd forgets a node that nobody holds, with its hooks
+        self._adding = [get_gradient_edge(one).node for one in self.parameters] if self.traits.sums else []
+        for number, node in enumerate(self._adding):
+            self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
 
     def loss_weight(self) -> LossWeight:
@@ -109,14 +107,12 @@ class Reducer:
             samples = 1.0
         return LossWeight(self.control.averages, samples)
 
-    # Called by the program
-
     def on_forward(self, first: torch.Tensor | None) -> None:
         """Record a forward pass and its first input."""
         if self.control.record_input(first):
             self.times.begin()
 
-    def backward(self, backward: Callable[[], Any], step: OptimizerStep | ShardedStep, updates: Updates) -> None:
+    def backward(self, backward: Callable[[], Any], step: SplitStep | ShardedStep) -> None:
         """Run a backward pass whose gradients an optimizer's step applies. A step in parts returns before all are
         applied: wait for all (`runner.wait`), or for each parameter that is read (`runner.wait_for`)."""
 
@@ -125,20 +121,20 @@ class Reducer:
             if self.runner.current is not None and not self.runner.current.ended:  # autograd has not ended it
                 self.finalize()
 
-        self._applied_by = AppliedBy(step, updates)
+        self._step = step
         try:
             self.prepare_for_backward()
             if self.programs.by_main:
                 self.runner.run_beside_main(run)
             else:
                 run()
-            if updates is Updates.WHOLE:
+            if self._updates() is Updates.WHOLE:
                 self.runner.wait()
         except BaseException:  # also after an interrupt the next pass must not find this one half done
             self._discard(self.runner.current)
             raise
         finally:
-            self._applied_by = AppliedBy()
+            self._step = None
 
     def synchronize(self) -> None:
         """Average the gradients over all ranks. A rank that has no backward pass in a step calls this in its place.
@@ -172,14 +168,13 @@ class Reducer:
             self.sharded.release()
             clear(self.parameters)
         self._hooks.clear()
-        self._accumulators.clear()
+        self._adding.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
             detach(model)
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Adopt the setting of the run that is resumed (`tuning.state`), if it had as many ranks and the same
-        options."""
+        """Adopt the setting of a run that is resumed (`tuning.state`), if it had as many ranks and the same options."""
         if self.programs.restore(state) and self.sharded is not None:
             self.sharded.lay_out()
 
@@ -209,15 +204,13 @@ class Reducer:
         self.runner.wait_for_all()
         return self.programs.rule_state()
 
-    # While a backward pass runs
-
     def prepare_for_backward(self) -> None:
         """Adopt a new setting, if there is one. A backward pass is about to begin, or has just begun."""
         self.runner.wait()
-        if self.programs.next_step(self._applied_by.deferred) and self.sharded is not None:
+        if self.programs.next_step(self._step is not None) and self.sharded is not None:
             self.sharded.lay_out()
-            if self._applied_by.deferred:
-                self._applied_by = AppliedBy(self.sharded.begin(), Updates.PARTS)
+            if self._step is not None:
+                self._step = self.sharded.begin()
         self._prepared = True
 
     def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -238,13 +231,14 @@ class Reducer:
         if not self.accumulation.averages:
             self.accumulation.accumulated = True
             return
-        if self.runner.current is None:
+        begun = self.runner.current
+        if begun is None:
             begun = self._begin()
-            if not self._applied_by.deferred:
+            if self._step is None:
                 Variable._execution_engine.queue_callback(
                     BackwardEndCallback(self.finalize, partial(self._discard, begun))
                 )
-        self.runner.mark_ready(number, last)
+        begun.mark_ready(number, last)
 
     def finalize(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
@@ -252,11 +246,10 @@ class Reducer:
         self.programs.tuning.record_order(begun.order)
         self.times.begin()
         self.control.end_pass()
-        if not self._applied_by.deferred:
+        if self._step is None:
             self.runner.wait()
             if self.sharded is not None:
-                self.sharded.hide_gradients(begun)
-            self.accumulation.check_pass()
+                self.sharded.hide_gradients(begun.replica)
             self.accumulation.end_average()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -273,7 +266,11 @@ class Reducer:
             self.runner.finish_step()
         except UnisonoError as error:
             if self.traits.state.differs:
-                error.add_note(STEPS_COUNT.format(type(self.rule).__name__))
+                error.add_note(
+                    f"{type(self.rule).__name__} counts the calls of optimizer.step(): a rank that has left one out is "
+                    "behind the others; in its place, call optimizer.zero_grad() and then optimizer.step(), which "
+                    "changes nothing"
+                )
             raise
 
     def _begin(self, absent: bool = False) -> BackwardPass:
@@ -288,28 +285,41 @@ class Reducer:
             self.prepare_for_backward()
         self._prepared = self.accumulation.accumulated = False
         self.accumulation.begin_pass()
-        compares = self.traits.state is RankState.WHOLE and not (absent or self._applied_by.deferred)
-        message = self.control.next_message(absent, self.accumulation.changes() if compares else None)
-        layout, program = self.programs.next(self._applied_by.updates, self._applied_by.deferred, self.clip)
-        if self.traits.state is RankState.SHARDED and self.sharded is None:
-            raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
-        begun = pass_of(
-            *(self.traits.state, (self.memory, self.buffers, layout, message), self._applied_by.step),
-            *(self.programs.collectives.rank, self.programs.rule_memory.kept, self.exchange),
-        )
-        self.control.begin(begun)
-        self.runner.begin(begun, program, self.traits.state.differs)
+        compares = self.traits.state is RankState.WHOLE and not absent and self._step is None
+        agreement = self.control.begin(absent, self.accumulation.changes() if compares else None)
+        layout, program = self.programs.next(self._updates(), self.clip)
+        replica = self._replica_of(layout, agreement)
+        begun = BackwardPass(replica, program, self.programs, self.accumulation, self.runner.arrivals)
+        self.runner.current = self.runner.last = begun
         return begun
+
+    def _updates(self) -> Updates:
+        """Return how the gradients of the pass that runs are applied."""
+        if self._step is None:
+            return Updates.OUTSIDE
+        return self._step.updates if isinstance(self._step, SplitStep) else Updates.PARTS
+
+    def _replica_of(self, layout: Layout, agreement: Agreement) -> ModelReplica:
+        """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer."""
+        parts = self.memory, self.buffers, layout, agreement
+        if self.traits.state is RankState.SHARDED:
+            if self.sharded is None:
+                raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
+            assert self._step is None or isinstance(self._step, ShardedStep), "the step is that of `sharded`"
+            return ShardedReplica(self.programs.collectives.rank, self._step, *parts)
+        assert not isinstance(self._step, ShardedStep), "only sharded rules have such steps"
+        update = None if self._step is None else self._step.update
+        if self.exchange is not None:
+            return ExchangingReplica(self.exchange, *parts, update)
+        return ModelReplica(*parts, update, self.programs.rule_memory.kept)
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
-        awaits_step = self.traits.state.differs and begun is not None and begun.layout.updates is Updates.OUTSIDE
-        if self.runner.discard(begun):
-            self.control.discard()
-            if awaits_step:  # a period counts steps, and none was made
-                self.programs.take_back()
-        if begun is not None:
-            self.control.renew(begun.control_message)
+        newest = self.runner.discard(begun)
+        self.control.discard(None if begun is None else begun.replica.agreement, newest)
+        awaits_step = begun is not None and begun.replica.layout.updates is Updates.OUTSIDE
+        if newest and awaits_step and self.traits.state.differs:  # a period counts steps, and none was made
+            self.programs.take_back()
 
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from unisono.plan.bucket_layout import BucketSlice
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.schedules.pieces import bounds
 from unisono.step.replica import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory
@@ -38,12 +37,12 @@ class RuleState:
         """Prepare the memory for a step: by bucket, with an anchor of the present weights where there is none."""
         if self._segments is not None:
             segments, self._segments = self._segments, None
-            for key in self._keys:
+            for key in self._memory.keys:
                 self._load_bucket(key, segments)
         if keeps_anchor:
-            for key in self._keys:
+            for key in self._memory.keys:
                 if (ANCHOR, key) not in self.kept:
-                    self.kept[ANCHOR, key] = self._memory.read_weights(self._memory.bucket_slice(key))
+                    self.kept[ANCHOR, key] = self._memory.read_weights(key)
 
     def gather(self) -> None:
         """Prepare the memory for a change of the layout. No task may be running."""
@@ -55,14 +54,13 @@ class RuleState:
             return self._segments
         found: dict[str, list[Segment]] = {}
         for (name, key), tensor in self.kept.items():
-            bucket = self._memory.bucket_slice(key)
             whole = tensor
             if name == SUM_RESIDUAL:
-                whole = torch.zeros(_length(bucket), dtype=bucket.dtype)
-                whole[self._own(bucket)] = tensor
-            found.setdefault(name, []).extend(self._cut(bucket, whole))
+                whole = torch.zeros_like(self._memory.bucket(key))
+                whole[self._own(key)] = tensor
+            found.setdefault(name, []).extend(self._cut(key, whole))
             if name == SENT:
-                found.setdefault(SUM, []).extend(self._cut(bucket, self._memory.elements(bucket)))
+                found.setdefault(SUM, []).extend(self._cut(key, self._memory.bucket(key)))
         return found
 
     def load(self, segments: Segments) -> None:
@@ -73,59 +71,47 @@ class RuleState:
     def write_anchor(self) -> bool:
         """Copy the anchor to the model's weights. Return False, with nothing copied, where no step has made one."""
         self.lay_out(keeps_anchor=False)
-        there = all((ANCHOR, key) in self.kept for key in self._keys)
-        for key in self._keys if there else ():
-            self._memory.write_weights(self._memory.bucket_slice(key), self.kept[ANCHOR, key])
+        there = all((ANCHOR, key) in self.kept for key in self._memory.keys)
+        for key in self._memory.keys if there else ():
+            self._memory.write_weights(key, self.kept[ANCHOR, key])
         return there
 
-    @property
-    def _keys(self) -> range:
-        return range(1, len(self._memory.layout.buckets) + 1)
-
-    def _own(self, bucket: BucketSlice) -> slice:
+    def _own(self, key: int) -> slice:
         """Return this rank's shard of a bucket."""
-        return slice(*bounds(_length(bucket), self._ranks, self._rank))
+        return slice(*bounds(len(self._memory.bucket(key)), self._ranks, self._rank))
 
-    def _cut(self, bucket: BucketSlice, whole: torch.Tensor) -> list[Segment]:
-        return [
-            (number, first - start, whole[first - bucket.start : last - bucket.start].clone())
-            for number, first, last, start in self._memory.ranges(bucket)
-        ]
+    def _cut(self, key: int, whole: torch.Tensor) -> list[Segment]:
+        return [(number, part.start, whole[here].clone()) for number, here, part in self._memory.pieces(key)]
 
     def _load_bucket(self, key: int, segments: Segments) -> None:
         """Fill the memory of a bucket. A change in flight of which a part is missing is dropped: it is sent again."""
-        bucket = self._memory.bucket_slice(key)
-        found = {name: self._join(bucket, segments.get(name, ())) for name in segments}
-        for name, (whole, covered) in found.items():
-            if name == SUM_RESIDUAL and covered:
-                own = self._own(bucket)
+        elements = sum(here.stop - here.start for _, here, _ in self._memory.pieces(key))
+        for name in segments:
+            whole, covered = self._join(key, segments[name])
+            if name == SUM or (covered < elements if name == SENT else not covered):
+                continue
+            if name == SUM_RESIDUAL:
+                own = self._own(key)
                 self.kept[SUM_RESIDUAL, key] = whole[own].clone()
                 whole[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
+            if name in (SUM_RESIDUAL, RESIDUAL):
                 self.kept.or_zeros(RESIDUAL, key, whole).add_(whole)
-            elif name == RESIDUAL and covered:
-                self.kept.or_zeros(RESIDUAL, key, whole).add_(whole)
-            elif name == SENT:
-                if covered == self._elements(bucket):
-                    self.kept[SENT, key] = whole
-                    self._memory.elements(bucket).copy_(found[SUM][0])
-            elif name != SUM and covered:
+            else:
                 self.kept[name, key] = whole
+            if name == SENT:
+                self._memory.fill_bucket(key, self._join(key, segments[SUM])[0])
 
-    def _elements(self, bucket: BucketSlice) -> int:
-        return sum(last - first for _, first, last, _ in self._memory.ranges(bucket))
-
-    def _join(self, bucket: BucketSlice, segments: Sequence[Segment]) -> tuple[torch.Tensor, int]:
+    def _join(self, key: int, segments: Sequence[Segment]) -> tuple[torch.Tensor, int]:
         """Return a tensor like a bucket with the segments that lie in it, and the number of their elements."""
-        whole, covered = torch.zeros(_length(bucket), dtype=bucket.dtype), 0
-        ranges = {number: (first, last, start) for number, first, last, start in self._memory.ranges(bucket)}
+        whole, covered = torch.zeros_like(self._memory.bucket(key)), 0
+        pieces = {number: (here.start - part.start, part) for number, here, part in self._memory.pieces(key)}
         for number, begin, tensor in segments:
-            if number not in ranges:
+            if number not in pieces:
                 continue
-            first, last, start = ranges[number]
-            low, high = max(first, start + begin), min(last, start + begin + len(tensor))
+            shift, part = pieces[number]
+            low, high = max(part.start, begin), min(part.stop, begin + len(tensor))
             if low < high:
-                part = tensor[low - start - begin : high - start - begin]
-                whole[low - bucket.start : high - bucket.start] = part
+                whole[low + shift : high + shift] = tensor[low - begin : high - begin]
                 covered += high - low
         return whole, covered
 
@@ -133,7 +119,3 @@ class RuleState:
 def without_changes(segments: Segments) -> Segments:
     """Return segments without changes in flight, which the weights still have."""
     return {name: content for name, content in segments.items() if name not in (SENT, SUM)}
-
-
-def _length(bucket: BucketSlice) -> int:
-    return bucket.stop - bucket.start

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -141,16 +141,6 @@ class GradientUse(IntEnum):
 
 
 @dataclass(frozen=True)
-class StepMessage:
-    """Step of one rank."""
-
-    made: bool = False
-    """True where the program has called `optimizer.step()`."""
-    uses: Mapping[int, GradientUse] = field(default_factory=dict)
-    """Changes by number of the parameter; one that is not here has the gradient that the backward pass has summed."""
-
-
-@dataclass(frozen=True)
 class StepResult:
     """Steps of all ranks."""
 
@@ -211,16 +201,17 @@ def use_of(gradient: torch.Tensor | None, placeholder: torch.Tensor | None) -> G
     return GradientUse.REMOVED if gradient is None else GradientUse.REPLACED
 
 
-def encode(message: StepMessage, parameters: int, rank: int, ranks: int) -> list[float]:
-    """Return a rank's message as numbers, to be summed over all ranks."""
-    uses = [0.0] * parameters
-    for number, use in message.uses.items():
-        uses[number] = float(DIGIT**use)
-    return [*uses, *rank_bit(rank if message.made else None, ranks)]
+def step_numbers(uses: Mapping[int, GradientUse] | None, parameters: int, rank: int, ranks: int) -> list[float]:
+    """Return what a rank says of its step, to be summed over all ranks. `uses` tells how `.grad` was changed, by number
+    of the parameter; it is None where the step was left out."""
+    numbers = [0.0] * parameters
+    for number, use in (uses or {}).items():
+        numbers[number] = float(DIGIT**use)
+    return [*numbers, *rank_bit(None if uses is None else rank, ranks)]
 
 
-def decode(sums: Sequence[float], parameters: int, ranks: int) -> StepResult:
-    """Return the messages of all ranks, decoded from the sums of their numbers."""
+def step_result(sums: Sequence[float], parameters: int, ranks: int) -> StepResult:
+    """Return what all ranks have said, from the sums of their numbers."""
     made = set(ranks_of(sums[parameters:]))
     uses = {
         number: tuple(int(total) // DIGIT**use % DIGIT for use in GradientUse)

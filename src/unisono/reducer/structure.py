@@ -23,8 +23,6 @@ from unisono.world import World
 
 _children, _parameters, _trains = attrgetter("_modules"), attrgetter("_parameters"), attrgetter("requires_grad")
 
-_NONE = object()
-
 
 class Structure:
     """Trainable parameters of `model`, which is not kept alive."""
@@ -54,7 +52,7 @@ class Structure:
 
     def added(self, model: torch.nn.Module) -> str | None:
         """Return the name of a parameter that is trained now and was not known; None when there is none."""
-        if self._same(model):
+        if _identical(_members([model, *self._modules]), self._seen) and not any(map(_trains, self._frozen)):
             return None
         names, parameters = trainable(model)
         for name, parameter in zip(names, parameters, strict=True):
@@ -71,18 +69,8 @@ class Structure:
     def _remember(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
         self._modules = modules[1:]  # without the model itself
-        self._children = list(_all(map(_children, modules)))
-        self._all = list(_all(map(_parameters, modules)))
-        self._frozen = [one for one in self._all if one is not None and id(one) not in self._known]
-
-    def _same(self, model: torch.nn.Module) -> bool:
-        """Return True where all modules and parameters are those seen last, and no frozen one has become trainable."""
-        modules = [model, *self._modules]
-        return (
-            _identical(_all(map(_children, modules)), self._children)
-            and _identical(_all(map(_parameters, modules)), self._all)
-            and not any(map(_trains, self._frozen))
-        )
+        self._seen = list(_members(modules))
+        self._frozen = [one for one in model.parameters() if id(one) not in self._known]
 
 
 def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:
@@ -91,15 +79,17 @@ def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Paramete
     return [name for name, _ in found], [parameter for _, parameter in found]
 
 
-def _all(dicts: Iterable[dict[str, object]]) -> Iterable[object]:
+def _members(modules: Sequence[torch.nn.Module]) -> Iterable[object]:
+    """Return the children and the parameters of modules."""
+    dicts = chain(map(_children, modules), map(_parameters, modules))
     return chain.from_iterable(map(dict.values, dicts))
 
 
 def _identical(some: Iterable[object], others: Sequence[object]) -> bool:
-    return all(is_(one, other) for one, other in zip_longest(some, others, fillvalue=_NONE))
+    return all(is_(one, other) for one, other in zip_longest(some, others, fillvalue=_identical))
 
 
-Description = Sequence[tuple[str, str]]
+Description = Sequence[str]
 """Names of tensors, each with the properties that must be equal on all ranks."""
 
 REMEDY = "build the same model on every rank, from the same options and in the same order"
@@ -129,30 +119,20 @@ def describe(model: torch.nn.Module) -> Description:
     parameters = [(f"parameter {name}", one) for name, one in model.named_parameters(remove_duplicate=False)]
     buffers = [(f"buffer {name}", one) for name, one in model.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
-    descriptions = []
-    for name, tensor in (*parameters, *buffers):
-        known = first.setdefault(id(tensor), name)
-        descriptions.append((name, _description_of(tensor) + ("" if known == name else f", the same as {known}")))
-    return descriptions
+    return [_described(name, one, first.setdefault(id(one), name)) for name, one in (*parameters, *buffers)]
+
+
+def _described(name: str, tensor: torch.Tensor, first: str) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
+    same = "" if first == name else f", the same as {first}"
+    return f"{name}, {tuple(tensor.shape)} of {dtype}{frozen}{same}"
 
 
 def difference(descriptions: Sequence[Description]) -> str:
     """Return a message with the first difference between rank 0's model and another rank's."""
     for rank, other in enumerate(descriptions):
-        for one, another in zip_longest(descriptions[0], other):
+        for one, another in zip_longest(descriptions[0], other, fillvalue="no more"):
             if one != another:
-                return (
-                    f"the models of ranks 0 and {rank} differ: rank 0 has {_entry_text(one)}, "
-                    f"rank {rank} has {_entry_text(another)}: {REMEDY}"
-                )
+                return f"the models of ranks 0 and {rank} differ: rank 0 has {one}, rank {rank} has {another}: {REMEDY}"
     return f"the models differ: {REMEDY}"
-
-
-def _description_of(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
-    return f"{tuple(tensor.shape)} of {dtype}{frozen}"
-
-
-def _entry_text(entry: tuple[str, str] | None) -> str:
-    return "no more" if entry is None else f"{entry[0]}, {entry[1]}"

@@ -29,9 +29,7 @@ from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UsageError
 from unisono.plan.choose import (
-    END_RATIOS,
     MEASURED_BUCKET_BYTES,
-    OUTSTANDING,
     Candidate,
     PredictionInputs,
     Setting,
@@ -71,7 +69,6 @@ class StepTimes:
         self._update_seconds: dict[int, float] = {}
         self._began = self.whole = 0.0
         self.needed = self.ready = [0.0] * parameters
-        self._seen: set[int] = set()
         self.begin()
 
     def begin(self) -> None:
@@ -81,14 +78,11 @@ class StepTimes:
         self._began = self._clock()
         self.needed = [0.0] * self._parameters
         self.ready = [0.0] * self._parameters
-        self._seen = set()
         self.whole = 0.0
 
     def record_read(self, number: int) -> None:
         """Record that a parameter is read. Only the first time in a step counts."""
-        if number not in self._seen:
-            self._seen.add(number)
-            self.needed[number] = self._clock() - self._began
+        self.needed[number] = self.needed[number] or self._clock() - self._began
 
     def record_ready(self, number: int) -> None:
         """Record that a parameter's gradient is ready."""
@@ -116,9 +110,8 @@ class StepTimes:
         mine = [*needed, *ready, whole, sum(self._update_seconds.values())]
         mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
         whole, update = mean[-2:]
-        ready = [
-            one or whole for one in mean[self._parameters : -2]
-        ]  # a parameter without a gradient counts as ready at the end
+        # a parameter without a gradient counts as ready at the end
+        ready = [one or whole for one in mean[self._parameters : -2]]
         return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
@@ -192,22 +185,21 @@ class Tuning:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Adopt the result of an earlier run. Return False if it does not apply, as with another number of ranks."""
-        overlap, bucket_bytes, sequence, *more = state["setting"]
-        outstanding = more[0] if more else OUTSTANDING[0]
-        end_ratio = more[2] if len(more) > 2 else END_RATIOS[0]
+        overlap, bucket_bytes, *more = state["setting"]
+        given: list[Any] = [tuple(one) if isinstance(one, list) else one for one in more]
+        setting = Setting(overlap, bucket_bytes, *given)
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
         if not alike or overlap not in self._overlaps or bucket_bytes not in self._sizes:
             return False
-        if end_ratio not in end_ratios(overlap, self._sizes, self._world.nodes):
+        if setting.end_ratio not in end_ratios(overlap, self._sizes, self._world.nodes):
             return False
-        buckets = self._memory.plan(state["order"], bucket_bytes, end_ratio)
-        if sequence and sorted(sequence) != list(range(len(buckets))):
+        buckets = self._memory.plan(state["order"], bucket_bytes, setting.end_ratio)
+        keys = list(range(1, len(buckets) + 1))
+        if setting.sequence and sorted(setting.sequence) != [key - 1 for key in keys]:
             return False
-        halves = tuple(more[1]) if len(more) > 1 else ()
-        if halves and sorted(halves) != sorted(2 * [*range(1, len(buckets) + 1)]):
+        if setting.halves and sorted(setting.halves) != sorted(2 * keys):
             return False
-        self.order = list(state["order"])
-        self.setting = Setting(overlap, bucket_bytes, tuple(sequence), outstanding, halves, end_ratio)
+        self.order, self.setting = list(state["order"]), setting
         self._finished = True
         return True
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,15 +35,56 @@ from unisono.tensor_parallel.layouts import (
     partial_to_own,
     partial_to_part,
 )
-from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
 
 
-class Features(NamedTuple):
-    """Number that a layer's parts share evenly."""
+class WeightPart(NamedTuple):
+    """Part `member` of `ranks` equal parts of a tensor whose dimension `dim` has the length `length`.
 
-    attribute: str
-    words: str
+        weight (10, 3) of an Embedding, by rows over 4 ranks      rows of 10 / 4, rounded up: 3
+
+        rank 0  rows 0 1 2      rank 1  rows 3 4 5      rank 2  rows 6 7 8      rank 3  row 9 and two rows of zeros
+
+    Parts are equal, so that all ranks have the same buckets. What is missing in the last is zeros, which nothing reads.
+    """
+
+    ranks: int
+    member: int
+    dim: int
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Length of each part in its dimension."""
+        return -(-self.length // self.ranks)
+
+    @property
+    def start(self) -> int:
+        """First element of this part in its dimension."""
+        return self.member * self.size
+
+    def shape(self, whole: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a part of a tensor of shape `whole`."""
+        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
+
+    def whole_shape(self, part: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the tensor that a tensor of shape `part` is a part of."""
+        return (*part[: self.dim], self.length, *part[self.dim + 1 :])
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a copy of this rank's part of a tensor, filled up with zeros."""
+        found = torch.zeros(self.shape(whole.shape), dtype=whole.dtype, device=whole.device)
+        mine = whole.narrow(self.dim, min(self.start, self.length), max(0, min(self.size, self.length - self.start)))
+        found.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
+        return found
+
+    def join(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the whole tensor from all parts, stacked in the order of ranks: (ranks, *shape of a part)."""
+        return torch.cat(parts.unbind(), self.dim).narrow(self.dim, 0, self.length).contiguous()
+
+
+Features = tuple[str, str]
+"""Number that a layer's parts share evenly: its attribute, and what it counts."""
 
 
 class ParallelLayer(nn.Module):
@@ -58,8 +100,6 @@ class ParallelLayer(nn.Module):
     """Number that parts of its input share; None: its input is never a part."""
     outputs: ClassVar[Features]
     """Number that parts of its output share."""
-    dimensions: ClassVar[int] = 2
-    """Least dimensions of its input."""
 
     @classmethod
     def cuts_of(cls, split: Split) -> Mapping[str, int]:  # noqa: ARG003  the same for all but rows
@@ -74,14 +114,14 @@ class ParallelLayer(nn.Module):
         shared = [cls.outputs] if split.how == COLUMN or split.gives == PART else []
         if cls.inputs is not None and (split.how == ROW or split.takes == PART):
             shared.append(cls.inputs)
-        reasons = (uneven(getattr(layer, one.attribute), one.words, split.ranks) for one in shared)
+        reasons = (uneven(getattr(layer, attribute), words, split.ranks) for attribute, words in shared)
         return next(filter(None, reasons), None)
 
 
 class ColumnParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some output features: weight (out / G, in), bias (out / G)."""
 
-    inputs, outputs = Features("in_features", "input features"), Features("out_features", "output features")
+    inputs, outputs = ("in_features", "input features"), ("out_features", "output features")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
@@ -113,7 +153,7 @@ class ColumnParallelConvolution(ParallelLayer):
 
     weight: Tensor
     bias: Tensor | None
-    outputs = Features("out_channels", "output channels")
+    outputs = ("out_channels", "output channels")
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -131,19 +171,13 @@ class ColumnParallelConvolution(ParallelLayer):
 class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):
     """Convolution over (b, channels, length)."""
 
-    dimensions = 3
-
 
 class ColumnParallelConv2d(ColumnParallelConvolution, nn.Conv2d):
     """Convolution over (b, channels, height, width)."""
 
-    dimensions = 4
-
 
 class ColumnParallelConv3d(ColumnParallelConvolution, nn.Conv3d):
     """Convolution over (b, channels, depth, height, width)."""
-
-    dimensions = 5
 
 
 class RowParallelEmbedding(ParallelLayer, nn.Embedding):
@@ -154,8 +188,7 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
                                                 rank 3     0        row 9    0       ┴ sum: to the rank of the sample
     """
 
-    cuts, dimensions = {"weight": 0}, 1
-    outputs = Features("embedding_dim", "features")
+    cuts, outputs = {"weight": 0}, ("embedding_dim", "features")
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -220,12 +253,12 @@ def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, Wei
     layer.register_forward_pre_hook(_check_samples)
 
 
-def _check_samples(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
     """Raise UsageError for an input without a dimension of samples, whose layout cannot change."""
-    assert isinstance(layer, ParallelLayer)
-    if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < layer.dimensions:
+    least = 1 if isinstance(layer, nn.Embedding) else layer.weight.ndim
+    if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim < least:
         raise UsageError(
-            f"a split {type(layer).__name__} takes (samples, ...), {layer.dimensions} dimensions or more, and got "
+            f"a split {type(layer).__name__} takes (samples, ...), {least} dimensions or more, and got "
             f"{tuple(inputs[0].shape)}: call it with a batch"
         )
 

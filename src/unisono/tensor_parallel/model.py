@@ -21,9 +21,8 @@ from unisono.reducer.control import LossWeight
 from unisono.reducer.hooks import reducer_of
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.dropout import use_sample_dropout
-from unisono.tensor_parallel.layers import ParallelLayer, become, parts_of
+from unisono.tensor_parallel.layers import ParallelLayer, WeightPart, become, parts_of
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
-from unisono.tensor_parallel.part import WeightPart
 from unisono.tensor_parallel.plan import DROPOUT, ParallelPlan, PlanLike, make_plan
 from unisono.world import World
 

@@ -1,8 +1,4 @@
-"""Norms over all gradients of a split model: each part counts once.
-
-rank 0   fc1's half 3, the rest 12  ┐  sum of squares over 2 ranks, whole ones divided by 2
-rank 1   fc1's half 4, the rest 12  ┴  9 + 16 + 144 = 169, norm 13 on both
-"""
+"""Norms over all gradients of a split model, and optimizers that need whole weights."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
+from unisono.reducer.bucket_memory import norm_of_all
 from unisono.tensor_parallel.model import named_parts, split_of
 
 NEEDS_WHOLE = ("LARS", "LAMB", "Adafactor", "LBFGS", "Muon")
@@ -28,12 +25,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
     if found is None:
         return float(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-    parts, total = named_parts(model), torch.zeros((), dtype=torch.float64)
-    for one in model.parameters():
-        if one.grad is not None:
-            held = parts[id(one)][0].ranks if id(one) in parts else 1
-            total += torch.linalg.vector_norm(one.grad).double().square() * held / found.world.size
-    norm = float(found.world.allreduce(total).sqrt())
+    parts = {key: part.ranks for key, (part, _) in named_parts(model).items()}
+    norm = float(norm_of_all(((one.grad, parts.get(id(one), 1)) for one in model.parameters()), found.world))
     for gradient in gradients:
         gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
     return norm

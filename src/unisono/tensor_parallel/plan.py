@@ -7,9 +7,18 @@
 "column" splits the outputs of a layer (features of Linear, channels of Conv), "row" its inputs (features of Linear,
 rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives each rank's own samples unless the plan says
 "takes part" or "gives part": then each rank has a part of the features of the group's samples, and nothing is sent
-there. Each layer has a size of groups of its own. "dropout" names a
-Dropout that works on parts, along the dimension `dim`. A group size that is left out is all ranks. Names may have
-wildcards, as in `layers.*.fc1`.
+there. Each layer has a size of groups of its own; one that is left out is all ranks. "dropout" names a Dropout that
+works on parts, along the dimension `dim`. Names may have wildcards, as in `layers.*.fc1`.
+
+Styles of DTensor's `parallelize_module`, where they say the same:
+
+    ColwiseParallel()                                "column gives part"     Replicate ─▶ Shard(-1)
+    ColwiseParallel(output_layouts=Shard(0))         "column"                Replicate ─▶ Shard(0)
+    RowwiseParallel()                                "row takes part"        Shard(-1) ─▶ Replicate
+    RowwiseParallel(input_layouts=Shard(0))          "row"                   Shard(0) ─▶ Replicate
+
+Shard(0) is "own", and so is Replicate: each rank feeds its own samples, and the layer gathers those of its group.
+Groups are all ranks, as of a mesh with one dimension. Activations that are split along a sequence have no words here.
 """
 
 from __future__ import annotations
@@ -19,7 +28,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.styles import is_style, words_of
 
 COLUMN, ROW, DROPOUT = "column", "row", "dropout"
 HOWS = (COLUMN, ROW, DROPOUT)
@@ -27,6 +35,9 @@ OWN, PART = "own", "part"
 
 AUTO = "auto"
 """Plan that is chosen by prediction (`choose_plan.py`)."""
+
+STYLES = "torch.distributed.tensor."
+"""Beginning of the names of DTensor's modules."""
 
 FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
 
@@ -104,20 +115,34 @@ def split_of(value: Any, layer: str) -> Split:
     """Return a split from its words, or from DTensor's style. Raises UsageError, naming the layer."""
     if isinstance(value, Split):
         return value
-    words = words_of(value, layer) if is_style(value) else value
-    if not isinstance(words, str):
-        raise UsageError(f"the plan of layer {layer!r} is {value!r}; it reads like {FORM}")
-    return _parse(words, layer)
-
-
-def _parse(text: str, layer: str) -> Split:
-    words = text.split() or [""]
-    found: dict[str, Any] = {"how": words.pop(0)}
+    if any(one.__module__.startswith(STYLES) and one.__name__ == "ParallelStyle" for one in type(value).__mro__):
+        return _split_of_style(value, layer)
+    words = value.split() if isinstance(value, str) else []
+    found: dict[str, Any] = {"how": words.pop(0) if words else ""}
     if words and words[0].isdigit():
         found["ranks"] = int(words.pop(0))
     while len(words) >= 2 and words[0] in ("takes", "gives", "dim") and words[0] not in found:
-        key, value = words.pop(0), words.pop(0)
-        found[key] = int(value) if key == "dim" and value.removeprefix("-").isdigit() else value
+        key, word = words.pop(0), words.pop(0)
+        found[key] = int(word) if key == "dim" and word.removeprefix("-").isdigit() else word
     if words or found["how"] not in HOWS or not isinstance(found.get("dim", -1), int):
-        raise UsageError(f"the plan of layer {layer!r} is {text!r}; it reads like {FORM}")
+        raise UsageError(f"the plan of layer {layer!r} is {value!r}; it reads like {FORM}")
     return Split(**found)
+
+
+def _split_of_style(style: Any, layer: str) -> Split:
+    """Return the split that a style of DTensor says, of which nothing is imported."""
+    name = type(style).__name__
+    how = {"ColwiseParallel": COLUMN, "RowwiseParallel": ROW}.get(name)
+    if how is None:
+        raise UsageError(f"layer {layer!r}: {name} is not supported: use ColwiseParallel or RowwiseParallel")
+    takes = _flow(style.input_layouts, layer, f"{name}(input_layouts=...)")
+    return Split(how, takes=takes, gives=_flow(style.output_layouts, layer, f"{name}(output_layouts=...)"))
+
+
+def _flow(layouts: Any, layer: str, where: str) -> str:
+    one = layouts[0] if isinstance(layouts, tuple) and len(layouts) == 1 else layouts
+    if type(one).__name__ == "Replicate" or (type(one).__name__ == "Shard" and one.dim == 0):
+        return OWN
+    if type(one).__name__ == "Shard" and one.dim == -1:
+        return PART
+    raise UsageError(f"layer {layer!r}: {where} is {layouts}; it has to be Replicate(), Shard(0) or Shard(-1)")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.tensor_parallel.layers import WeightPart
 from unisono.tensor_parallel.model import named_parts, split_of
-from unisono.tensor_parallel.part import WeightPart
 from unisono.world import World
 
 

@@ -15,9 +15,8 @@ from unisono.errors import UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
-from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
+from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
 from unisono.rules import BaseRule
-from unisono.step.layout import Updates
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import exchanges_activations
 from unisono.tensor_parallel.norms import check_split_optimizer
@@ -95,25 +94,21 @@ class Trainer:
             with self.span("forward", "computing"), self.within():
                 loss = self.loss(self.model(inputs), labels) if samples else loss_of_none(self.model, inputs)
             reducer.zero_grad()
-            step, updates = self._begin_update()
+            step = self._begin_update()
             with self.span("backward", "computing"):
-                reducer.backward(loss.backward, step, updates)
+                reducer.backward(loss.backward, step)
             total = float(loss.detach()) * samples if samples else 0.0
         else:
             reducer.zero_grad()
-            step, updates = self._begin_update()
-            reducer.backward(reducer.synchronize, step, updates)
+            reducer.backward(reducer.synchronize, self._begin_update())
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
 
-    def _begin_update(self) -> tuple[SplitStep | ShardedStep, Updates]:
-        """Return the optimizer's step that begins, and how it is made."""
-        if self.reducer.sharded is not None:
-            return self.reducer.sharded.begin(), Updates.PARTS
-        step = self._optimizing.begin()
-        return step, step.updates
+    def _begin_update(self) -> SplitStep | ShardedStep:
+        """Return the optimizer's step that begins."""
+        return self._optimizing.begin() if self.reducer.sharded is None else self.reducer.sharded.begin()
 
     def request(self, kind: str) -> None:
         """Request "save" or "stop" from all ranks, with the next control message. Signal handlers may call this."""

@@ -18,7 +18,7 @@ from unisono.data.builtin import load_digits
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
-from unisono.step.layout import Bucket, Layout
+from unisono.step.layout import Layout
 from unisono.step.program import Operation, Step, Task
 from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL, Replica
 from unisono.testing import Batch, InProcessReplica, play_in_process
@@ -48,16 +48,15 @@ class AlignedReplica(InProcessReplica):
     def __init__(self, memory: BucketMemory, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.memory = BucketMemory(self.parameters, OneRank())  # type: ignore[arg-type]
-        buckets = memory.layout.buckets
-        order = list(dict.fromkeys(number for one in buckets for number in one.parameters))
+        order = list(dict.fromkeys(number for one in memory.buckets for number in one.parameters))
         self.memory.lay_out(order, 8_000)
-        assert self.memory.layout == memory.layout
+        assert self.memory.buckets == memory.buckets
 
     def read_weights(self, key: int) -> torch.Tensor:
-        return self.memory.read_weights(self.memory.bucket_slice(key))
+        return self.memory.read_weights(key)
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        self.memory.write_weights(self.memory.bucket_slice(key), flat)
+        self.memory.write_weights(key, flat)
 
 
 def trained(world: World, rule: BaseRule, steps: int = STEPS) -> Trainer:
@@ -72,12 +71,8 @@ def trained(world: World, rule: BaseRule, steps: int = STEPS) -> Trainer:
 def played(world: World, rule: BaseRule, memory: BucketMemory, steps: int = STEPS) -> list[AlignedReplica]:
     """All ranks in this process, on the buckets of a reducer."""
     buckets = [
-        Bucket(
-            one.nbytes,
-            one.parameters,
-            tuple((first - start, last - start) for _, first, last, start in memory.ranges(one)),
-        )
-        for one in memory.layout.buckets
+        one._replace(ranges=tuple((part.start, part.stop) for _, _, part in memory.pieces(key)))
+        for key, one in enumerate(memory.buckets, 1)
     ]
     layout = Layout(world.size, len(memory.parameters), tuple(buckets))
     whole = list(batches(alone(world), steps, BATCH))
@@ -137,7 +132,7 @@ def name_of(rule: Any) -> str:
 def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> None:
     trainer = trained(group, rule)
     memory = trainer.reducer.memory
-    assert len(memory.layout.buckets) > 4
+    assert len(memory.buckets) > 4
     replicas = played(group, rule, memory)
     close(weights(trainer.model), weights(replicas[group.rank].model))
     if rule.traits.state.has_anchor:
@@ -162,13 +157,13 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
     trainer = trained(spread, rule, STEPS)
     exact = trained(spread, LocalSGD(exchange(None), every=STEPS), STEPS)
     reducer = trainer.reducer
-    for key, bucket in enumerate(reducer.memory.layout.buckets, 1):
+    for key in reducer.memory.keys:
         kept = reducer.programs.rule_memory.kept
         residual = kept[RESIDUAL, key].clone()
         residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept[SUM_RESIDUAL, key]
         left = torch.stack(spread.all_gather_object(residual)).sum(0)
         applied = kept[ANCHOR, key]  # the change is the anchor's less the weights', hence the sign
-        torch.testing.assert_close(applied - left, exact.reducer.memory.read_weights(bucket), rtol=0, atol=1e-12)
+        torch.testing.assert_close(applied - left, exact.reducer.memory.read_weights(key), rtol=0, atol=1e-12)
         assert left.abs().max() > 0
 
 
@@ -281,14 +276,14 @@ def test_an_exchange_runs_beside_the_next_steps(group: World) -> None:
             assert "exchange_change" not in ended
             RELEASED.set()
     trainer.wait()
-    buckets = len(trainer.reducer.memory.layout.buckets)
+    buckets = len(trainer.reducer.memory.buckets)
     assert ended.count("exchange_change") == ended.count("outer_step") == buckets
 
 
 def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
     lines: list[str] = []
     small = Trainer(network(), group, DiLoCo(fragments=4), optimizer_of(network()))
-    assert len(small.reducer.memory.layout.buckets) >= 4
+    assert len(small.reducer.memory.buckets) >= 4
     given = Trainer(network(), group, DiLoCo(Exchange(bucket_bytes=1 << 20), fragments=4), optimizer_of(network()))
     given.reducer.programs.log_with(lines.append)
     expected = ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"] if group.rank == 0 else []

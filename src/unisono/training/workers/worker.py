@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from unisono.asynchronous.exchange import WorkerExchange
+from unisono.asynchronous.link import ServerLinks
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.serving import RunState
 from unisono.data.loading import Batch
-from unisono.reducer.family_passes import ServerLinks
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program

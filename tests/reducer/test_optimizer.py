@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
-from unisono.reducer.backward_pass import BackwardPass
+from unisono.reducer.backward_pass import ModelReplica
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import ControlMessage
-from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
+from unisono.reducer.control import Agreement, ControlMessage
+from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS, CollectiveTasks
@@ -63,8 +63,9 @@ class Engine:
             parameter.grad = None
         buckets = [Bucket(1, tuple(numbers)) for numbers in self._parts]
         layout = Layout(1, len(self.parameters), tuple(buckets), updates=step.updates, clip=self._clip)
-        memory = SimpleNamespace(parameters=self.parameters)
-        begun = BackwardPass(memory, Buffers(torch.nn.Identity()), layout, ControlMessage(1.0), step)  # type: ignore[arg-type]
+        memory: Any = MagicMock(parameters=self.parameters)
+        agreement = Agreement(ControlMessage(1.0))
+        begun = ModelReplica(memory, Buffers(torch.nn.Identity()), layout, agreement, step.update)
 
         def settled(key: int) -> None:
             for task in updates(layout, key, CollectiveTasks(layout, OVERLAPS["chain"], 1)):

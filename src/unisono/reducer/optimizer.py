@@ -1,7 +1,18 @@
-"""User's optimizer in shards: each rank keeps the state of its shards alone, and its step follows a sum in shards.
+"""User's optimizer, whose steps follow the exchanges: in parts, or in shards.
+
+In parts, each runs as soon as its gradients are ready, from a `Trainer`:
+
+    optimizer        group 0: w0 w1 w2    group 1: w3            one step, of all
+    part of bucket   group 0:    w1       group 1: w3            the same class, options and state, of fewer parameters
+
+PyTorch's optimizers and those in `optimizers/` update each parameter independently, so the parts together equal the
+whole step, bit for bit. Any other optimizer, or one with hooks, makes its whole step when all gradients are ready, and
+the main thread waits for it. LBFGS evaluates the loss several times in a step, which is not supported.
+
+In shards, each rank keeps the state of its shards alone, and the step follows a sum in shards:
 
     backward()           placeholders in .grad, where the gradients are in shards
-    optimizer.step()     begin_step: .grad = None │ the step itself: nothing to update │ end_step: shards, gathered
+    optimizer.step()     .grad = None │ the step itself: nothing to update │ shards are updated, and gathered
     zero_grad()          .grad = None, as after any step: without it, the next step is refused
 
 The optimizer's state_dict is that of an unsharded one:
@@ -18,7 +29,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +37,112 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment, State, cut, join
-from unisono.optimizers.sharded import IN_SHARDS, ShardedStep, check_optimizer, hooks_refused, needs_norms
-from unisono.reducer.backward_pass import BackwardPass
-from unisono.reducer.family_passes import ShardedPass
-from unisono.reducer.optimizer_step import begin_step
+from unisono.optimizers.sharded import (
+    IN_SHARDS,
+    ShardedStep,
+    check_optimizer,
+    has_hooks,
+    hooks_refused,
+    is_patched,
+    needs_norms,
+    options_of,
+    part_of,
+)
+from unisono.reducer.backward_pass import ModelReplica
+from unisono.reducer.family_replicas import ShardedReplica
 from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.programs import Programs
-from unisono.reducer.scattered_gradient import GradientUse, StepMessage, scatter, use_of
+from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
+from unisono.step.layout import Updates
 from unisono.weak import weakly
+
+PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
+"""Module prefixes of the optimizers that update each parameter independently."""
+
+
+class SplitStep:
+    """Step of an optimizer, with the options (learning rate) it had when it began. Later changes have no effect."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self.updates = Updates.PARTS if _can_be_split(optimizer) else Updates.WHOLE
+        """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
+        self._groups = options_of(optimizer)
+
+    def update(self, parameters: Sequence[int]) -> None:
+        """Make the step for these parameters, given by number; for all parameters where it is not made in parts."""
+        if self.updates is Updates.WHOLE:
+            self._optimizer.step()
+            return
+        mine = {id(self._parameters[number]) for number in parameters}
+        groups = [{**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups]
+        part_of(self._optimizer, groups).step()
+
+
+class BucketedOptimizer:
+    """Application of `optimizer` to the gradients of a model's parameters, part by part."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        wait: Callable[[], object],
+    ) -> None:
+        """Make the optimizer's methods call `wait`, which waits for pending updates. Raises UsageError for LBFGS."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "LBFGS computes the loss several times in a step; use unisono.parallel and its step(closure)"
+            )
+        self._optimizer, self._parameters = optimizer, parameters
+        self._known = {id(parameter) for parameter in parameters}
+        for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
+            setattr(optimizer, name, _WaitingMethod(optimizer, name, wait))
+
+    def begin(self) -> SplitStep:
+        """Return the step that begins.
+
+        Raises UsageError for a trainable parameter of the optimizer whose gradients are not averaged.
+        """
+        begin_step(self._optimizer, self._known)
+        return SplitStep(self._optimizer, self._parameters)
+
+
+def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
+    """Mark the optimizer's step as made. Raises UsageError for a trainable parameter whose id is not among the `known`
+    ones of the model."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) not in known:
+                raise UsageError(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's, or was "
+                    "frozen when the model was made parallel: its gradients would differ from rank to rank. Put all "
+                    "that the optimizer trains into one torch.nn.ModuleDict, and make that parallel"
+                )
+
+
+def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
+    per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
+    return per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
+
+
+class _WaitingMethod:
+    """Method of an optimizer that first waits until all updates are finished: it needs final gradients and state.
+
+    It does not keep the optimizer alive, which holds it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, wait: Callable[[], object]) -> None:
+        self._optimizer, self._wait = weakref.ref(optimizer), wait
+        self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
+        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _WaitingMethod) else patched
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._wait()
+        if self._patched is not None:
+            return self._patched(*arguments, **named)
+        return self._function(self._optimizer(), *arguments, **named)
+
 
 Closure = Callable[[], Any]
 """Function that computes the loss and its gradients for a step."""
@@ -58,14 +167,12 @@ class ShardedOptimizer:
         been."""
         check_optimizer(optimizer)
         self.optimizer, self._programs, self._runner, self._names = optimizer, programs, runner, names
-        self._memory, self._collectives, self._parameters = programs.memory, programs.collectives, runner.parameters
+        self._memory, self._collectives = programs.memory, programs.collectives
+        self._parameters = self._memory.parameters
         self._segments: list[Segment] | None = None  # of this rank, also where it has none; None before the first
         self._handles: list[RemovableHandle] = []
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
-        self._placeholders: list[torch.Tensor | None] = [None] * len(
-            self._parameters
-        )  # of the last pass, by number of the parameter
-        self._begun: tuple[ShardedStep, StepMessage] | None = None  # step of the user's optimizer while it is made
+        self._placeholders: list[torch.Tensor | None] = [None] * len(self._parameters)  # of the last pass
         for name in METHODS:
             setattr(optimizer, name, _ShardedMethod(self, name))
         programs.layer_norms = needs_norms(optimizer)
@@ -94,10 +201,10 @@ class ShardedOptimizer:
                 self._cut(number, whole)
         self._cut_all()
 
-    def hide_gradients(self, begun: BackwardPass) -> None:
+    def hide_gradients(self, summed: ModelReplica) -> None:
         """Mark gradients that are in shards, until the optimizer's step: programs cannot read them."""
-        if isinstance(begun, ShardedPass) and not begun.discarded:
-            self._placeholders = scatter(self._parameters, self._names, begun.has_gradient)
+        if isinstance(summed, ShardedReplica) and not summed.discarded:
+            self._placeholders = scatter(self._parameters, self._names, summed.has_gradient)
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
         """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
@@ -168,9 +275,6 @@ class ShardedOptimizer:
     def _end_step(self) -> None:
         """Run the tasks that follow the step, and put the gradients back. Raises the error that the ranks agree on."""
         try:
-            last = self._runner.last
-            if self._runner.awaits_step and isinstance(last, ShardedPass) and self._begun is not None:
-                last.step_with(*self._begun)
             self._runner.finish_step()
         finally:
             for number, gradient in self._set_aside.items():
@@ -178,25 +282,27 @@ class ShardedOptimizer:
             self._set_aside.clear()
 
     def _set_gradients_aside(self) -> None:
-        step, last, uses = self.begin(), self._runner.last, dict[int, GradientUse]()
+        """Give the step, and what the program has done to gradients, to the pass that waits for it."""
+        step, uses = self.begin(), dict[int, GradientUse]()
+        last = self._runner.last.replica if self._runner.last is not None and self._runner.awaits_step else None
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         for number, parameter in enumerate(self._parameters):
             if id(parameter) not in held:
                 continue
             if parameter.grad is not None:
-                if not self._runner.awaits_step:
+                if last is None:
                     raise UsageError(
                         f"parameter {self._names[number]} has a gradient that no backward pass since the last "
                         "optimizer.step() has summed: with Sharded, call step() once after each backward(), which is "
                         "not under no_sync, or after unisono.synchronize(model), where the program has set .grad"
                     )
                 self._set_aside[number] = parameter.grad
-            summed = isinstance(last, ShardedPass) and self._runner.awaits_step and last.has_gradient(number)
-            given = self._placeholders[number] if summed else None
-            if (use := use_of(parameter.grad, given)) is not None:
+            summed = isinstance(last, ShardedReplica) and last.has_gradient(number)
+            if (use := use_of(parameter.grad, self._placeholders[number] if summed else None)) is not None:
                 uses[number] = use
             parameter.grad = None
-        self._begun = step, StepMessage(True, uses)
+        if isinstance(last, ShardedReplica):
+            last.shards.step, last.uses = step, uses
 
     @property
     def _state(self) -> dict[Any, State]:

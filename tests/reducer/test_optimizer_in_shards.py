@@ -13,12 +13,12 @@ from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import ControlMessage
-from unisono.reducer.family_passes import ShardedPass
+from unisono.reducer.control import Agreement, ControlMessage
+from unisono.reducer.family_replicas import ShardedReplica
+from unisono.reducer.optimizer import ShardedOptimizer
 from unisono.reducer.reducer import Reducer
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.sharded_optimizer import ShardedOptimizer
-from unisono.step.layout import Bucket, Layout
+from unisono.step.layout import Layout
 
 
 class Allocator:
@@ -31,8 +31,8 @@ class Allocator:
 class Runner:
     """Runner whose program may wait for the optimizer's step."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        self.parameters, self.last = parameters, None
+    def __init__(self) -> None:
+        self.last: Any = None
         self.awaits_step, self.steps, self.waits = False, 0, list[None]()
 
     def wait(self) -> None:
@@ -43,9 +43,9 @@ class Runner:
             return
         self.awaits_step = False
         self.steps += 1
-        self.last.agree_on_step(SimpleNamespace(allreduce=lambda _: None))
+        self.last.replica.agree_on_step(SimpleNamespace(allreduce=lambda _: None))
         self.wait()
-        if (error := self.last.step_error(("a", "b"))) is not None:
+        if (error := self.last.replica.step_error(("a", "b"))) is not None:
             raise error
 
 
@@ -56,7 +56,7 @@ class Rank:
         self.parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
         self.lay_out((1, 0))
-        self.runner = Runner(self.parameters)
+        self.runner = Runner()
         collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
         self.programs = SimpleNamespace(
             memory=self.memory, collectives=collectives, layout=lambda: self.layout, layer_norms=True
@@ -72,20 +72,20 @@ class Rank:
         return self.sharded
 
     def lay_out(self, order: tuple[int, ...], largest: int = 16) -> None:
-        buckets = [Bucket(one.nbytes, one.parameters) for one in self.memory.lay_out(order, largest).buckets]
-        self.layout = Layout(1, 2, tuple(buckets))
+        self.memory.lay_out(order, largest)
+        self.layout = Layout(1, 2, self.memory.buckets)
 
     def sgd(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters, lr=1.0, momentum=0.9)
 
-    def begin(self) -> ShardedPass:
+    def begin(self) -> ShardedReplica:
         """Begin a pass in which the first parameter has a gradient, up to the optimizer's step."""
-        begun = ShardedPass(self.memory, Buffers(torch.nn.Identity()), self.layout, ControlMessage(), 0)
-        for number, gradient in enumerate((torch.full((4,), 0.5), None)):
-            begun.add(number, gradient)
+        parts = self.memory, Buffers(torch.nn.Identity()), self.layout, Agreement(ControlMessage())
+        begun = ShardedReplica(0, None, *parts)
+        begun.gradients.update({0: torch.full((4,), 0.5), 1: None})
         for key in self.layout.keys:
             begun.pack(key)
-        self.runner.last, self.runner.awaits_step = begun, True
+        self.runner.last, self.runner.awaits_step = SimpleNamespace(replica=begun), True
         return begun
 
 
@@ -171,10 +171,9 @@ def test_gradients_are_set_aside_after_the_closure_of_a_step() -> None:
 
     assert optimizer.step(closure) == 2.0
     assert isinstance(seen[0], ScatteredGradient)
-    assert rank.runner.last is not None
     for key in rank.layout.keys:
-        rank.runner.last.update_shard(key)
-        rank.runner.last.unpack_shards(key)
+        rank.runner.last.replica.update_shard(key)
+        rank.runner.last.replica.unpack_shards(key)
     assert rank.parameters[0].tolist() == [0.5] * 4
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.tensor_parallel.part import WeightPart
+from unisono.tensor_parallel.layers import WeightPart
 
 
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2))
