@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from unisono.compute.prepare import prepare
 from unisono.errors import RecipeError, UsageError
 from unisono.models import make_network
 from unisono.processor_model import processor
-from unisono.rules import BSP, Exchange, LocalSGD
-from unisono.training.build import check_fit, load_plan, make_rule, save_plan, warm_up
-from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
+from unisono.training.build import check_fit, load_plan, save_plan, warm_up
+from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 
 HERE = machine(processor().name)
@@ -111,20 +109,6 @@ def test_a_network_that_does_not_take_the_data_is_reported(name: str, shape: tup
 def test_a_network_that_takes_the_data_and_one_of_ones_own() -> None:
     check_fit(make_network("small_convnet", "", 10, 1), "small_convnet", torch.zeros(1, 1, 8, 8), nullcontext)
     check_fit(torch.nn.Linear(3, 4), "nets:mine", torch.zeros(1, 5), nullcontext)
-
-
-def test_a_rule_of_ones_own_is_made_by_its_function(tmp_path: Path) -> None:
-    (tmp_path / "own_rule_made.py").write_text(
-        "from unisono.rules import BSP\n"
-        "def largest(exchange, overlap):\n    return BSP(exchange, overlap, 3)\n"
-        "def none(exchange, overlap):\n    return 7\n"
-    )
-    options = RuleRecipe("own_rule_made:largest", str(tmp_path), "funnel")
-    recipe = Recipe(rule=options, exchange=ExchangeRecipe(wire="float16"))
-    assert make_rule(recipe) == BSP(Exchange(wire="float16"), "funnel", 3)
-    with pytest.raises(RecipeError, match="'own_rule_made:none': it gave int, not a rule that inherits from"):
-        make_rule(replace(recipe, rule=replace(options, name="own_rule_made:none")))
-    assert make_rule(Recipe(rule=RuleRecipe("local_sgd", every=5))) == LocalSGD(every=5)
 
 
 class Others:

@@ -29,13 +29,13 @@ from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
+from unisono.training.named_rule import make_rule
 from unisono.training.planned_run import (
     PlannedData,
     data_of,
     example_of,
     plan_recipe,
     planned_run,
-    rule_of,
     sample_shape,
     split_model_of,
     traced_network,
@@ -96,17 +96,9 @@ def test_the_run_of_a_network_has_no_data() -> None:
         plan_recipe(None, "vgg_a", ["samples.trian=5"])
 
 
-def test_a_rule_has_the_options_and_the_exchange_of_the_recipe() -> None:
-    words = ["rule.name=local_sgd", "rule.every=4", "exchange.wire=int8", "exchange.bucket_megabytes=2"]
-    recipe = plan_recipe(None, "vgg_a", words)
-    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8", bucket_bytes=2 << 20), every=4)
-    with pytest.raises(UsageError, match="there is no rule 'bps'; there are bsp, "):
-        rule_of(plan_recipe(None, "vgg_a", ["rule.name=bps"]))
-
-
 def test_changes_are_of_the_recipe_or_the_machine_and_made_together() -> None:
     recipe, machine = what_if(DEEP, MACHINE, "exchange.wire=int8,rule.name=local_sgd,bandwidth=2x,latency=0.5x")
-    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8"))
+    assert make_rule(recipe) == LocalSGD(Exchange(wire="int8"))
     assert (recipe.training, recipe.samples) == (DEEP.training, DEEP.samples)
     assert machine.link.bandwidth == 2 * MACHINE.link.bandwidth
     assert machine.name.endswith("bandwidth=2x, latency=0.5x")

@@ -27,12 +27,11 @@ from unisono.launch import (
     ranks_started,
     survival_options,
 )
-from unisono.rules import Exchange
 from unisono.rules.asynchronous import has_servers
 from unisono.startup import Startup
 from unisono.timeouts import timeout_of
 from unisono.training import run_directory
-from unisono.training.named_rule import named_rule, survives_deaths
+from unisono.training.named_rule import make_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
 from unisono.training.recipe_check import check_run
 from unisono.training.recipe_file import find_recipe, read_recipe
@@ -152,7 +151,7 @@ def train(
     if started is None and count > 1:
         paths = {"resume": resume, "replay": replay, "run": run, "timeline": timeline, "ledger": ledger}
         arguments = _arguments(recipe, changes, {**paths, "machine": machine}, verbose)
-        survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
+        survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, arguments, settings.training.timeout or None, survives))
     paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger}
     _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
@@ -184,7 +183,7 @@ def _recipe(
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
         found = run_directory.recipe_of(replay, [])
-        if not is_user_function(found.rule.name) and not has_servers(named_rule(found.rule, Exchange())):
+        if not is_user_function(found.rule.name) and not has_servers(make_rule(found)):
             raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
         return found, []
     if resume is None:

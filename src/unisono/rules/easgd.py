@@ -52,6 +52,7 @@ from unisono.step.program import (
     thread,
     weights,
 )
+from unisono.tables import number
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class EASGD(BaseAsynchronousRule):
     without a bound.
     """
 
-    alpha: float = 0.5
+    alpha: float = number(0.5, above=0)
     """Moving rate: share of the difference by which each side moves in an exchange; above 0, at most 1."""
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
 from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
 from unisono.step.program import UPDATE, Operation, Step, StepProgram, Task, bucket, weights
 from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, RankState, Traits
+from unisono.tables import number
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class LocalSGD(BaseRule):
     exchanged.
     """
 
-    every: int = 16
+    every: int = number(16, at_least=1)
     """Steps of a period."""
 
     def __post_init__(self) -> None:

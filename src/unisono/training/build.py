@@ -42,11 +42,9 @@ from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_l
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
-from unisono.training.named_rule import exchange_of, named_rule, own_rule
 from unisono.training.recipe import DataRecipe, Recipe
 from unisono.training.timeline.collect import Timeline
 from unisono.training.trainer import Trainer
-from unisono.user_function import is_user_function
 from unisono.world import World
 
 if TYPE_CHECKING:
@@ -163,19 +161,6 @@ def make_trainer(
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
-
-
-def make_rule(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
-    options = recipe.rule
-    exchange = exchange_of(recipe)
-    if is_user_function(options.name):
-        own = own_rule(options)
-        rule = own.call(exchange, options.overlap)
-        if not isinstance(rule, BaseRule):
-            raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
-        return rule
-    return named_rule(options, exchange)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:

@@ -45,7 +45,7 @@ from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.named_rule import exchange_of, named_rule
+from unisono.training.named_rule import make_rule
 from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
@@ -125,7 +125,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     data, given, training, model = data_of(recipe.data), recipe.samples, recipe.training, recipe.model
     shape = sample_shape(given.shape) or data.shape or input_shape(model.name, recipe.data.size)
     network, traced = traced_network(model.name, model.folder, shape, given.classes or data.classes or CLASSES)
-    rule, optimizer = rule_of(recipe), recipe.optimizer
+    rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
     facts = data.samples
     return PlannedRun(
@@ -148,11 +148,6 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         recipe.compute.convolutions == "autotune",
         split_model_of(recipe.parallel, rule, optimizer.name, network, traced),
     )
-
-
-def rule_of(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe. Raises UsageError for an unknown one."""
-    return named_rule(recipe.rule, exchange_of(recipe))
 
 
 class PlannedData(NamedTuple):

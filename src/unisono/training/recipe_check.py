@@ -6,11 +6,11 @@ from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
-from unisono.rules import RULES, Exchange
+from unisono.rules import RULES
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.named_rule import named_rule, own_rule
+from unisono.training.named_rule import make_rule, own_rule
 from unisono.training.recipe import OWN, OptimizerRecipe, Recipe, RuleRecipe
 from unisono.user_function import is_user_function
 from unisono.wires import WIRES
@@ -73,7 +73,7 @@ def check_exchange(recipe: Recipe, ranks: int) -> None:
         check(algorithm)
     if is_user_function(recipe.rule.name):
         return
-    rule = named_rule(recipe.rule, Exchange(algorithm, None if wire == OWN else wire))
+    rule = make_rule(recipe)
     if has_servers(rule):
         rule.seats(ranks)
         shuffle = parse_shuffle(recipe.data.shuffle)
@@ -98,7 +98,7 @@ def check_parallel(recipe: Recipe, ranks: int) -> None:
     plan = plan_of(recipe, ranks)
     if plan is None:
         return
-    if recipe.rule.name in RULES and not named_rule(recipe.rule, Exchange()).traits.groups:
+    if recipe.rule.name in RULES and not make_rule(recipe).traits.groups:
         raise RecipeError(
             f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp or sharded"
         )

@@ -27,12 +27,11 @@ from unisono.training.build import (
     describe_precision,
     load_plan,
     make_feed,
-    make_rule,
     make_trainer,
     save_plan,
 )
 from unisono.training.checkpoint.state import check_state
-from unisono.training.named_rule import describe_unused, own_rule
+from unisono.training.named_rule import describe_unused, make_rule, own_rule
 from unisono.training.player import Run
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run, plan_of
