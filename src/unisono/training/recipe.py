@@ -14,6 +14,7 @@ from unisono.data.storage import STORAGES
 from unisono.optimizers import OPTIMIZERS
 from unisono.rules.options import all_options
 from unisono.tables import choice, flat, number, numbers, texts_or
+from unisono.training.learning_rate import POLICIES
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
@@ -76,7 +77,7 @@ class OptimizerRecipe:
     batch of one worker / for_batch; 0: it is not scaled."""
     warm_epochs: float = number(0.0, at_least=0)
     """Epochs of linear warm-up, from `learning_rate` where the rate is scaled, else from 0."""
-    policy: str = choice("constant", "constant", "steps", "polynomial", "cosine")
+    policy: str = choice("constant", *POLICIES)
     """Course of the rate after the warm-up: constant, steps, polynomial or cosine."""
     every: float = number(0.0, at_least=0)
     """Epochs between two drops of the `steps` policy; 0: a third of the run."""

@@ -99,10 +99,9 @@ def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
     columns = [
         (one.name, type(one.default), field(default=one.default, metadata=one.metadata)) for one in known.values()
     ]
-    found = vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, "rule."))
-    return RuleRecipe(
-        **{key: found[key] for key in plain}, options={key: one for key, one in found.items() if key not in plain}
-    )
+    found = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, "rule.")))
+    name, folder, overlap = (found.pop(key) for key in plain)
+    return RuleRecipe(name, folder, overlap, found)
 
 
 def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
