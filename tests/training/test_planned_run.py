@@ -231,7 +231,7 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
         pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
     files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
     found = samples_of(DataRecipe(pack=str(tmp_path / "pack"), threads=3, groups=2))
-    nbytes = sum(path.stat().st_size for path in files) / 12
+    nbytes = round(sum(path.stat().st_size for path in files) / 12)
     assert found == SampleRecipe("", 2, 12, 4, nbytes, 40 * 32)
 
 

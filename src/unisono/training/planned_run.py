@@ -79,9 +79,9 @@ class SampleRecipe:
     """Training samples of an epoch."""
     test: int = number(0, at_least=0)
     """Samples of the test after each epoch."""
-    bytes: float = number(0.0, at_least=0)
+    bytes: int = number(0, at_least=0)
     """Bytes of an encoded sample."""
-    pixels: float = number(0.0, at_least=0)
+    pixels: int = number(0, at_least=0)
     """Pixels that are decoded of a sample."""
 
 
@@ -169,8 +169,8 @@ def known_samples(recipe: PlanRecipe) -> SampleRecipe:
 
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
-    told = samples_of(recipe.data)
-    return replace(told, **{key: value for key, value in vars(recipe.samples).items() if value})
+    found = samples_of(recipe.data)
+    return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
 
 
 def samples_of(recipe: DataRecipe) -> SampleRecipe:
@@ -191,7 +191,7 @@ def samples_of(recipe: DataRecipe) -> SampleRecipe:
     train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
     labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
     shape = str(labels) if labels > 1 else ""  # of text; that of images is given by the network or by an option
-    sizes = train.nbytes / len(train), mean_pixels(train)
+    sizes = round(train.nbytes / len(train)), round(mean_pixels(train))
     return SampleRecipe(shape, len(train.about.classes), len(train), len(test), *sizes)
 
 

@@ -66,13 +66,13 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
 
 def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
     """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
-    wanted_now = [renamed_change(wanted) for wanted in changes]
-    tables = _without(renamed(content), wanted_now)
-    recipe = _parse(kind, tables, source)
-    for wanted, current in zip(changes, wanted_now, strict=True):
-        change(tables, current)
-        recipe = _parse(kind, renamed(tables), f"--set {wanted}")
-    return recipe
+    tables = dict(renamed(content))
+    for wanted in changes:  # one after another, each checked by itself: its error names it
+        alone: dict[str, Any] = {}
+        for found in (tables, alone):
+            change(found, renamed_change(wanted))
+        _parse(kind, renamed(alone), f"--set {wanted}")
+    return _parse(kind, renamed(tables), source)
 
 
 def _parse(kind: type[AnyRecipe], tables: Mapping[str, Any], source: str) -> AnyRecipe:
@@ -102,16 +102,6 @@ def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
     found = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, "rule.")))
     name, folder, overlap = (found.pop(key) for key in plain)
     return RuleRecipe(name, folder, overlap, found)
-
-
-def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return the tables without the values that changes replace: some of older releases cannot be read any more."""
-    found = dict(content)
-    for wanted in changes:
-        table, _, key = (part.strip() for part in wanted.partition("=")[0].partition("."))
-        if isinstance(old := found.get(table), dict):
-            found[table] = {name: value for name, value in old.items() if name != key}
-    return found
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
