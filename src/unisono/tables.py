@@ -63,15 +63,22 @@ def texts_or(word: str) -> Any:
 
 
 def parse(
-    kind: type[Value], content: Any, source: str, error: type[UsageError] = RecipeError, strict: bool = True
+    kind: type[Value],
+    content: Any,
+    source: str,
+    error: type[UsageError] = RecipeError,
+    strict: bool = True,
+    name: str = "",
 ) -> Value:
     """Return the dataclass of type `kind` that `content` holds; errors name `source` and the key, with its tables.
+
+    `name` is that of the table itself, where it is in another.
 
     Raises `error` for a key that is missing, a value of another type, or one beyond the limits; and for an unknown key,
     unless files of later releases, which may have more, are read as well: not `strict`.
     """
     try:
-        found: Value = _dataclass(kind, content, "", strict)
+        found: Value = _dataclass(kind, content, name, strict)
     except _UnfitError as unfit:
         raise error(f"{source}: {unfit}") from None
     return found

@@ -70,7 +70,7 @@ def test_checkpoints_within_an_epoch_are_those_due_and_those_requested() -> None
 
 def test_a_stop_saves_the_step_and_ends_the_run() -> None:
     found = events(recipe(), asked={3: {"stop": "rank 2"}})
-    assert found[-2:] == [Save(RunPoint(0, 3, 3), why="SIGTERM to rank 2", ends=True), Stop()]
+    assert found[-2:] == [Save(RunPoint(0, 3, 3)), Stop("SIGTERM to rank 2")]
     late = events(recipe(), stops_after=1)
     assert late[-2:] == [Save(RunPoint(1, 0, 3), tests=True), Stop("SIGTERM to rank 1")]
     assert not isinstance(events(recipe(), stops_after=2)[-1], Stop), "after the last epoch there is nothing to stop"

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unisono.cli import ranks
-from unisono.rules import RULES, DiLoCo, Exchange, find_rule
+from unisono.errors import RecipeError
+from unisono.rules import BSP, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.asynchronous import has_servers
-from unisono.training.named_rule import describe_unused, named_rule, survives_deaths
-from unisono.training.recipe import RuleRecipe
+from unisono.training.named_rule import describe_unused, make_rule, survives_deaths
+from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
+
+
+def rule_recipe(name: str, folder: str = "", overlap: str = "auto", **options: Any) -> RuleRecipe:
+    return RuleRecipe(name, folder, overlap, options)
 
 
 def test_a_rule_gets_its_own_keys() -> None:
-    exchange = Exchange(wire="int8")
-    found = named_rule(RuleRecipe("diloco", overlap="none", every=8, alpha=0.9), exchange)
-    assert found == DiLoCo(exchange, "none", every=8)
+    recipe = rule_recipe("diloco", overlap="none", every=8, alpha=0.9, nesterov=False)
+    found = make_rule(Recipe(rule=recipe, exchange=ExchangeRecipe(wire="int8", bucket_megabytes=2)))
+    assert found == DiLoCo(Exchange(wire="int8", bucket_bytes=2 << 20), "none", every=8, nesterov=False)
+    assert make_rule(Recipe(rule=rule_recipe("local_sgd", every=5))) == LocalSGD(every=5)
+
+
+def test_a_rule_of_ones_own_is_made_by_its_function(tmp_path: Path) -> None:
+    (tmp_path / "own_rule_made.py").write_text(
+        "from unisono.rules import BSP\n"
+        "def largest(exchange, overlap):\n    return BSP(exchange, overlap, 3)\n"
+        "def none(exchange, overlap):\n    return 7\n"
+    )
+    options = RuleRecipe("own_rule_made:largest", str(tmp_path), "funnel")
+    recipe = Recipe(rule=options, exchange=ExchangeRecipe(wire="float16"))
+    assert make_rule(recipe) == BSP(Exchange(wire="float16"), "funnel", 3)
+    with pytest.raises(RecipeError, match="'own_rule_made:none': it gave int, not a rule that inherits from"):
+        make_rule(replace(recipe, rule=replace(options, name="own_rule_made:none")))
 
 
 def test_keys_that_a_rule_has_not_are_named() -> None:
-    assert describe_unused(RuleRecipe("bsp", alpha=0.9, servers=2, scale="sum", overlap="none")) == [
-        "rule.alpha = 0.9 has no effect with rule.name = 'bsp', which has scale",
+    assert describe_unused(rule_recipe("bsp", alpha=0.9, servers=2, scale="sum", overlap="none")) == [
         "rule.servers = 2 has no effect with rule.name = 'bsp', which has scale",
+        "rule.alpha = 0.9 has no effect with rule.name = 'bsp', which has scale",
     ]
-    assert describe_unused(RuleRecipe("local_sgd", delay=0)) == [
+    assert describe_unused(rule_recipe("local_sgd", delay=0)) == [
         "rule.delay = 0 has no effect with rule.name = 'local_sgd', which has every"
     ]
-    assert describe_unused(RuleRecipe("mine:make", "/home", every=4)) == [
+    assert describe_unused(rule_recipe("mine:make", "/home", every=4)) == [
         "rule.every = 4 has no effect with rule.name = 'mine:make', which has no keys of its own"
     ]
 
@@ -37,9 +58,9 @@ def test_keys_that_a_rule_has_not_are_named() -> None:
     "options",
     [
         RuleRecipe(),
-        RuleRecipe("easgd", alpha=0.9, period=2, server="thread", servers=2, staleness=4),
-        RuleRecipe("diloco", every=8, outer_rate=0.5, outer_momentum=0.5, fragments=2, delay=2),
-        RuleRecipe("local_sgd", every=8),
+        rule_recipe("easgd", alpha=0.9, period=2, server="thread", servers=2, staleness=4),
+        rule_recipe("diloco", every=8, outer_rate=0.5, outer_momentum=0.5, fragments=2, delay=2),
+        rule_recipe("local_sgd", every=8),
         RuleRecipe("mine:make", "/home", overlap="none"),
     ],
 )
@@ -48,7 +69,7 @@ def test_keys_of_the_rule_and_defaults_are_not(options: RuleRecipe) -> None:
 
 
 def test_rules_of_the_table() -> None:
-    assert {name for name in RULES if survives_deaths(RuleRecipe(name))} == {"easgd"}
+    assert {name for name in RULES if survives_deaths(Recipe(rule=RuleRecipe(name)))} == {"easgd"}
     assert {name for name in RULES if has_servers(find_rule(name)())} == {"easgd"}
 
 
@@ -60,7 +81,7 @@ def test_rules_of_ones_own_are_asked_in_another_process(tmp_path: Path) -> None:
         "def broken(exchange, overlap):\n    raise ValueError\n"
     )
     asked = {
-        name: survives_deaths(RuleRecipe(f"own_survivors:{name}", str(tmp_path)))
+        name: survives_deaths(Recipe(rule=RuleRecipe(f"own_survivors:{name}", str(tmp_path))))
         for name in ("calm", "strict", "broken", "absent")
     }
     assert asked == {"calm": True, "strict": False, "broken": False, "absent": False}

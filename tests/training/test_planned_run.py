@@ -28,19 +28,21 @@ from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
+from unisono.training.named_rule import make_rule
 from unisono.training.planned_run import (
-    PlannedData,
-    data_of,
+    SampleRecipe,
     example_of,
     plan_recipe,
     planned_run,
-    rule_of,
+    run_on_ranks,
     sample_shape,
+    samples_of,
     split_model_of,
     traced_network,
     what_if,
 )
 from unisono.training.recipe import DataRecipe, ParallelRecipe
+from unisono.training.recipe_file import find_recipe, read_recipe
 
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
@@ -97,17 +99,9 @@ def test_the_run_of_a_network_has_no_data() -> None:
         plan_recipe(None, "vgg_a", ["samples.trian=5"])
 
 
-def test_a_rule_has_the_options_and_the_exchange_of_the_recipe() -> None:
-    words = ["rule.name=local_sgd", "rule.every=4", "exchange.wire=int8", "exchange.bucket_megabytes=2"]
-    recipe = plan_recipe(None, "vgg_a", words)
-    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8", bucket_bytes=2 << 20), every=4)
-    with pytest.raises(UsageError, match="there is no rule 'bps'; there are bsp, "):
-        rule_of(plan_recipe(None, "vgg_a", ["rule.name=bps"]))
-
-
 def test_changes_are_of_the_recipe_or_the_machine_and_made_together() -> None:
     recipe, machine = what_if(DEEP, MACHINE, "exchange.wire=int8,rule.name=local_sgd,bandwidth=2x,latency=0.5x")
-    assert rule_of(recipe) == LocalSGD(Exchange(wire="int8"))
+    assert make_rule(recipe) == LocalSGD(Exchange(wire="int8"))
     assert (recipe.training, recipe.samples) == (DEEP.training, DEEP.samples)
     assert machine.link.bandwidth == 2 * MACHINE.link.bandwidth
     assert machine.name.endswith("bandwidth=2x, latency=0.5x")
@@ -226,9 +220,10 @@ def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:
-    assert data_of(DataRecipe()) == PlannedData(SampleFacts(threads=MAX_DECODING_THREADS), 1437, 360, 10)
+    assert samples_of(DataRecipe()) == SampleRecipe(classes=10, train=1437, test=360)
+    assert run_of().samples == SampleFacts(threads=MAX_DECODING_THREADS)
     with pytest.raises(RecipeError, match=r"data\.name = 'digit'; there are digits"):
-        data_of(DataRecipe(name="digit"))
+        samples_of(DataRecipe(name="digit"))
 
 
 def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Path], tmp_path: Path) -> None:
@@ -236,11 +231,33 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
         part = find(image_samples(tmp_path / "source" / name, count=count))[""]
         pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
     files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
-    found = data_of(DataRecipe(pack=str(tmp_path / "pack"), threads=3, groups=2))
-    nbytes = sum(path.stat().st_size for path in files) / 12
-    assert found == PlannedData(SampleFacts(nbytes, 40 * 32, 3, copies=2), 12, 4, 2)
+    found = samples_of(DataRecipe(pack=str(tmp_path / "pack"), threads=3, groups=2))
+    nbytes = round(sum(path.stat().st_size for path in files) / 12)
+    assert found == SampleRecipe("", 2, 12, 4, nbytes, 40 * 32)
 
 
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
-    found = data_of(DataRecipe(pack="packs/nowhere", storage="replicated"))
-    assert found == PlannedData(SampleFacts(copies=0))
+    assert samples_of(DataRecipe(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
+    words = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
+    assert run_of(*words).samples == SampleFacts(threads=3, copies=2)
+    assert run_of(*words, "data.groups=1", "data.storage=replicated").samples.copies == 0
+
+
+def test_a_run_on_ranks_is_that_of_a_plan_and_refuses_what_is_not_predicted() -> None:
+    recipe, samples = read_recipe(find_recipe(Path("digits"))), SampleRecipe("1x8x8", 10, 1437)
+    run = run_on_ranks(recipe, samples, MACHINE, 4, 2)
+    assert (run.nodes, run.ranks_per_node, run.epoch_samples) == (2, 2, 1437)
+    assert plan_run(run, (2,))[0].step == plan_run(replace(run_of(), ranks_per_node=2), (2,))[0].step
+    with pytest.raises(UsageError, match="3 ranks do not spread evenly over 2 nodes"):
+        run_on_ranks(recipe, samples, MACHINE, 3, 2)
+    split = replace(recipe, parallel=ParallelRecipe(layers="auto"))
+    with pytest.raises(UsageError, match="its layers are split over ranks, which a machine file does not predict"):
+        run_on_ranks(split, samples, MACHINE, 4, 2)
+
+
+def test_a_network_whose_weights_need_values_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own_net_valued.py").write_text(
+        "import torch\ndef make(classes, channels):\n    return [0][int(torch.zeros(1).item())]\n"
+    )
+    with pytest.raises(UsageError, match="'own_net_valued:make' is not made without memory for its weights: Tensor"):
+        traced_network("own_net_valued:make", str(tmp_path), (1, 8, 8), 10)

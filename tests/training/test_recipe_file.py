@@ -9,7 +9,10 @@ import tomli_w
 
 from unisono.errors import RecipeError
 from unisono.models import MODELS
+from unisono.rules import EASGD, RULES
+from unisono.rules.options import own_options
 from unisono.training.learning_rate import rate_at
+from unisono.training.named_rule import describe_unused, make_rule
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_check import check_run
 from unisono.training.recipe_file import FOLDER, find_recipe, names, parse_recipe, read_recipe
@@ -68,6 +71,10 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
             "rule.overlap = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
         ),
         ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
+        ("rule.fragmets=3", "unknown key rule.fragmets; did you mean rule.fragments?"),
+        ("rule.servers=0", "rule.servers = 0, but it has to be at least 1"),
+        ("rule.server=node", "rule.server = 'node'; it is one of rank, thread"),
+        ("rule=3", "rule is a table of keys, not the value 3"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
         ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated, streamed, auto"),
@@ -148,6 +155,60 @@ def test_recipes_of_older_runs_are_read(tmp_path: Path) -> None:
         read_recipe(tmp_path / "odd.toml")
 
 
+def test_options_of_a_rule_are_keys_of_its_table_or_of_a_table_of_their_own(tmp_path: Path) -> None:
+    flat, nested = tmp_path / "flat.toml", tmp_path / "nested.toml"
+    flat.write_text('[rule]\nname = "diloco"\nevery = 8\nouter_rate = 1\nalpha = 0.25\n')
+    nested.write_text('[rule]\nname = "diloco"\n[rule.options]\nevery = 8\nouter_rate = 1.0\nalpha = 0.25\n')
+    recipe = read_recipe(flat)
+    assert recipe == read_recipe(nested)
+    assert (recipe.rule.options["every"], recipe.rule.options["outer_rate"]) == (8, 1.0)
+    assert recipe.rule.options["fragments"] == 4, "the default of the rule's class"
+    for path in (flat, nested):
+        for key in ("rule.every", "rule.options.every"):
+            assert read_recipe(path, [f"{key}=4"]).rule.options["every"] == 4
+    assert to_dict(recipe)["rule"]["every"] == 8, "written as by older releases"
+    nested.write_text("[rule]\noptions = 3\n")
+    with pytest.raises(RecipeError, match=r"rule\.options is a table of keys, not the value 3"):
+        read_recipe(nested)
+
+
+OLD_RULE = """
+[rule]
+name = "easgd"
+folder = ""
+overlap = "auto"
+scale = "mean"
+every = 16
+outer_rate = 0.7
+outer_momentum = 0.9
+fragments = 4
+delay = 1
+alpha = 0.3
+period = 2
+server = "thread"
+servers = 2
+staleness = 8
+"""
+"""Table of a run's recipe as releases wrote it whose recipes had the keys of all rules at hand."""
+
+
+def test_the_rule_of_an_older_runs_recipe_is_read(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(OLD_RULE)
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert make_rule(recipe) == EASGD(alpha=0.3, period=2, server="thread", servers=2, staleness=8)
+    changes = ["rule.name=easgd", "rule.alpha=0.3", "rule.period=2", "rule.server=thread", "rule.servers=2"]
+    assert recipe.rule == read_recipe(DIGITS, [*changes, "rule.staleness=8"]).rule
+    assert describe_unused(recipe.rule) == []
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_recipe_can_set_every_option_of_a_rule_and_a_wrong_value_is_named(rule: str) -> None:
+    for key, one in own_options(rule).items():
+        assert read_recipe(DIGITS, [f"rule.name={rule}"]).rule.options[key] == one.default
+        with pytest.raises(RecipeError, match=rf"--set rule\.{key}=\[\]: rule\.{key} = \[\] is not"):
+            read_recipe(DIGITS, [f"rule.name={rule}", f"rule.{key}=[]"])
+
+
 def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
     rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet_")]
     found = {}
@@ -192,11 +253,11 @@ def test_the_effective_rate_is_that_of_the_paper(name: str) -> None:
     """The rate of a sum counts once for each rank."""
     recipe = read_recipe(RECIPES / f"{name}.toml")
     _, scale, algorithm, ranks, samples, rate = PAPERS[name]
-    assert (recipe.rule.name, recipe.rule.scale, recipe.exchange.algorithm) == ("bsp", scale, algorithm)
+    assert (recipe.rule.name, recipe.rule.options["scale"], recipe.exchange.algorithm) == ("bsp", scale, algorithm)
     assert (recipe.ranks, recipe.training.batch) == (ranks, ranks * samples)
     options, training = recipe.optimizer, recipe.training
     peak = rate_at(options, options.warm_epochs, training.epochs, training.batch)
-    assert peak * (ranks if recipe.rule.scale == "sum" else 1) == pytest.approx(rate)
+    assert peak * (ranks if recipe.rule.options["scale"] == "sum" else 1) == pytest.approx(rate)
 
 
 def test_easgd_is_theano_mpis_with_plain_momentum() -> None:

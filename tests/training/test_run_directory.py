@@ -47,7 +47,7 @@ def test_a_run_whose_period_an_older_release_measured_needs_a_number(tmp_path: P
         recipe_of(tmp_path, ["training.epochs=3"])
     for changes in (["rule.every=8", "training.epochs=3"], ["training.epochs=3", "rule.every=8"]):
         found = recipe_of(tmp_path, changes)
-        assert (found.rule.name, found.rule.every, found.training.epochs) == ("local_sgd", 8, 3)
+        assert (found.rule.name, found.rule.options["every"], found.training.epochs) == ("local_sgd", 8, 3)
     assert past_recipe(tmp_path).rule.name == "local_sgd", "what it has written can be read"
 
 

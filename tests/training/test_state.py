@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,14 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError, RecipeError
-from unisono.rules import BSP
+from unisono.rules import BSP, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
-from unisono.training.state import check_change, discard_newer, load_optimizer, resume_run
-from unisono.training.workers.state import WorkerCounters
-from unisono.training.workers.worker import WorkerPlayer
+from unisono.training.state import check_change, discard_newer, load_rank, load_states, resume_run
 
 
 def recipe(**tables: dict[str, object]) -> Recipe:
@@ -75,7 +72,7 @@ class Alone:
 def trainer(width: int = 3) -> Any:
     model = torch.nn.Linear(width, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    programs = SimpleNamespace(resume=lambda step: None)
+    programs = SimpleNamespace(resume=lambda step, rule: None)
     reducer = SimpleNamespace(restore=lambda state: None, programs=programs, traits=BSP().traits)
     return SimpleNamespace(model=model, optimizer=optimizer, reducer=reducer, world=SimpleNamespace(rank=0))
 
@@ -104,11 +101,10 @@ def test_incomplete_checkpoints_are_renamed_after_the_rest_was_checked(tmp_path:
     assert (steps(tmp_path), len(checkpoint_names(tmp_path / "checkpoints"))) == ([1, 2], 2), (
         "check_change may refuse it yet"
     )
-    said = discard_newer(tmp_path, point, incomplete)
+    said = discard_newer(tmp_path, point.step, incomplete)
     assert said == [
         "step-000000002 is damaged: it has no manifest.json; it is now step-000000002.torn, and the previous one is "
         "used",
-        "resumes after step 1",
     ]
     assert (steps(tmp_path), checkpoint_names(tmp_path / "checkpoints")) == ([1], ["step-000000001"])
 
@@ -118,6 +114,19 @@ def test_checkpoints_of_older_releases_open(tmp_path: Path, key: str) -> None:
     keep(tmp_path, 1, key)
     point, incomplete, notes = resume_run(tmp_path, trainer(), WORLD)
     assert (point.step, point.data, incomplete, notes) == (1, "these", [], [])
+
+
+def test_the_states_of_ranks_of_older_releases_open() -> None:
+    """They had none of the rule."""
+    of, before = trainer(), trainer()
+    of.reducer.traits = LocalSGD().traits
+    rank = {"weights": before.model.state_dict(), "optimizer": before.optimizer.state_dict()}
+    world: Any = SimpleNamespace(rank=0, size=1)
+    assert load_states(of, world, Checkpoint(3, {}, {"ranks": [rank]}, {})) == []
+    assert torch.equal(of.model.weight, before.model.weight)
+    world.size = 2
+    (line,) = load_states(of, world, Checkpoint(3, dict(before.model.state_dict()), {"ranks": [rank]}, {}))
+    assert line.startswith("the run had 1 ranks with weights of their own: all begin with the mean of the weights")
 
 
 def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:
@@ -135,7 +144,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
         point, incomplete, _ = resume_run(tmp_path, trainer(), WORLD)
         assert (point, incomplete) == (RunPoint(), [])
         check_change(recipe(optimizer={"name": "lamb"}), BEFORE, point, "these")
-        assert discard_newer(tmp_path, point, incomplete) == [f"{tmp_path} has no checkpoint yet: the run begins again"]
+        assert discard_newer(tmp_path, point.step, incomplete) == []
         add_metrics(tmp_path, {"step": 23})  # it is killed before its checkpoint
     add_metrics(tmp_path, {"step": 46})
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*, but metrics of 2 epochs: is its disk not mounted"):
@@ -149,24 +158,10 @@ def test_an_optimizer_keeps_the_options_of_the_recipe() -> None:
     parameter.grad = torch.ones(2)
     before.step()
     now = torch.optim.SGD([parameter], 0.2, momentum=0.5, nesterov=True)
-    load_optimizer(now, before.state_dict())
+    model, programs = torch.nn.Module(), SimpleNamespace(resume=lambda step, rule: None)
+    of: Any = SimpleNamespace(model=model, optimizer=now, reducer=SimpleNamespace(programs=programs))
+    load_rank(of, 4, {}, before.state_dict())
     (group,) = now.param_groups
     assert (group["lr"], group["momentum"], group["nesterov"]) == (0.2, 0.5, True)
     assert group["params"] == [parameter]
     assert torch.equal(now.state[parameter]["momentum_buffer"], torch.ones(2))
-
-
-def test_a_resumed_worker_does_too() -> None:
-    """Its snapshot has the options of before."""
-    model = torch.nn.Linear(1, 1)
-    before = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    now = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-    reducer = SimpleNamespace(programs=SimpleNamespace(resume=lambda _: None))
-    run = SimpleNamespace(
-        world=SimpleNamespace(rank=1), trainer=SimpleNamespace(model=model, optimizer=now, reducer=reducer)
-    )
-    worker = WorkerPlayer(run, None, None, None)  # type: ignore[arg-type]
-    counters = WorkerCounters(4, 8, 1.5, 32)
-    worker.resume(Checkpoint(4, dict(model.state_dict()), before.state_dict(), asdict(counters)))
-    assert now.param_groups[0]["momentum"] == 0.5
-    assert worker.counters == counters

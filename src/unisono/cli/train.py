@@ -15,10 +15,9 @@ import typer
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, rank_started, ranks_started
-from unisono.rules import Exchange
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
-from unisono.training.named_rule import named_rule, survives_deaths
+from unisono.training.named_rule import make_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
 from unisono.training.recipe_check import check_run
 from unisono.training.recipe_file import find_recipe, read_recipe
@@ -91,7 +90,7 @@ def train(
         where = f"{count} rank{'s' * (count > 1)}{' of this machine' * (started is None)}"
         _print([f"{settings.name}: {what} on {where}"])  # long before PyTorch is imported
     if started is None and count > 1:
-        survives = partial(survives_deaths, settings.rule) if timeline is None else None  # all ranks write it together
+        survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
         raise typer.Exit(launch(count, settings.training.timeout or None, survives))
     paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger}
     _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
@@ -105,7 +104,7 @@ def _recipe(
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
         found = run_directory.recipe_of(replay, [])
-        if not is_user_function(found.rule.name) and not has_servers(named_rule(found.rule, Exchange())):
+        if not is_user_function(found.rule.name) and not has_servers(make_rule(found)):
             raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
         return found, []
     if resume is None:

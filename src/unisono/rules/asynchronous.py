@@ -20,6 +20,7 @@ from unisono.errors import UsageError
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival, RankGroup, Step, StepProgram
 from unisono.step.rule import AUTO, BaseRule, Members, RankState, SeatCounts, Traits
+from unisono.tables import choice, number
 
 SERVERS = ("rank", "thread")
 """Places of a server: a rank that does nothing else, or a thread beside a worker."""
@@ -29,13 +30,13 @@ SERVERS = ("rank", "thread")
 class BaseAsynchronousRule(BaseRule, ABC):
     """Rule by which every worker applies its own gradients, and exchanges with servers every `period` steps."""
 
-    period: int = 1
+    period: int = number(1, at_least=1)
     """Steps between two exchanges of a worker."""
-    server: str = "rank"
+    server: str = choice("rank", *SERVERS)
     """Place of the servers: "rank" for the last ranks, which only serve; "thread" for threads of ranks 0, 1, ...."""
-    servers: int = 1
+    servers: int = number(1, at_least=1)
     """Number of servers; each keeps a part of the model."""
-    staleness: int = 0
+    staleness: int = number(0, at_least=0)
     """Largest number of exchanges of others between two of one worker: faster workers wait for slower ones. 0 is no
     bound."""
 

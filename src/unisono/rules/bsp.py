@@ -19,6 +19,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, SET_GRADS
 from unisono.step.program import UPDATE, Step, Task, bucket, gradient
 from unisono.step.rule import BaseRule, Traits
+from unisono.tables import choice
 
 SCALES = {"mean": PACK, "sum": PACK_SUM}
 """Operations that pack a bucket, by the combination of the gradients that they give."""
@@ -33,7 +34,7 @@ class BSP(BaseRule):
     chooses it), and `scale` ("mean", or "sum" over the ranks).
     """
 
-    scale: str = "mean"
+    scale: str = choice("mean", *SCALES)
     """Combination of the gradients: "mean" over all samples; "sum" over ranks, each the mean over its own samples.
 
     With p equal shares of a batch the sum is p times the mean, so a learning rate tuned for one rank's share need not

@@ -36,6 +36,7 @@ from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
 from unisono.step.rule import Guarantee, RankState, Traits
+from unisono.tables import number
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class DiLoCo(LocalSGD):
     `outstanding` are those of `BSP`; `Exchange(wire="int4")` sends 4 bits per number.
     """
 
-    outer_rate: float = 0.7
+    outer_rate: float = number(0.7, above=0)
     """Learning rate of the outer optimizer."""
-    outer_momentum: float = 0.9
+    outer_momentum: float = number(0.9, at_least=0)
     """Momentum of the outer optimizer; 0 for none."""
     nesterov: bool = True
     """True for Nesterov momentum, False for plain momentum."""
-    fragments: int = 4
+    fragments: int = number(4, at_least=1)
     """Number of parts of the weights that are exchanged one after another; at most the number of buckets."""
-    delay: int = 1
+    delay: int = number(1, at_least=0)
     """Number of inner steps during which a fragment is exchanged; 0 waits for the exchange."""
 
     def __post_init__(self) -> None:

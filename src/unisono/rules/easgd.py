@@ -53,6 +53,7 @@ from unisono.step.program import (
     weights,
 )
 from unisono.step.symbolic_state import Stage, SymbolicState, each
+from unisono.tables import number
 
 REPLY = Value("reply", 0)
 """Replies of all servers to a worker's exchange, and what came with them."""
@@ -91,18 +92,18 @@ def _take_received(one: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
 @each
 def _pull(one: SymbolicState, task: Task) -> None:
     came, packed = _take_received(one, task), one.take_contents(task, Stage.WEIGHTS).parts
-    for number, version in came:
-        (sent,) = packed[number]
-        if one.weights[number][task.key] != sent.version:
-            raise StepError(f"rank {one.rank}: {task} pulls other weights of parameter {number} than were sent")
-        one.pulled.setdefault((number, task.key), sent.version)
-        one.weights[number][task.key] = one.versions.of("pulled", sent.version, version)
+    for parameter, version in came:
+        (sent,) = packed[parameter]
+        if one.weights[parameter][task.key] != sent.version:
+            raise StepError(f"rank {one.rank}: {task} pulls other weights of parameter {parameter} than were sent")
+        one.pulled.setdefault((parameter, task.key), sent.version)
+        one.weights[parameter][task.key] = one.versions.of("pulled", sent.version, version)
 
 
 @each
 def _move(one: SymbolicState, task: Task) -> None:
-    for number, version in _take_received(one, task):
-        one.weights[number][task.key] = one.versions.of("moved", one.weights[number][task.key], version)
+    for parameter, version in _take_received(one, task):
+        one.weights[parameter][task.key] = one.versions.of("moved", one.weights[parameter][task.key], version)
 
 
 def _price_swap(task: Task, costs: Costs) -> Duration:
@@ -180,7 +181,7 @@ class EASGD(BaseAsynchronousRule):
     without a bound.
     """
 
-    alpha: float = 0.5
+    alpha: float = number(0.5, above=0)
     """Moving rate: share of the difference by which each side moves in an exchange; above 0, at most 1."""
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import UNPACK_WEIGHTS, pack_weights
 from unisono.step.program import UPDATE, Operation, Step, Task, bucket, weights
 from unisono.step.rule import AUTO, BaseRule, Guarantee, RankState, Traits
+from unisono.tables import number
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LocalSGD(BaseRule):
     exchanged.
     """
 
-    every: int = 16
+    every: int = number(16, at_least=1)
     """Steps of a period."""
 
     def __post_init__(self) -> None:

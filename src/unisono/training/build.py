@@ -13,7 +13,6 @@ The step leaves no trace: gradients, the buffers of norms, and the memory of alg
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
-from unisono.data.feed import Feed, InputFacts
+from unisono.data.feed import Feed, FeedFacts, InputFacts
 from unisono.data.loading import cast_inputs
 from unisono.data.order import parse_shuffle
 from unisono.data.pack.layout import check_installed
@@ -37,16 +36,15 @@ from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
 from unisono.processor import processor
 from unisono.rules import BaseRule
+from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
-from unisono.training.named_rule import exchange_of, named_rule, own_rule
 from unisono.training.recipe import DataRecipe, Recipe
 from unisono.training.timeline.collect import Timeline
 from unisono.training.trainer import Trainer
-from unisono.user_function import is_user_function
 from unisono.world import World
 
 if TYPE_CHECKING:
@@ -81,16 +79,23 @@ def describe_precision(recipe: Recipe, world: World) -> str:
 
 
 def make_feed(
-    recipe: Recipe,
-    world: World,
-    share: CoreShare,
-    out_of_step: bool = False,
-    observe: Observe | None = None,
-) -> Feed:
-    """Return the feed of the recipe's data set; `out_of_step`: for ranks that draw and test by themselves.
+    recipe: Recipe, world: World, share: CoreShare, rule: BaseRule, observe: Observe | None = None
+) -> FeedFacts:
+    """Return the feed of the recipe's data set; for a rank that only serves, its facts. Called by all ranks together.
 
-    `observe` is called with the spans of the feed's work.
+    Workers of an asynchronous rule draw and test by themselves. `observe` is called with the spans of the feed's work.
     """
+    if not has_servers(rule):
+        return _feed(recipe, world, share, False, observe)
+    trains = world.rank < rule.seats(world.size).workers
+    group = world.split(0 if trains else 1)
+    feed = _feed(recipe, group, share, True, observe) if trains else None
+    facts = world.call_on_root(lambda: None if feed is None else feed.facts)
+    assert facts is not None, "rank 0 is a worker"
+    return facts if feed is None else feed
+
+
+def _feed(recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None) -> Feed:
     data = recipe.data
     shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
@@ -153,29 +158,10 @@ def make_trainer(
     if recipe.compute.convolutions == "autotune":
         prepare(model, plan)
         first, last = bounds(recipe.training.batch, world.size, world.rank)
-
-        def step(inputs: Tensor) -> Tensor:
-            with within():
-                scores = model(inputs)
-                return classification_loss(scores, blank_labels(scores))
-
-        warm_up(model, step, cast_inputs(feed.blank(last - first), dtype), plan, world)
+        warm_up(model, cast_inputs(feed.blank(last - first), dtype), plan, world, within)
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
-
-
-def make_rule(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe. Raises RecipeError where the user's function returns no BaseRule."""
-    options = recipe.rule
-    exchange = exchange_of(recipe)
-    if is_user_function(options.name):
-        own = own_rule(options)
-        rule = own.call(exchange, options.overlap)
-        if not isinstance(rule, BaseRule):
-            raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
-        return rule
-    return named_rule(options, exchange)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:
@@ -240,17 +226,18 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
     return choose_plan(model, world, example, within=context_of(recipe), deferred=True)
 
 
-def warm_up(
-    model: nn.Module, step: Callable[[Tensor], Tensor], inputs: Tensor, plan: ConvolutionPlan, world: World
-) -> None:
-    """Settle `plan` on all ranks of `world`.
+def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:
+    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
 
-    `step` returns the loss of `model` for this rank's inputs. All ranks call it together.
+    All ranks call it together.
     """
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         model.train()
-        step(inputs).backward()  # type: ignore[no-untyped-call]
+        with within():
+            scores = model(inputs)
+            loss = classification_loss(scores, blank_labels(scores))
+        loss.backward()  # type: ignore[no-untyped-call]
         for buffer, before in buffers:
             buffer.copy_(before)
         model.zero_grad(set_to_none=True)

@@ -76,14 +76,12 @@ class Save(NamedTuple):
     """True at the end of an epoch."""
     why: str = ""
     """Signal that has requested it, in words; empty without one."""
-    ends: bool = False
-    """True where the run ends with it."""
 
 
 class Stop(NamedTuple):
-    """End the run before its last epoch, with a checkpoint. `why` is the signal that no Save has reported yet."""
+    """End the run before its last epoch, after a checkpoint. `why` is the signal that has requested it, in words."""
 
-    why: str = ""
+    why: str
 
 
 Event = Draw | TrainStep | Snapshot | Save | Stop
@@ -112,8 +110,8 @@ def fixed_order(
             point = replace(point, done=point.done + 1, step=point.step + 1)
             asked, every = requests(), training.checkpoint_every
             if "stop" in asked:
-                yield Save(point, why=f"SIGTERM to {asked['stop']}", ends=True)
-                yield Stop()
+                yield Save(point)
+                yield Stop(f"SIGTERM to {asked['stop']}")
                 return
             if point.done < steps and ("save" in asked or (every and point.step % every == 0)):
                 yield Save(point, why=f"SIGUSR1 to {asked['save']}" if "save" in asked else "")

@@ -22,14 +22,14 @@ from unisono.data.order import steps_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
+from unisono.foresight.measurement import WARMUP_STEPS, Seconds, measure
 from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.tables import as_json
-from unisono.training.planned_run import PlanRecipe, SampleRecipe, planned_run
+from unisono.training.planned_run import SampleRecipe, run_on_ranks
 from unisono.training.player import Run
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
@@ -122,23 +122,13 @@ class RunForesight:
         found = find_machine(machine)
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
         facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
-        if self.run.recipe.parallel.layers:
-            return "its layers are split over ranks, which a machine file does not predict"
-        if facts.ranks % facts.nodes:
-            return f"{facts.ranks} ranks do not spread evenly over {facts.nodes} nodes"
+        feed = self.run.feed
+        samples = SampleRecipe("x".join(map(str, feed.blank(1).shape[1:])), feed.classes, feed.samples)
         try:
-            shape = "x".join(map(str, self.run.feed.blank(1).shape[1:]))
-            samples = SampleRecipe(shape, self.run.feed.classes, self.run.feed.samples)
-            planned = PlanRecipe(**vars(self.run.recipe), samples=samples)
-            run = planned_run(planned, found, facts.nodes, facts.ranks // facts.nodes)
-            sealed = planned_prediction(run, facts)
-        except (
-            UsageError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ) as error:  # weights on meta have no values
-            return (str(error).splitlines() or [type(error).__name__])[0]
+            planned = run_on_ranks(self.run.recipe, samples, found, facts.ranks, facts.nodes)
+            sealed = planned_prediction(planned, facts)
+        except UsageError as error:
+            return str(error)
         return write_seal(self.run.home, sealed)
 
     def _of_before(self, done: int) -> Seal | None:
@@ -156,28 +146,25 @@ class RunForesight:
         return RunFacts(*names, world.size, world.nodes, training.batch, steps)
 
     def _write(self, wall: float, use: ProcessorUse) -> None:
-        skip, rule = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule
+        """Write the measurement, if there is one, and add a run with a seal to the ledger."""
+        home, display, seal = self.run.home, self.run.display, self._seal
+        skip, period = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule.traits.period
         found = None
         if self._kept:
-            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), rule.traits.period)
+            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), period)
         if found is None:
-            self.run.display.detail(f"no measurement: {reason_without_measurement(rule.traits.period, skip)}")
+            display.detail(f"no measurement: {reason_without_measurement(period, skip)}")
             return
-        digest = "" if self._seal is None else self._seal.digest
+        digest = "" if seal is None else seal.digest
         measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)
-        if self._seal is None:
-            replace_file(self.run.home / f"{MEASUREMENT}.json", as_json(measured))
+        if seal is None:
+            replace_file(home / f"{MEASUREMENT}.json", as_json(measured))
             return
-        explanation = explain(self._seal.prediction, measured)
-        replace_file(self._seal.measurement, as_json(measured, explanation=explanation))
-        self._enter(self._seal, measured)
-
-    def _enter(self, seal: Seal, measured: Measurement) -> None:
-        """Add the run to the ledger."""
-        ledger = self.run.home.resolve().parent / LEDGER if self.ledger is None else self.ledger
+        replace_file(seal.measurement, as_json(measured, explanation=explain(seal.prediction, measured)))
+        ledger = home.resolve().parent / LEDGER if self.ledger is None else self.ledger
         name = os.path.relpath(seal.path.resolve(), ledger.parent.resolve())
         append(ledger, LedgerEntry(seal.prediction, measured, version("unisono"), run=name, digest=seal.digest))
-        self.run.display.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {self.run.home}")
+        display.log(f"{summarize(seal.prediction, measured)}; by part: unisono plan --check {home}")
 
 
 def holds(sealed: SealedPrediction, facts: RunFacts) -> bool:

@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from unisono.training.recipe import OptimizerRecipe
+if TYPE_CHECKING:
+    from unisono.training.recipe import OptimizerRecipe  # it has the names of the policies
 
 
 def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -> float:
@@ -44,30 +46,14 @@ def rate_of_step(options: OptimizerRecipe, epoch: int, step: int, steps: int, ep
     return rate_at(options, epoch + (step + 0.5) / steps, epochs, batch)
 
 
-def _constant(*_: object) -> float:
-    return 1.0
-
-
-def _steps(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
-    return float(options.decay ** math.floor(epoch / (options.every or epochs / 3)))
-
-
-def _polynomial(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
-    return float((1 - _done(options, epoch, epochs)) ** options.power)
-
-
-def _cosine(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
-    return (1 + math.cos(math.pi * _done(options, epoch, epochs))) / 2
-
-
 def _done(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
     return (epoch - options.warm_epochs) / (epochs - options.warm_epochs)
 
 
 POLICIES: dict[str, Callable[[OptimizerRecipe, float, float], float]] = {
-    "constant": _constant,
-    "steps": _steps,
-    "polynomial": _polynomial,
-    "cosine": _cosine,
+    "constant": lambda *_: 1.0,
+    "steps": lambda options, epoch, epochs: options.decay ** math.floor(epoch / (options.every or epochs / 3)),
+    "polynomial": lambda options, epoch, epochs: (1 - _done(options, epoch, epochs)) ** options.power,
+    "cosine": lambda options, epoch, epochs: (1 + math.cos(math.pi * _done(options, epoch, epochs))) / 2,
 }
 """Functions that return the share of the goal after `epoch` of `epochs` epochs, once the warm-up is over."""

@@ -27,6 +27,10 @@ class Measure:
     """Format of a value in words."""
     most: float
     """Largest value that there is; the smallest is 0."""
+    last_form: str
+    """Format in the last line of a run, which scripts read."""
+    unit: str
+    """Unit by which the speed is counted."""
 
     @property
     def metric(self) -> str:
@@ -52,8 +56,8 @@ class Measure:
         return value if self.higher_is_better else -value
 
 
-ACCURACY = Measure("accuracy", "accuracies", True, ".2%", 1.0)
-PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", math.inf)
+ACCURACY = Measure("accuracy", "accuracies", True, ".2%", 1.0, ".1%", "samples")
+PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", math.inf, ".2f", "tokens")
 
 
 def measure_of(metrics: Iterable[Mapping[str, Any]]) -> Measure:
@@ -82,24 +86,20 @@ def describe_test(metrics: Mapping[str, Any]) -> str:
 
 def describe_speed(metrics: Mapping[str, Any]) -> str:
     """Return words for the speed of an epoch."""
-    if "tokens_per_second" in metrics:
-        return f"{metrics['tokens_per_second']:,.0f} tokens/s"
-    return f"{metrics['samples_per_second']:,.0f} samples/s"
+    unit = measure_of([metrics]).unit
+    return f"{metrics[f'{unit}_per_second']:,.0f} {unit}/s"
 
 
 def result_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the table at the end of a run for its test and its speed, given `result_metrics`."""
     measure = measure_of([metrics])
     rows = [(measure.title, measure.words(metrics[measure.metric]))]
-    if measure is PERPLEXITY:
-        return [*rows, ("tokens per second", f"{metrics['tokens_per_second']:,.0f}")]
-    if "test_top5" in metrics:
+    if measure is ACCURACY and "test_top5" in metrics:
         rows.append(("test accuracy, top-5", f"{metrics['test_top5']:.2%}"))
-    return [*rows, ("samples per second", f"{metrics['samples_per_second']:,.0f}")]
+    return [*rows, (f"{measure.unit} per second", f"{metrics[f'{measure.unit}_per_second']:,.0f}")]
 
 
 def last_line(metrics: Mapping[str, Any]) -> str:
     """Return the last line of a run, which scripts read."""
-    if measure_of([metrics]) is PERPLEXITY:
-        return f"test perplexity: {metrics['test_perplexity']:.2f}"
-    return f"test accuracy: {metrics['test_accuracy']:.1%}"
+    measure = measure_of([metrics])
+    return f"{measure.title}: {metrics[measure.metric]:{measure.last_form}}"

@@ -8,31 +8,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
 
 from unisono.rules import BaseRule, Exchange, find_rule
 from unisono.rules.asynchronous import has_servers
+from unisono.rules.options import all_options, own_options
 from unisono.training.recipe import OWN, Recipe, RuleRecipe
 from unisono.user_function import UserFunction, is_user_function
 
-COMMON_KEYS = ("name", "folder", "overlap")
-"""Keys of a recipe's rule that do not belong to one rule."""
+
+def make_rule(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe, with those of its options that the rule has.
+
+    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
+    function returns no BaseRule.
+    """
+    options, exchange = recipe.rule, _exchange_of(recipe)
+    if not is_user_function(options.name):
+        mine = {key: options.options[key] for key in own_options(options.name)}
+        return find_rule(options.name)(exchange, options.overlap, **mine)
+    own = own_rule(options)
+    rule = own.call(exchange, options.overlap)
+    if not isinstance(rule, BaseRule):
+        raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+    return rule
 
 
-def exchange_of(recipe: Recipe) -> Exchange:
-    """Return the exchange of a recipe's gradients."""
+def _exchange_of(recipe: Recipe) -> Exchange:
     options = recipe.exchange
     wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
     return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
 
 
-def named_rule(options: RuleRecipe, exchange: Exchange) -> BaseRule:
-    """Return the rule of a recipe, with those of its options that the rule has.
-
-    Raises UsageError for an unknown name, and for options that do not fit together.
-    """
-    keys = _own_keys(options)
-    return find_rule(options.name)(exchange, options.overlap, **{key: getattr(options, key) for key in keys})
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
 
 
 def describe_unused(options: RuleRecipe) -> list[str]:
@@ -40,27 +49,13 @@ def describe_unused(options: RuleRecipe) -> list[str]:
 
     It is no error: a sweep over rules gives keys of one to the others too.
     """
-    used = {*COMMON_KEYS, *_own_keys(options)}
-    names = ", ".join(entry.name for entry in fields(options) if entry.name in used.difference(COMMON_KEYS))
+    mine = own_options(options.name)
     return [
-        f"rule.{entry.name} = {getattr(options, entry.name)!r} has no effect with rule.name = {options.name!r}, which "
-        f"has {names or 'no keys of its own'}"
-        for entry in fields(options)
-        if entry.name not in used and getattr(options, entry.name) != entry.default
+        f"rule.{key} = {options.options[key]!r} has no effect with rule.name = {options.name!r}, which has "
+        f"{', '.join(mine) or 'no keys of its own'}"
+        for key, one in all_options(options.name).items()
+        if key not in mine and options.options[key] != one.default
     ]
-
-
-def _own_keys(options: RuleRecipe) -> list[str]:
-    """Return the keys of the recipe that only some rules have, and this one has."""
-    if is_user_function(options.name):
-        return []
-    names = {entry.name for entry in fields(find_rule(options.name))} - {entry.name for entry in fields(BaseRule)}
-    return [entry.name for entry in fields(options) if entry.name in names]
-
-
-def own_rule(rule: RuleRecipe) -> UserFunction:
-    """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
 
 
 LIMIT_SECONDS = 60.0
@@ -72,11 +67,12 @@ ASYNCHRONOUS = 10
 PROGRAM = "import sys; from unisono.training.named_rule import answer; sys.exit(answer(*sys.argv[1:]))"
 
 
-def survives_deaths(options: RuleRecipe) -> bool:
-    """Return True for a recipe's rule that is asynchronous. A rule of the user's own that cannot be made is not: the
+def survives_deaths(recipe: Recipe) -> bool:
+    """Return True for a recipe whose rule is asynchronous. A rule of the user's own that cannot be made is not: the
     ranks report why."""
+    options = recipe.rule
     if not is_user_function(options.name):
-        return has_servers(named_rule(options, Exchange()))
+        return has_servers(make_rule(recipe))
     command = [sys.executable, "-c", PROGRAM, options.name, options.folder, options.overlap]
     try:
         asked = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT_SECONDS, check=False)
@@ -87,5 +83,4 @@ def survives_deaths(options: RuleRecipe) -> bool:
 
 def answer(name: str, folder: str, overlap: str) -> int:
     """Return the exit code for a rule of the user's own: ASYNCHRONOUS, or 0."""
-    rule = own_rule(RuleRecipe(name, folder)).call(Exchange(), overlap)
-    return ASYNCHRONOUS if isinstance(rule, BaseRule) and has_servers(rule) else 0
+    return ASYNCHRONOUS if has_servers(make_rule(Recipe(rule=RuleRecipe(name, folder, overlap)))) else 0

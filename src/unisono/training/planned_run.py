@@ -15,12 +15,12 @@ are made together: "bandwidth=2x,exchange.wire=bfloat16".
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.named_rule import exchange_of, named_rule
+from unisono.training.named_rule import make_rule
 from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
@@ -68,7 +68,7 @@ MAX_HEADERS_READ = 64
 
 @dataclass(frozen=True)
 class SampleRecipe:
-    """Samples of a planned run, before what its data tell; empty or 0: as the data tell."""
+    """Samples of a planned run, before what its data tell; empty or 0: as the data tell, or not known."""
 
     shape: str = ""
     """Shape of a sample, as in "3x224x224"; without it and without data that of the network's paper."""
@@ -120,12 +120,13 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
 
     Raises UsageError for a network that cannot be traced, a rule that is unknown, and splits that no rule takes.
     """
-    data, given, training, model = data_of(recipe.data), recipe.samples, recipe.training, recipe.model
-    shape = sample_shape(given.shape) or data.shape or input_shape(model.name, recipe.data.size)
-    network, traced = traced_network(model.name, model.folder, shape, given.classes or data.classes or CLASSES)
-    rule, optimizer = rule_of(recipe), recipe.optimizer
+    data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
+    shape = sample_shape(samples.shape) or input_shape(model.name, data.size)
+    network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES)
+    rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
-    facts = data.samples
+    copies = 0 if data.storage == "replicated" else data.groups
+    threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
         at_rate_of(machine, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
         traced.layers,
@@ -138,9 +139,9 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         numbers_kept(optimizer.name, optimizer.momentum),
         optimizer.clip or None,
         optimizer.name in LAYER_NORMS,
-        facts._replace(nbytes=given.bytes or facts.nbytes, pixels=given.pixels or facts.pixels),
-        given.train or data.train,
-        given.test or data.test,
+        SampleFacts(samples.bytes, samples.pixels, threads, data.storage == STREAMED, copies),
+        samples.train or None,
+        samples.test,
         training.epochs,
         training.checkpoint_every,
         recipe.compute.convolutions == "autotune",
@@ -148,50 +149,48 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     )
 
 
-def rule_of(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe. Raises UsageError for an unknown one."""
-    return named_rule(recipe.rule, exchange_of(recipe))
+def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, ranks: int, nodes: int) -> PlannedRun:
+    """Return the run of a recipe on these ranks, spread over the nodes of a machine.
+
+    Raises UsageError for layers that are split and for an uneven spread, which a machine file does not predict, and as
+    `planned_run` does.
+    """
+    if recipe.parallel.layers:
+        raise UsageError("its layers are split over ranks, which a machine file does not predict")
+    if ranks % nodes:
+        raise UsageError(f"{ranks} ranks do not spread evenly over {nodes} nodes")
+    return planned_run(PlanRecipe(**vars(recipe), samples=samples), machine, nodes, ranks // nodes)
 
 
-class PlannedData(NamedTuple):
-    """Data of a run, as far as they are known before it starts."""
-
-    samples: SampleFacts = SampleFacts()
-    train: int | None = None
-    """Number of training samples; None: not known."""
-    test: int = 0
-    classes: int | None = None
-    shape: tuple[int, ...] | None = None
-    """Shape of a sample of text, (tokens,); None: given by the network or by an option."""
-
-
-def data_of(recipe: DataRecipe) -> PlannedData:
-    """Return the data of a recipe; without a name, or of a pack that is not here, their form in memory alone.
+def known_samples(recipe: PlanRecipe) -> SampleRecipe:
+    """Return the samples of a recipe as they are given, and else as its data tell, if these are on this machine.
 
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
     """
-    facts = SampleFacts(
-        threads=recipe.threads or MAX_DECODING_THREADS,
-        from_disk=recipe.storage == STREAMED,
-        copies=0 if recipe.storage == "replicated" else recipe.groups,
-    )
+    found = samples_of(recipe.data)
+    return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
+
+
+def samples_of(recipe: DataRecipe) -> SampleRecipe:
+    """Return what data tell: nothing without a name, or of a pack that is not here."""
     if not recipe.pack:
         if not recipe.name:
-            return PlannedData(facts)
+            return SampleRecipe()
         if recipe.name not in BUILTIN_DATASETS:
             raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
         data = BUILTIN_DATASETS[recipe.name]()
-        return PlannedData(facts, len(data.train), len(data.test), data.classes)
+        return SampleRecipe(classes=data.classes, train=len(data.train), test=len(data.test))
     folder = Path(recipe.pack)
     if not folder.is_dir():
-        return PlannedData(facts)
+        return SampleRecipe()
     check_installed()
     from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it
 
     train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
-    facts = facts._replace(nbytes=train.nbytes / len(train), pixels=mean_pixels(train))
     labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
-    return PlannedData(facts, len(train), len(test), len(train.about.classes), (labels,) if labels > 1 else None)
+    shape = str(labels) if labels > 1 else ""  # of text; that of images is given by the network or by an option
+    sizes = round(train.nbytes / len(train)), round(mean_pixels(train))
+    return SampleRecipe(shape, len(train.about.classes), len(train), len(test), *sizes)
 
 
 def mean_pixels(index: Index) -> float:
@@ -218,8 +217,12 @@ def traced_network(name: str, folder: str, shape: tuple[int, ...], classes: int)
     """
     check_name(name, folder)
     with torch.random.fork_rng(devices=[]):
-        with torch.device("meta"):
-            network = make_network(name, folder, classes, shape[0])
+        try:
+            with torch.device("meta"):
+                network = make_network(name, folder, classes, shape[0])
+        except (RuntimeError, ValueError, TypeError) as error:  # of a user's network: weights on meta have no values
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UsageError(f"model.name = {name!r} is not made without memory for its weights: {reason}") from error
         return network, trace_shapes(network, example_of(network, shape, TRACED_SAMPLES))
 
 
@@ -247,30 +250,20 @@ def split_model_of(
     """Return a traced network as a plan splits it: by prediction, or as a recipe says.
 
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same.
+    layers all the same; planning raises one for splits that the network or the ranks do not allow.
     """
-    able, given = whole_layers(rule, optimizer) is None, parallel.layers or AUTO
-    if not able and not isinstance(given, str):
-        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
+    layers, size = parallel.layers or AUTO, parallel.ranks
 
     def facts(ranks: int) -> tuple[LayerFacts, ...]:
         return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks)
 
-    if not able:
-        return SplitModel(facts, lambda _: {})
-    if isinstance(given, str):
-        return SplitModel(facts)
-    return SplitModel(facts, splits_of(given, parallel.ranks, network))
-
-
-def splits_of(layers: Mapping[str, str], size: int, network: nn.Module) -> Callable[[SplitInputs], Mapping[str, str]]:
-    """Return the function that gives the splits of a recipe's table [parallel], whatever the machine.
-
-    It raises UsageError for splits that the network or the ranks do not allow.
-    """
-
     def choose(inputs: SplitInputs) -> Mapping[str, str]:
         ranks = inputs.links.placement.ranks
+        assert not isinstance(layers, str)
         return check_plan(make_plan(layers, size or ranks), network, ranks).words
 
-    return choose
+    if whole_layers(rule, optimizer) is None:
+        return SplitModel(facts) if isinstance(layers, str) else SplitModel(facts, choose)
+    if not isinstance(layers, str):
+        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
+    return SplitModel(facts, lambda _: {})

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
 from unisono.training.build import DTYPES
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, Event, Save, Snapshot, Stop, TrainStep
 from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.progress import ProgressDisplay
@@ -53,9 +56,11 @@ class Run:
     """Lines to report at the start."""
 
     def __post_init__(self) -> None:
-        alone = has_servers(self.trainer.reducer.rule)  # each rank reports for itself
-        shows, log_file = alone or self.world.rank == 0, None if alone else self.home / run_directory.LOG
-        self.display = ProgressDisplay(shows, self.recipe.training.epochs, not alone, self.verbose, log_file)
+        self.alone = has_servers(self.trainer.reducer.rule)
+        """True where each rank tests, writes and reports for itself."""
+        self.writes = self.alone or self.world.rank == 0
+        log_file = None if self.alone else self.home / run_directory.LOG
+        self.display = ProgressDisplay(self.writes, self.recipe.training.epochs, not self.alone, self.verbose, log_file)
 
     @property
     def elapsed(self) -> float:
@@ -65,6 +70,14 @@ class Run:
     def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Return batches in the number format of the weights; the time until each is there counts as loading."""
         return self.trainer.awaited(iter(batches), DTYPES[self.recipe.model.dtype])
+
+    def write(self, write: Callable[[], None]) -> None:
+        """Call `write` on rank 0 for all ranks, or on each rank that calls this by itself."""
+        with self.trainer.span("write" if self.writes else "wait for rank 0", "checkpoint"):
+            if self.alone:
+                write()
+            else:
+                self.world.call_on_root(write)
 
     def end_at_once(self, after: str = "") -> None:
         """End all ranks at once, after a second SIGTERM."""
@@ -78,7 +91,7 @@ class Run:
         """Return the metrics of a test, and of `samples` samples that were trained on in `seconds`."""
         return result_metrics(accuracy, samples / max(seconds, 1e-9), self.feed.labels_per_sample)
 
-    def report(self, results: dict[str, Any], rows: list[tuple[str, str]], by_kind: dict[str, float]) -> None:
+    def report(self, results: dict[str, Any], rows: list[tuple[str, str]], by_kind: Mapping[str, float]) -> None:
         """Show the table at the end: results, further rows, and the seconds of each kind of time."""
         self.display.end([*result_rows(results), *rows], by_kind)
 
@@ -88,13 +101,42 @@ class Run:
         self.display.log(last_line(results))
 
 
+class Timer:
+    """Says once in so many seconds that they are over; never for 0."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the seconds from now on."""
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Return True where the seconds are over, and count them anew."""
+        if not self._seconds or time.monotonic() - self._last < self._seconds:
+            return False
+        self.restart()
+        return True
+
+
 class EventPlayer(ABC):
     """Player of the events of a run."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.signals: SignalHandlers | None = None
+        self.accuracy: Accuracy | None = None
+        """Accuracy of the weights that were saved last at the end of an epoch."""
         self._batches: Iterator[Batch] = iter(())
+
+    @abstractmethod
+    def begin(self, before: Recipe | None) -> None:
+        """Load the state of a run that is resumed, whose recipe was `before`; None for a new run. Collective."""
+
+    @abstractmethod
+    def train(self) -> int:
+        """Play the run to its end. Return the exit code. Called by all ranks together."""
 
     @property
     def feed(self) -> Feed:
@@ -115,15 +157,9 @@ class EventPlayer(ABC):
                     self.save_own(event)
                 case Save():
                     self.save(event)
-                    if self.signals is not None:
-                        self.signals.clear_pending()
                 case Stop():
                     return event
         return None
-
-    @abstractmethod
-    def draw(self, event: Draw) -> Iterator[Batch]:
-        """Return the batches of the steps that follow."""
 
     def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on the next batch. Return the sum of the loss over its samples, and their number."""
@@ -137,9 +173,47 @@ class EventPlayer(ABC):
             seed_dropout(run.trainer.model, seed, event.number, bounds(whole, run.world.size, run.world.rank)[0])
         return run.trainer.step(inputs, labels), len(labels)
 
-    @abstractmethod
     def save(self, event: Save) -> None:
-        """Write a checkpoint, after the metrics of the epoch that it ends."""
+        """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
+        run, metrics = self.run, None
+        run.trainer.wait()
+        with self.shared():
+            if event.tests:
+                metrics = self.end_epoch()
+            with run.trainer.span("gather", "checkpoint"):
+                checkpoint = self.checkpoint(event)
+
+        def write() -> None:
+            if metrics is not None:
+                run_directory.add_metrics(run.home, metrics)
+            save(run.home / run_directory.CHECKPOINTS, checkpoint)
+
+        run.write(write)
+        if metrics is not None:
+            run.display.epoch(metrics)
+        self.report_saved(event)
+        if self.signals is not None:
+            self.signals.clear_pending()
+
+    @abstractmethod
+    def draw(self, event: Draw) -> Iterator[Batch]:
+        """Return the batches of the steps that follow."""
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights that are saved."""
+        return nullcontext()
+
+    @abstractmethod
+    def end_epoch(self) -> dict[str, Any]:
+        """Test the weights. Return the metrics of the epoch."""
+
+    @abstractmethod
+    def checkpoint(self, event: Save) -> Checkpoint:
+        """Return the checkpoint to write."""
+
+    @abstractmethod
+    def report_saved(self, event: Save) -> None:
+        """Report a checkpoint that was written."""
 
     def save_own(self, event: Snapshot) -> None:
         """Write this worker's state. Only a worker that servers order to has such events."""

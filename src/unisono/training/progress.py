@@ -7,6 +7,7 @@ detail   written to the log file; shown too with `verbose`
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,7 +88,7 @@ class ProgressDisplay:
         number = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
         self.log(f"epoch {number}  loss {metrics['loss']:.4f}  {describe_test(metrics)}  {describe_speed(metrics)}")
 
-    def end(self, rows: list[tuple[str, str]], split: dict[str, float]) -> None:
+    def end(self, rows: list[tuple[str, str]], split: Mapping[str, float]) -> None:
         """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""
         self._bar.stop()  # the table stays below everything else
         table = Table(show_header=False)

@@ -12,7 +12,9 @@ from unisono.data.kinds import all_augments
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
 from unisono.optimizers import OPTIMIZERS
+from unisono.rules.options import all_options
 from unisono.tables import choice, flat, number, numbers, texts_or
+from unisono.training.learning_rate import POLICIES
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
@@ -75,7 +77,7 @@ class OptimizerRecipe:
     batch of one worker / for_batch; 0: it is not scaled."""
     warm_epochs: float = number(0.0, at_least=0)
     """Epochs of linear warm-up, from `learning_rate` where the rate is scaled, else from 0."""
-    policy: str = choice("constant", "constant", "steps", "polynomial", "cosine")
+    policy: str = choice("constant", *POLICIES)
     """Course of the rate after the warm-up: constant, steps, polynomial or cosine."""
     every: float = number(0.0, at_least=0)
     """Epochs between two drops of the `steps` policy; 0: a third of the run."""
@@ -127,28 +129,13 @@ class RuleRecipe:
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
     overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
     """Overlap of communication with the step; "auto" chooses it from measurements of the first steps."""
-    scale: str = choice("mean", "mean", "sum")
-    """Combination of the gradients, for "bsp": "mean" over all samples, or "sum" over ranks of their own means."""
-    every: int = number(16, at_least=1)
-    """Steps of a period, in which weights are exchanged once, for "local_sgd" and "diloco"."""
-    outer_rate: float = number(0.7, above=0)
-    """Learning rate of the outer optimizer, for "diloco"."""
-    outer_momentum: float = number(0.9, at_least=0)
-    """Nesterov momentum of the outer optimizer, for "diloco"; below 1."""
-    fragments: int = number(4, at_least=1)
-    """Parts of the weights that are exchanged one after another in a period, for "diloco"."""
-    delay: int = number(1, at_least=0)
-    """Steps beside which a fragment is exchanged, for "diloco"; 0 waits for it."""
-    alpha: float = number(0.5, above=0)
-    """Moving rate of "easgd": share of the difference that a worker and the centre move by; at most 1."""
-    period: int = number(1, at_least=1)
-    """Steps between two exchanges of a worker, for "easgd"."""
-    server: str = choice("rank", "rank", "thread")
-    """Place of the servers of "easgd": "rank", ranks that train nothing, or "thread", beside workers."""
-    servers: int = number(1, at_least=1)
-    """Servers of "easgd"; each keeps a part of the model."""
-    staleness: int = number(0, at_least=0)
-    """Largest number of exchanges of others between two of one worker, for "easgd"; 0: nobody waits."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of the rule: the fields of its class in `unisono.rules`, such as `every` of "local_sgd". They are keys of
+    [rule] itself, or of a table [rule.options]; those of other rules have no effect."""
+
+    def __post_init__(self) -> None:
+        defaults = {key: one.default for key, one in all_options(self.name).items()}
+        object.__setattr__(self, "options", {**defaults, **self.options})
 
 
 @dataclass(frozen=True)
@@ -206,7 +193,9 @@ class Recipe:
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
-    return dataclasses.asdict(recipe)
+    found = dataclasses.asdict(recipe)
+    found["rule"] |= found["rule"].pop("options")
+    return found
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:

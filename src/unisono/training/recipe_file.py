@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
+from unisono.rules.options import all_options
 from unisono.tables import change, parse
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, RuleRecipe
 from unisono.user_function import is_user_function
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -65,38 +66,47 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
 
 def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
     """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
-    wanted_now = [renamed_change(wanted) for wanted in changes]
-    tables = _without(renamed(content), wanted_now)
-    _check_measured(tables, source)
-    recipe = parse(kind, tables, source)
-    for wanted, current in zip(changes, wanted_now, strict=True):
-        change(tables, current)
-        recipe = parse(kind, renamed(tables), f"--set {wanted}")
-    return recipe
+    tables = dict(renamed(content))
+    for wanted in changes:  # one after another, each checked by itself: its error names it
+        alone: dict[str, Any] = {}
+        for found in (tables, alone):
+            change(found, renamed_change(wanted))
+        _parse(kind, renamed(alone), f"--set {wanted}")
+    return _parse(kind, renamed(tables), source)
 
 
-def _without(content: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return the tables without the values that changes replace: some of older releases cannot be read any more."""
-    found = dict(content)
-    for wanted in changes:
-        table, _, key = (part.strip() for part in wanted.partition("=")[0].partition("."))
-        if isinstance(old := found.get(table), dict):
-            found[table] = {name: value for name, value in old.items() if name != key}
-    return found
+def _parse(kind: type[AnyRecipe], tables: Mapping[str, Any], source: str) -> AnyRecipe:
+    """Return the recipe in tables of current names. The options of its rule are those that the rules' classes have."""
+    rule = tables.get("rule", {})
+    if not isinstance(rule, Mapping):
+        return parse(kind, tables, source)  # an error
+    recipe = parse(kind, {name: table for name, table in tables.items() if name != "rule"}, source)
+    return replace(recipe, rule=_parse_rule(rule, source))
 
 
-def _check_measured(content: Mapping[str, Any], source: str) -> None:
-    """Raise RecipeError, with the remedy, for a period that an older release measured."""
-    rule = content.get("rule")
-    if isinstance(rule, dict) and rule.get("every") == "auto":
+def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
+    """Return the rule of a recipe; its options are keys of the table itself, or of its table `options`."""
+    given = {key: value for key, value in table.items() if key != "options"}
+    options = table.get("options", {})
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"{source}: rule.options is a table of keys, not the value {options!r}")
+    if given.get("every") == "auto":
         raise RecipeError(
             f'{source}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
         )
+    plain = {one.name: one for one in fields(RuleRecipe) if one.name != "options"}
+    known = {**plain, **all_options(str(given.get("name", RuleRecipe.name)))}
+    columns = [
+        (one.name, type(one.default), field(default=one.default, metadata=one.metadata)) for one in known.values()
+    ]
+    found = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, name="rule")))
+    name, folder, overlap = (found.pop(key) for key in plain)
+    return RuleRecipe(name, folder, overlap, found)
 
 
 def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
     """Return the recipe in a parsed TOML file; `source` names the file in errors."""
-    return parse(Recipe, renamed(content), source)
+    return _parse(Recipe, renamed(content), source)
 
 
 def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,6 +128,7 @@ def renamed_change(wanted: str) -> str:
     """Return a change of the form key=value under the key's current name."""
     key, equals, value = wanted.partition("=")
     table, _, name = key.strip().partition(".")
+    name = name.removeprefix("options.") if table == "rule" else name
     return f"{'.'.join(RENAMED.get((table, name), (table, name)))}{equals}{value}" if name else wanted
 
 

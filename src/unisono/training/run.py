@@ -20,20 +20,10 @@ from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
-from unisono.training import run_directory
-from unisono.training.build import (
-    bind_cores,
-    choose_layers,
-    describe_precision,
-    load_plan,
-    make_feed,
-    make_rule,
-    make_trainer,
-    save_plan,
-)
+from unisono.training import build, run_directory
 from unisono.training.checkpoint.state import check_state
-from unisono.training.named_rule import describe_unused, own_rule
-from unisono.training.player import Run
+from unisono.training.named_rule import describe_unused, make_rule, own_rule
+from unisono.training.player import EventPlayer, Run
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run, plan_of
 from unisono.training.run_directory import report_if_finished
@@ -41,7 +31,7 @@ from unisono.training.run_lock import RunLock
 from unisono.training.timeline.collect import Timeline, check_writable
 from unisono.training.together import TogetherPlayer
 from unisono.training.trainer import Trainer
-from unisono.training.workers.run import AsynchronousRun, make_worker_feed
+from unisono.training.worker import WorkerPlayer
 from unisono.user_function import is_user_function
 from unisono.world import World
 
@@ -100,16 +90,16 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
     on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
     lines.insert(0, f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
     run = Run(recipe, world, feed, trainer, home, began, options.verbose, timeline, lines)
-    played: TogetherPlayer | AsynchronousRun
+    player: EventPlayer
     if has_servers(rule):
-        played = AsynchronousRun(run, rule, options.replay, options.machine)
+        player = WorkerPlayer(run, rule, options.replay, options.machine)
     else:
-        played = TogetherPlayer(run, options.machine, options.ledger)
-    played.begin(before)
+        player = TogetherPlayer(run, options.machine, options.ledger)
+    player.begin(before)
     if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))
-    save_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
-    code = played.train()
+    build.save_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
+    code = player.train()
     if timeline is not None and trace is not None:
         timeline.write(trace)
     return code
@@ -122,21 +112,17 @@ def _make_parts(
 
     `source` is the folder of the run that is resumed or replayed.
     """
-    share, lines = bind_cores(world)
-    lines += [describe_precision(recipe, world), *describe_unused(recipe.rule)]
+    share, lines = build.bind_cores(world)
+    lines += [build.describe_precision(recipe, world), *describe_unused(recipe.rule)]
     observe = None if timeline is None else timeline.add
-    feed: FeedFacts
-    if has_servers(rule):
-        feed = make_worker_feed(recipe, rule, world, share, observe)
-    else:
-        feed = make_feed(recipe, world, share, observe=observe)
+    feed = build.make_feed(recipe, world, share, rule, observe)
     layers = plan_of(recipe, world.size)
     if recipe.parallel.layers == AUTO:
-        layers, chosen = choose_layers(recipe, world, feed, rule)
+        layers, chosen = build.choose_layers(recipe, world, feed, rule)
         lines += chosen
     lines += feed.notes
-    plan = load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
-    trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan)
+    plan = build.load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
+    trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan)
     split = split_of(trainer.model)
     if recipe.parallel.layers != AUTO and split is not None and split.plan.words:
         lines += [f"layers split: {split.plan}", describe_borders(split.plan.words)]

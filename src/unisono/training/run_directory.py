@@ -30,7 +30,7 @@ import tomli_w
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import write_atomically
 from unisono.training.checkpoint.layout import DamagedCheckpoint, checkpoint_names, read_manifest, step_of
-from unisono.training.recipe import Recipe, RuleRecipe, to_dict
+from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
 from unisono.training.run_lock import RunLock
 
@@ -87,7 +87,7 @@ def past_recipe(folder: Path) -> Recipe:
 
     The period of its rule, which an older release may have measured, is left at the default.
     """
-    return recipe_of(folder, [f"rule.every={RuleRecipe.every}"])
+    return recipe_of(folder, ["rule.every=16"])
 
 
 def add_metrics(folder: Path, line: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ A rank's states are those of its optimizer and of the rule: anchor, outer moment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_newest, rename_damaged
+from unisono.training.checkpoint.files import load_first, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
@@ -45,7 +46,7 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
-            return {name: _copy(one) for name, one in mine[0].items()}, {RANKS: everyone}
+            return copied(mine[0]), {RANKS: everyone}
     weights = [one["weights"] for one in everyone]
     return {name: _mean([one[name] for one in weights]) for name in mine[0]}, {RANKS: everyone}
 
@@ -57,16 +58,13 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     """
     ranks = checkpoint.optimizer.get(RANKS)
     if ranks is not None and len(ranks) == world.size and trainer.reducer.traits.state.differs:
-        trainer.model.load_state_dict(ranks[world.rank]["weights"])
-        load_optimizer(trainer.optimizer, ranks[world.rank]["optimizer"])
-        trainer.reducer.programs.resume(checkpoint.step, ranks[world.rank].get("rule"))
+        load_rank(trainer, checkpoint.step, **ranks[world.rank])
         return []
-    trainer.reducer.programs.resume(checkpoint.step)
-    trainer.model.load_state_dict(checkpoint.weights)
     if ranks is None:
         own = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)
-        load_optimizer(trainer.optimizer, own)
+        load_rank(trainer, checkpoint.step, checkpoint.weights, own)
         return []
+    load_rank(trainer, checkpoint.step, checkpoint.weights)
     anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks)
     begin = "the anchor, their weights after the last outer steps" if anchored else "the mean of the weights"
     return [
@@ -75,16 +73,34 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     ]
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer, which keeps its options: those of the recipe, which may be new."""
-    options = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, option in zip(optimizer.param_groups, options, strict=True):
-        group.update(option)
+def load_rank(
+    trainer: Trainer,
+    step: int,
+    weights: dict[str, Any],
+    optimizer: dict[str, Any] | None = None,
+    rule: dict[str, Any] | None = None,
+) -> None:
+    """Load the weights of a rank after `step` steps, and if they are given the states of its optimizer and its rule.
+
+    The optimizer keeps its options: those of the recipe, which may be new.
+    """
+    trainer.model.load_state_dict(weights)
+    if optimizer is not None:
+        groups = trainer.optimizer.param_groups
+        options = [{name: one for name, one in group.items() if name != "params"} for group in groups]
+        trainer.optimizer.load_state_dict(optimizer)
+        for group, option in zip(trainer.optimizer.param_groups, options, strict=True):
+            group.update(option)
+    trainer.reducer.programs.resume(step, rule)
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def copied(value: Any) -> Any:
+    """Return a state with copies of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    return [copied(one) for one in value] if isinstance(value, list) else value
 
 
 def _mean(values: list[torch.Tensor]) -> torch.Tensor:
@@ -101,17 +117,12 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[RunPoint, 
     Nothing is changed on the disk. Called by all ranks together. Raises CheckpointError where no checkpoint is
     complete, one cannot be read, or it does not fit the model.
     """
-    found = world.call_on_root(lambda: _read(folder))
+    found = world.call_on_root(lambda: find_checkpoint(folder))
     if found is None:
         return RunPoint(), [], []
     checkpoint, damaged = found
-    try:
+    with fitting(checkpoint):
         notes = load_states(trainer, world, checkpoint)
-    except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
-        ) from error
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
     before = progress["loss"] if trainer.world.rank == 0 else 0.0  # the sum of all samples counts once
@@ -119,37 +130,52 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[RunPoint, 
     return RunPoint(*counters, progress["seconds"], progress["data"]), damaged, notes
 
 
-def discard_newer(folder: Path, point: RunPoint, damaged: list[DamagedCheckpoint]) -> list[str]:
-    """Remove metrics newer than the checkpoint to resume from, and rename damaged ones. Return lines to log."""
-    run_directory.truncate_metrics(folder, point.step)
-    notes = rename_unused(folder, damaged)
-    begins = f"{folder} has no checkpoint yet: the run begins again"
-    return [*notes, f"resumes after step {point.step}" if point.step else begins]
+def find_checkpoint(
+    folder: Path, order: Callable[[list[str]], Iterable[str]] = reversed
+) -> tuple[Checkpoint, list[DamagedCheckpoint]] | None:
+    """Return the first complete checkpoint of the run in `folder`, and the damaged ones before it; None where the run
+    had not written its first one. `order` returns names in the order in which to try them, given oldest first.
 
-
-def rename_unused(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
-    """Rename damaged checkpoints of the run in `folder`. Return lines to log."""
-    try:
-        renamed = rename_damaged(folder / run_directory.CHECKPOINTS, damaged)
-    except OSError as error:
-        raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    return [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
-
-
-def _read(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]] | None:
-    """Return the newest complete checkpoint; None where the run had not written its first one.
-
-    Raises CheckpointError where the metrics show that it had.
+    Raises CheckpointError where none is complete, one cannot be read, or the metrics show that there were some.
     """
     checkpoints = folder / run_directory.CHECKPOINTS
-    if checkpoint_names(checkpoints):
-        return load_newest(checkpoints)
+    if names := checkpoint_names(checkpoints):
+        return load_first(checkpoints, order(names))
     if (epochs := run_directory.count_metrics(folder)) > 1:  # one line may be written just before the first checkpoint
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints}, but metrics of {epochs} epochs: is its disk not mounted? "
             "Nothing was changed; put the checkpoints there, or begin a new run in another folder"
         )
     return None
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Within the block, turn the errors of `load_state_dict` into a CheckpointError."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
+        ) from error
+
+
+def discard_newer(folder: Path, step: int, damaged: Sequence[DamagedCheckpoint], last: int | None = None) -> list[str]:
+    """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and metrics newer
+    than `last` (None: `step`); rename damaged ones. Return lines to log."""
+    checkpoints = folder / run_directory.CHECKPOINTS
+    try:
+        renamed = rename_damaged(checkpoints, damaged)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
+    notes = [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
+    if removed := remove_newer(checkpoints, step):
+        notes.append(
+            f"not all workers had left a snapshot for {', '.join(removed)}: removed, and an earlier checkpoint is used"
+        )
+    run_directory.truncate_metrics(folder, step if last is None else last)
+    return notes
 
 
 def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy
-from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, RunPoint, Save, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
 from unisono.training.learning_rate import rate_of_step
-from unisono.training.player import EventPlayer, Run
+from unisono.training.player import EventPlayer, Run, Timer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
@@ -40,25 +39,26 @@ class TogetherPlayer(EventPlayer):
         """Make the player; `machine` predicts the run before its first step, `ledger` is that of `RunForesight`."""
         super().__init__(run)
         self._machine, self._ledger = machine, ledger
-        self._point, self.made = RunPoint(), 0
-        self.loss = 0.0
-        """Sum of the loss over this rank's samples of the epoch so far."""
+        self._first = RunPoint()  # where the run begins
+        self.made, self.loss = 0, 0.0
+        """Steps made, and the sum of the loss over this rank's samples of the epoch so far."""
         self._foresight: RunForesight
-        self._accuracy: Accuracy | None = None  # of the last epoch that was made here
-        self._epoch, self._epoch_began, self._skipped = 0, 0.0, 0
-        self._saved = time.perf_counter()
-        self._due = False
+        self._drawn, self._epoch_began = Draw(0, 0), 0.0
+        self._timer = Timer(60 * run.recipe.training.checkpoint_minutes)
+        self._due = False  # True where the clock has requested the checkpoint of this step
 
     def begin(self, before: Recipe | None) -> None:
         """Load the newest checkpoint of a run that is resumed, whose recipe was `before`; None for a new run."""
         run = self.run
         if before is None:
             return
-        self._point, damaged, notes = resume_run(run.home, run.trainer, run.world)
-        check_change(before, run.recipe, self._point, run.feed.fingerprint)
-        self.loss, self.made = self._point.loss, self._point.step
-        run.began -= self._point.seconds
-        run.notes[:0] = notes + run.world.call_on_root(lambda: discard_newer(run.home, self._point, damaged))
+        point, damaged, notes = resume_run(run.home, run.trainer, run.world)
+        check_change(before, run.recipe, point, run.feed.fingerprint)
+        self._first, self.loss, self.made = point, point.loss, point.step
+        run.began -= point.seconds
+        notes += run.world.call_on_root(lambda: discard_newer(run.home, point.step, damaged))
+        begins = f"{run.home} has no checkpoint yet: the run begins again"
+        run.notes[:0] = [*notes, f"resumes after step {point.step}" if point.step else begins]
 
     def train(self) -> int:
         """Make the epochs that are left. Return the exit code."""
@@ -69,23 +69,24 @@ class TogetherPlayer(EventPlayer):
             run.trainer.reducer.programs.log_with(run.display.log, run.display.detail)
             self._foresight = RunForesight(run, self._ledger)
             self._foresight.begin(self._machine, self.made)
-            self._saved = time.perf_counter()
-            with SignalHandlers(run.trainer.request, self._end_at_once, run.warn) as self.signals:
+            self._timer.restart()
+            with SignalHandlers(
+                run.trainer.request, lambda: run.end_at_once(f", after step {self.made}"), run.warn
+            ) as self.signals:
                 code = self._finish()
         run.feed.close()
         return code
 
     def _finish(self) -> int:
         """Make the epochs that are left and report the results. Return the exit code."""
-        run, began, first = self.run, time.perf_counter(), self._point
+        run, began, first = self.run, time.perf_counter(), self._first
         samples, training = run.feed.samples, run.recipe.training
         requests = run.trainer.requests
         stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, requests, self._stopping))
         if stop is not None:
-            if stop.why:
-                self._log_saved(stop.why, ends=True)
+            run.display.log(f"saved step {self.made} on {stop.why}; resume with: unisono train --resume {run.home}")
             return STOPPED
-        accuracy = self._test() if self._accuracy is None else self._accuracy
+        accuracy = self._test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - began
         seen = max(0, training.epochs - first.epoch) * samples
         found = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
@@ -96,69 +97,54 @@ class TogetherPlayer(EventPlayer):
 
     def draw(self, event: Draw) -> Iterator[Batch]:
         """Return this rank's share of the rest of an epoch."""
-        batch = self.run.recipe.training.batch
-        self._epoch, self._epoch_began = event.epoch, time.perf_counter()
-        self._skipped = min(event.done * batch, self.run.feed.samples)
-        return self.feed.epoch(event.epoch, batch, event.done)
+        self._drawn, self._epoch_began = event, time.perf_counter()
+        return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
     def step(self, event: TrainStep) -> tuple[float, int]:
         """Train on this rank's share of the next batch."""
-        self._due = self._request_if_due()
+        self._due = self.run.world.rank == 0 and self._timer.due()
+        if self._due:
+            self.run.trainer.request("save")
         loss, labels = super().step(event)
         self.loss, self.made = self.loss + loss, event.number + 1
         steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
-        self.run.display.step(self._epoch, event.done + 1, steps, loss / labels if labels else None)
+        self.run.display.step(self._drawn.epoch, event.done + 1, steps, loss / labels if labels else None)
         self._foresight.after_step(self.made)
         return loss, labels
 
-    def save(self, event: Save) -> None:
-        """Write a checkpoint, after the metrics of the epoch that it ends."""
-        run, point = self.run, event.point
-        metrics = self._end_epoch(point) if event.tests else None
+    def checkpoint(self, event: Save) -> Checkpoint:
+        """Return the state of all ranks."""
+        run = self.run
         loss = 0.0 if event.tests else self._sum_of_ranks(self.loss)
-        with run.trainer.span("gather", "checkpoint"):
-            run.trainer.wait()
-            weights, optimizer = states_of(run.trainer, run.world)
+        weights, optimizer = states_of(run.trainer, run.world)
+        reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
+        progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
+        return Checkpoint(reached.step, weights, optimizer, progress)
 
-        def write() -> None:
-            if metrics is not None:
-                run_directory.add_metrics(run.home, metrics)
-            reached = RunPoint(point.epoch, point.done, point.step, loss, run.elapsed, run.feed.fingerprint)
-            progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
-            save(run.home / run_directory.CHECKPOINTS, Checkpoint(point.step, weights, optimizer, progress))
+    def report_saved(self, event: Save) -> None:
+        """Write the times of an epoch's steps, or log a checkpoint that a signal has requested."""
+        self._timer.restart()
+        if event.tests:
+            self._write_steps(event.point.epoch)
+        elif event.why and not self._due:
+            self.run.display.log(f"saved step {self.made} on {event.why}")
 
-        with run.trainer.span("write" if run.world.rank == 0 else "wait for rank 0", "checkpoint"):
-            run.world.call_on_root(write)
-        self._saved = time.perf_counter()
-        if metrics is not None:
-            self._write_steps(point.epoch)
-            run.display.epoch(metrics)
-        elif event.why and not (self._due and not event.ends):
-            self._log_saved(event.why, event.ends)
-
-    def _log_saved(self, why: str, ends: bool) -> None:
-        """Log the checkpoint that a signal to any rank has caused."""
-        resume = f"; resume with: unisono train --resume {self.run.home}" if ends else ""
-        self.run.display.log(f"saved step {self.made} on {why}{resume}")
-
-    def _end_at_once(self) -> None:
-        self.run.end_at_once(f", after step {self.made}")
-
-    def _end_epoch(self, point: RunPoint) -> dict[str, Any]:
+    def end_epoch(self) -> dict[str, Any]:
         """Test the weights. Return the metrics of the epoch."""
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
         self._batches = iter(())
-        run.trainer.wait()
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
         loss, self.loss = self._sum_of_ranks(self.loss) / samples, 0.0
-        rate = rate_of_step(run.recipe.optimizer, point.epoch - 1, steps - 1, steps, training.epochs, training.batch)
-        self._accuracy = self._test()
+        epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
+        self.accuracy = self._test()
         return {
-            "epoch": point.epoch,
-            "step": point.step,
-            "learning_rate": rate,
+            "epoch": epoch + 1,
+            "step": self.made,
+            "learning_rate": rate_of_step(
+                run.recipe.optimizer, epoch, steps - 1, steps, training.epochs, training.batch
+            ),
             "loss": loss,
-            **run.results(self._accuracy, samples - self._skipped, seconds),
+            **run.results(self.accuracy, samples - skipped, seconds),
             "seconds": seconds,
             "elapsed": run.elapsed,
             **self._seconds_by_kind(),
@@ -175,14 +161,6 @@ class TogetherPlayer(EventPlayer):
         stops = self.signals is not None and self.signals.stop
         count = self._sum_of_ranks(float(stops))
         return requested_by(count, self._sum_of_ranks(float(stops) * self.run.world.rank)) if count else ""
-
-    def _request_if_due(self) -> bool:
-        """Request a checkpoint with the next step where rank 0's clock says it is due. Return True if requested."""
-        minutes = self.run.recipe.training.checkpoint_minutes
-        if not minutes or self.run.world.rank != 0 or time.perf_counter() - self._saved < 60 * minutes:
-            return False
-        self.run.trainer.request("save")
-        return True
 
     def _write_steps(self, epoch: int) -> None:
         """Write the times of the epoch's steps, of every rank."""

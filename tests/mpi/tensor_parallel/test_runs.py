@@ -133,7 +133,7 @@ def test_a_rule_and_an_optimizer_that_need_whole_weights_split_nothing(
     recipe = replace(recipe_of(packs), parallel=ParallelRecipe(layers="auto"))
     recipe = replace(recipe, training=replace(recipe.training, epochs=1))
     for name, changed in (
-        ("local", replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=2))),
+        ("local", replace(recipe, rule=replace(recipe.rule, name="local_sgd", options={"every": 2}))),
         ("lamb", replace(recipe, optimizer=replace(recipe.optimizer, name="lamb"))),
     ):
         train(changed, group, TrainOptions(home / name))

@@ -181,7 +181,7 @@ def test_runs_that_a_machine_file_does_not_predict_say_so(
 ) -> None:
     home = spread.call_on_root(lambda: tmp_path)
     machine = spread.call_on_root(lambda: machine_in(home))
-    recipe, workers = recipe_of(packs), replace(recipe_of(packs).rule, name="easgd", every=2, overlap="auto")
+    recipe, workers = recipe_of(packs), replace(recipe_of(packs).rule, name="easgd", overlap="auto")
     train(recipe, spread, TrainOptions(home / "uneven", machine=machine))
     split = replace(recipe, parallel=replace(recipe.parallel, layers="auto"))
     train(split, spread, TrainOptions(home / "split", machine=machine))
@@ -205,7 +205,7 @@ def test_a_rule_with_a_period_is_measured_by_periods(group: World, packs: Path, 
     home = group.call_on_root(lambda: tmp_path)
     machine = group.call_on_root(lambda: machine_in(home))
     recipe = recipe_of(packs)
-    recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", every=2))
+    recipe = replace(recipe, rule=replace(recipe.rule, name="local_sgd", options={"every": 2}))
     train(recipe, group, TrainOptions(home / "run", machine=machine))
 
     def check() -> None:

@@ -116,8 +116,8 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
     """The checkpoint, two steps before the end, lies between two averages; with DiLoCo, a fragment is in flight."""
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
-    options = {} if name == "local_sgd" else {"fragments": 1, "delay": 2, "outer_momentum": 0.5}
-    recipe = replace(recipe, rule=replace(recipe.rule, name=name, every=4, **options))
+    options: dict[str, float] = {} if name == "local_sgd" else {"fragments": 1, "delay": 2, "outer_momentum": 0.5}
+    recipe = replace(recipe, rule=replace(recipe.rule, name=name, options={"every": 4, **options}))
     if name == "diloco":
         recipe = replace(recipe, exchange=replace(recipe.exchange, wire="int4"))
     train(recipe, group, TrainOptions(home / "whole"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint.files import load_newest, load_step, rename_damaged, save
+from unisono.training.checkpoint.files import load_newest, load_step, remove_newer, rename_damaged, save
 from unisono.training.checkpoint.layout import CHECKPOINTS_KEPT, Checkpoint, checkpoint_names, step_of
 
 Trained = Callable[..., Checkpoint]
@@ -209,7 +209,6 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_the_newest_three_are_kept_and_nothing_else(tmp_path: Path, trained: Trained) -> None:
-    (tmp_path / ".step-000000003.tmp").mkdir()
     for step in range(CHECKPOINTS_KEPT + 3):
         save(tmp_path, trained(step))
     assert entries(tmp_path) == ["step-000000003", "step-000000004", "step-000000005"]
@@ -238,26 +237,25 @@ def test_one_of_the_same_step_is_replaced(tmp_path: Path, trained: Trained) -> N
 
 
 def test_killed_while_one_is_replaced(tmp_path: Path, trained: Trained) -> None:
-    """Between the two renames: the one that was to be replaced is used, and settled by the next save."""
+    """Between the two renames: the one that was to be replaced is used, and settled when the run resumes."""
     save(tmp_path, trained(3))
     save(tmp_path, trained(7)).rename(tmp_path / "step-000000007.replaced")
     assert load_newest(tmp_path)[0].step == 7
-    save(tmp_path, trained(8))
-    assert entries(tmp_path) == [f"step-00000000{step}" for step in (3, 7, 8)]
-    (tmp_path / "step-000000008.replaced").mkdir()
-    save(tmp_path, trained(9))
-    assert entries(tmp_path) == [f"step-00000000{step}" for step in (7, 8, 9)]
+    assert remove_newer(tmp_path, 7) == []
+    assert entries(tmp_path) == ["step-000000003", "step-000000007"]
+    (tmp_path / "step-000000007.replaced").mkdir()
+    (tmp_path / ".step-000000009.tmp").mkdir()
+    assert remove_newer(tmp_path, 3) == ["step-000000007"]
+    assert entries(tmp_path) == ["step-000000003"]
 
 
 def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / ".step-000000007.tmp").mkdir(parents=True)
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda one: save(tmp_path, one, alone=False), [trained(step) for step in range(10, 90, 5)]))
+        list(threads.map(lambda one: save(tmp_path, one), [trained(step) for step in range(10, 90, 5)]))
     assert checkpoint_names(tmp_path)[-3:] == ["step-000000075", "step-000000080", "step-000000085"]
     assert all(load_step(tmp_path, step_of(name)) is not None for name in checkpoint_names(tmp_path))
     assert [path.name for path in tmp_path.glob(".*")] == [".step-000000007.tmp"]
-    save(tmp_path, trained(90))
-    assert list(tmp_path.glob(".*")) == []
 
 
 def test_a_full_disk_is_reported_and_older_ones_stay(tmp_path: Path, trained: Trained) -> None:

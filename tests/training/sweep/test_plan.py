@@ -97,7 +97,7 @@ def test_a_bad_option_is_named(changes: list[str], error: str) -> None:
 def test_each_point_has_its_recipe() -> None:
     grid = parse_grid(["rule.every=1,4", "training.epochs=3", 'data.pack=""'])
     recipes = read_recipes(DIGITS, grid, ranks=3)
-    assert [(recipe.rule.every, recipe.training.epochs, recipe.ranks) for recipe in recipes.values()] == [
+    assert [(recipe.rule.options["every"], recipe.training.epochs, recipe.ranks) for recipe in recipes.values()] == [
         (1, 3, 3),
         (4, 3, 3),
     ]

@@ -32,6 +32,7 @@ from unisono.training.checkpoint.layout import (
     digest,
     manifest_digest,
     read_manifest,
+    step_of,
     unreadable,
 )
 from unisono.training.checkpoint.state import flatten_state, unflatten_state
@@ -109,16 +110,14 @@ def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
-def save(folder: Path, checkpoint: Checkpoint, alone: bool = True) -> Path:
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint into `folder`, and remove older ones beyond the newest three. Return its path.
 
-    `alone`: False where other processes may be writing other checkpoints into it; then `tidy` has to be called before.
-    Raises CheckpointError when the disk refuses; earlier checkpoints are still there.
+    Other processes may be writing other checkpoints into it. Raises CheckpointError when the disk refuses; earlier
+    checkpoints are still there.
     """
     aside = folder / f".{checkpoint_name(checkpoint.step)}.tmp"
     try:
-        if alone:
-            tidy(folder)
         return _save(folder, aside, checkpoint)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -129,28 +128,29 @@ def save(folder: Path, checkpoint: Checkpoint, alone: bool = True) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a killed run has left half written, and finish a replacement. The run's folder is locked: no other
-    process writes."""
-    for left in folder.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
-        name = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
-        if os.path.lexists(name):
-            _remove(left)
-        else:
-            left.rename(name)
+def remove_newer(folder: Path, step: int) -> list[str]:
+    """Remove checkpoints newer than that of `step`, and what a killed run has left half written. Return their names.
 
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint. Raises CheckpointError where the disk refuses."""
+    The run's folder is locked: no other process writes. Raises CheckpointError where the disk refuses.
+    """
     try:
-        _remove(path)
+        for left in folder.glob(".step-*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
+            place = left.with_name(left.name.removesuffix(REPLACED_SUFFIX))
+            if os.path.lexists(place):
+                _remove(left)
+            else:
+                left.rename(place)
+        newer = [name for name in checkpoint_names(folder) if step_of(name) > step]
+        for name in newer:
+            _remove(folder / name)
     except OSError as error:
         raise CheckpointError(
-            f"cannot remove {path}, which is newer than the checkpoint to resume from: {error.strerror or error}; "
+            f"cannot remove what is newer than the checkpoint of step {step} in {folder}: {error.strerror or error}; "
             "remove it, then resume again"
         ) from error
+    return newer
 
 
 def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:

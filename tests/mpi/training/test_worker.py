@@ -20,11 +20,11 @@ from unisono.step.layout import Bucket, Layout
 from unisono.testing import Batch, InProcessReplica, serve_in_order
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest
+from unisono.training.cut import compare
 from unisono.training.player import Run
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.trainer import Trainer
-from unisono.training.workers.run import AsynchronousRun
-from unisono.training.workers.state import compare
+from unisono.training.worker import WorkerPlayer
 from unisono.world import World
 
 BATCH, RATE = 72, 0.05
@@ -48,7 +48,7 @@ def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) 
     model = network()
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
-    run = AsynchronousRun(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
+    run = WorkerPlayer(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
     run.begin(None)
     code = run.train()
     world.barrier()

@@ -15,12 +15,13 @@ from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
-from unisono.training.workers.state import (
+from unisono.training.cut import (
+    WorkerCounters,
+    centre_checkpoint,
     cuts_to_try,
     dead_before,
-    discard_newer,
-    load_centre,
-    save_centre,
+    discard_after,
+    load_cut,
     worker_folder,
 )
 
@@ -44,7 +45,7 @@ def test_what_is_newer_than_the_cut_is_removed(tmp_path: Path) -> None:
     for number in range(5):
         log.add(number=number, worker=number % 2)
     log.close()
-    discard_newer(tmp_path, [3], 30)
+    discard_after(tmp_path, 30, [3])
     assert snapshots(tmp_path, 2) == [["step-000000020", "step-000000030"]] * 2
     assert [line["step"] for line in run_directory.read_metrics(tmp_path)] == [20]  # the epoch of 30 ends again
     assert read_order(tmp_path, 0) == [0, 1, 0]
@@ -53,7 +54,7 @@ def test_what_is_newer_than_the_cut_is_removed(tmp_path: Path) -> None:
 def test_a_run_that_begins_again_has_no_snapshots(tmp_path: Path) -> None:
     for worker in range(12):  # worker-10 too
         snapshot(tmp_path, worker, 0)
-    discard_newer(tmp_path, [0], -1)
+    discard_after(tmp_path, -1, [0])
     assert snapshots(tmp_path, 12) == [[]] * 12
 
 
@@ -63,13 +64,27 @@ SECOND = Reply(6, workers=(WorkerProgress(3, 4), WorkerProgress(3, 5)))
 
 
 def test_each_server_resumes_with_its_own_numbers(tmp_path: Path) -> None:
-    save_centre(tmp_path, 8, {"w": torch.zeros(1)}, [FIRST, SECOND], "digits")
-    point = load_centre(tmp_path)
-    assert point is not None and point.numbers == (7, 6)
-    states = resumed_states(point.replies)
+    save(tmp_path / "checkpoints", centre_checkpoint(8, {"w": torch.zeros(1)}, [FIRST, SECOND], "digits"))
+    found = load_cut(tmp_path)
+    assert found is not None and found.seats == SeatCounts(2, 2)
+    states = resumed_states(found.replies)
     assert [one.number for one in states] == [7, 6]
     assert [one.workers for one in states] == [FIRST.workers, SECOND.workers]
     assert [one.samples for one in states] == [600, 600]
+
+
+def test_centres_and_snapshots_of_older_releases_open(tmp_path: Path) -> None:
+    """One server has served 3 exchanges of two workers, of 7 and 6 steps."""
+    numbers = [3, 52, 48, 3, 1, 0, 2.5, 12, 13, 4.0, 1.5, 0.1, 0.2, 0.3, 0.4, 0.5, 7, 1, 6, 2]
+    progress = {"epoch": 1, "data": "digits", "seconds": 4.0, "servers": [[float(one) for one in numbers]]}
+    save(tmp_path / "checkpoints", Checkpoint(13, {"w": torch.ones(1)}, {}, progress))
+    found = load_cut(tmp_path, SeatCounts(2, 1))
+    assert found is not None and found.seats == SeatCounts(2, 1)
+    assert [one.step for one in found.replies[0].workers] == [7, 6]
+    (state,) = resumed_states(found.replies)
+    assert (state.number, state.samples, state.epoch, state.epoch_began) == (3, 48, 1, 2.5)
+    old = WorkerCounters(**{"step": 7, "samples": 4, "loss": 1.5, "known": 48})
+    assert old == WorkerCounters(7, 4, 1.5, 48)
 
 
 def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
@@ -79,7 +94,7 @@ def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
         for number in range(9):
             log.add(number=number, worker=number % 2)
         log.close()
-    discard_newer(tmp_path, (7, 6), 8)
+    discard_after(tmp_path, 8, (7, 6))
     assert [len(read_order(tmp_path, server)) for server in range(2)] == [7, 6]
     assert logged_servers(tmp_path) == [0, 1]
 
@@ -92,7 +107,7 @@ def test_a_new_server_begins_with_0() -> None:
 
 def centre(home: Path, cut: int, number: int, orders: Order = Order.SAVE | Order.CENTRE) -> None:
     reply = Reply(number, orders=orders, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
-    save_centre(home, cut, {"w": torch.zeros(1)}, [reply], "digits")
+    save(home / "checkpoints", centre_checkpoint(cut, {"w": torch.zeros(1)}, [reply], "digits"))
 
 
 def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
@@ -101,14 +116,14 @@ def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
         centre(tmp_path, cut, number)
         snapshot(tmp_path, 0, cut)
     snapshot(tmp_path, 1, 20)
-    point = load_centre(tmp_path, SeatCounts(2, 1))
-    assert point is not None and (point.cut, point.numbers) == (20, (10,))
-    newest = load_centre(tmp_path)
-    assert newest is not None and newest.cut == 35
+    found = load_cut(tmp_path, SeatCounts(2, 1))
+    assert found is not None and (found.centre.step, found.replies[0].number) == (20, 10)
+    newest = load_cut(tmp_path)
+    assert newest is not None and newest.centre.step == 35
     for others in (SeatCounts(3, 1), SeatCounts(2, 2)):  # they use no snapshots
-        point = load_centre(tmp_path, others)
-        assert point is not None and point.cut == 35
-    (line,) = discard_newer(tmp_path, [10], 20)
+        found = load_cut(tmp_path, others)
+        assert found is not None and found.centre.step == 35
+    (line,) = discard_after(tmp_path, 20, [10])
     assert "step-000000030, step-000000035: removed" in line
     assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
     assert snapshots(tmp_path, 2) == [["step-000000020"]] * 2
@@ -123,9 +138,9 @@ def test_a_worker_that_had_died_before_is_not_waited_for(tmp_path: Path) -> None
     log.add(died=1, number=15)
     log.close()
     for _ in range(2):  # and not the second time
-        point = load_centre(tmp_path, SeatCounts(2, 1))
-        assert point is not None and point.cut == 30
-        assert discard_newer(tmp_path, point.numbers, point.cut) == []
+        found = load_cut(tmp_path, SeatCounts(2, 1))
+        assert found is not None and found.centre.step == 30
+        assert discard_after(tmp_path, 30, [15]) == []
 
 
 def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
@@ -133,8 +148,8 @@ def test_a_final_centre_is_used_without_snapshots(tmp_path: Path) -> None:
     for worker in range(2):
         snapshot(tmp_path, worker, 20)
     centre(tmp_path, 30, 15, Order.CENTRE)
-    point = load_centre(tmp_path, SeatCounts(2, 1))
-    assert point is not None and point.cut == 30
+    found = load_cut(tmp_path, SeatCounts(2, 1))
+    assert found is not None and found.centre.step == 30
 
 
 def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> None:
@@ -143,9 +158,9 @@ def test_a_damaged_centre_is_renamed_and_the_next_one_used(tmp_path: Path) -> No
         for worker in range(2):
             snapshot(tmp_path, worker, cut)
     (tmp_path / "checkpoints" / "step-000000030" / "weights.safetensors").write_bytes(b"")
-    point = load_centre(tmp_path, SeatCounts(2, 1))
-    assert point is not None and point.cut == 20
-    (line,) = discard_newer(tmp_path, point.numbers, point.cut, damaged=point.damaged)
+    found = load_cut(tmp_path, SeatCounts(2, 1))
+    assert found is not None and found.centre.step == 20
+    (line,) = discard_after(tmp_path, 20, [10], damaged=found.damaged)
     assert "it is now step-000000030.torn, and the previous one is used" in line
     assert checkpoint_names(tmp_path / "checkpoints") == ["step-000000020"]
 

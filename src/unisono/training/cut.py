@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,10 +38,10 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_first, load_newest, load_step, remove, save, tidy
+from unisono.training.checkpoint.files import load_newest, load_step, remove_newer, save
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names, read_progress, step_of
 from unisono.training.player import Run
-from unisono.training.state import rename_unused
+from unisono.training.state import copied, discard_newer, find_checkpoint, fitting
 
 FOLDER = "workers"
 
@@ -71,33 +71,19 @@ def take(state: dict[str, Any], optimizer: torch.optim.Optimizer, buffers: dict[
     `state` is the model's state_dict from the beginning, whose tensors are the model's own: to read it from the model
     would wait for the updates that follow.
     """
-    weights = {name: _copy(value) for name, value in state.items()}
-    weights.update({name: value for name, value in buffers.items() if name in weights})
-    return {"weights": weights, "optimizer": _copy(torch.optim.Optimizer.state_dict(optimizer))}
+    weights = copied(state) | {name: value for name, value in buffers.items() if name in state}
+    return {"weights": weights, "optimizer": copied(torch.optim.Optimizer.state_dict(optimizer))}
 
 
-def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the model's buffers, by name."""
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+def save_snapshot(home: Path, worker: int, cut: int, state: dict[str, Any], counters: WorkerCounters) -> None:
+    """Write a worker's snapshot, as `take` gave it, for the checkpoint `cut`."""
+    save(worker_folder(home, worker), Checkpoint(cut, **state, progress=asdict(counters)))
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copy(one) for key, one in value.items()}
-    return [_copy(one) for one in value] if isinstance(value, list) else value
+def centre_checkpoint(cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> Checkpoint:
+    """Return the checkpoint of a centre as it came with the servers' replies, with the progress before that exchange.
 
-
-def save_worker(home: Path, worker: int, cut: int, state: dict[str, Any], counters: WorkerCounters) -> None:
-    """Write a worker's snapshot for the checkpoint `cut`."""
-    save(worker_folder(home, worker), Checkpoint(cut, state["weights"], state["optimizer"], asdict(counters)))
-
-
-def save_centre(home: Path, cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> None:
-    """Write the centre as it came with the servers' replies, and the progress of the run before that exchange.
-
-    Another worker may be writing an earlier or a later one.
+    `data` is the fingerprint of the data.
     """
     progress = {
         "epoch": replies[0].epoch,
@@ -105,81 +91,66 @@ def save_centre(home: Path, cut: int, weights: dict[str, Any], replies: Sequence
         "seconds": replies[0].elapsed,
         "servers": [one.encode().tolist() for one in replies],
     }
-    save(home / run_directory.CHECKPOINTS, Checkpoint(cut, weights, {}, progress), alone=False)
+    return Checkpoint(cut, weights, {}, progress)
 
 
-@dataclass(frozen=True)
-class CentrePoint:
-    """The centre that a run resumes from."""
+class CentrePoint(NamedTuple):
+    """Centre that a run resumes from."""
 
-    cut: int
-    weights: dict[str, Any]
+    centre: Checkpoint
     replies: tuple[Reply, ...]
-    """Reply of each server to the exchange of the cut."""
-    data: str
-    """Fingerprint of the data."""
-    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Reply of each server to the exchange of the cut; the first server knows the progress of the run."""
+    damaged: list[DamagedCheckpoint]
     """Centres that were to be used, and are damaged."""
 
     @property
-    def reply(self) -> Reply:
-        """Reply of the first server, which knows the progress of the run."""
-        return self.replies[0]
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Number of exchanges that each server had served."""
-        return tuple(one.number for one in self.replies)
+    def seats(self) -> SeatCounts:
+        """Number of workers and servers that the run had."""
+        return SeatCounts(len(self.replies[0].workers), len(self.replies))
 
 
-def load_centre(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
+def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
     """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
     one that has the snapshots of all workers goes before newer ones.
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
-    folder = home / run_directory.CHECKPOINTS
-    names = {step_of(name): name for name in checkpoint_names(folder)}
-    if not names:
+
+    def order(names: list[str]) -> Iterable[str]:
+        if seats is None:
+            return reversed(names)
+        by_cut = {step_of(name): name for name in names}
+        trained = {cut: _who_trained(home, name, seats) for cut, name in by_cut.items()}
+        folders = [worker_folder(home, worker) for worker in range(seats.workers)]
+        kept = [[step_of(name) for name in checkpoint_names(folder)] for folder in folders]
+        return [by_cut[cut] for cut in cuts_to_try(trained, kept)]
+
+    found = find_checkpoint(home, order)
+    if found is None:
         return None
-    if seats is None:
-        order = sorted(names, reverse=True)
-    else:
-        kept = [checkpoint_names(worker_folder(home, worker)) for worker in range(seats.workers)]
-        cuts = {cut: _who_trained(home, folder, name, seats) for cut, name in names.items()}
-        order = cuts_to_try(cuts, [[step_of(name) for name in one] for one in kept])
-    found, damaged = load_first(folder, [names[cut] for cut in order])
-    if "servers" not in found.progress:
+    centre, damaged = found
+    if "servers" not in centre.progress:
         raise CheckpointError(
-            f"{folder} has the checkpoint of a rule without servers, which an asynchronous rule cannot resume: begin a "
-            "new run"
+            f"{home / run_directory.CHECKPOINTS} has the checkpoint of a rule without servers, which an asynchronous "
+            "rule cannot resume: begin a new run"
         )
-    replies = (decode_reply(torch.tensor(one, dtype=torch.float64)) for one in found.progress["servers"])
-    return CentrePoint(found.step, found.weights, tuple(replies), found.progress["data"], tuple(damaged))
+    return CentrePoint(centre, tuple(map(_reply, centre.progress["servers"])), damaged)
 
 
-def _who_trained(home: Path, folder: Path, name: str, seats: SeatCounts) -> set[int]:
+def _reply(numbers: Sequence[float]) -> Reply:
+    return decode_reply(torch.tensor(numbers, dtype=torch.float64))
+
+
+def _who_trained(home: Path, name: str, seats: SeatCounts) -> set[int]:
     """Return the workers that had to leave a snapshot for a centre; none where a run with `seats` cannot use them."""
-    progress = read_progress(folder, name)
+    progress = read_progress(home / run_directory.CHECKPOINTS, name)
     if progress is None or len(progress.get("servers", ())) != seats.servers:
         return set()
-    reply = decode_reply(torch.tensor(progress["servers"][0], dtype=torch.float64))
+    reply = _reply(progress["servers"][0])
     if not reply.orders & Order.SAVE or len(reply.workers) != seats.workers:
         return set()  # nobody trains any more beside the final centre
     events = read_events(home, 0) if 0 in logged_servers(home) else []
     return set(range(seats.workers)) - dead_before(events, reply.number)
-
-
-def discard_snapshots(home: Path, cut: int) -> None:
-    """Remove the snapshots of all workers that are newer than `cut`, from which a run resumes; with -1 all of them.
-
-    A later checkpoint may have the name of a removed one: its workers must not find an old snapshot there. Raises
-    CheckpointError where one cannot be removed.
-    """
-    for folder in sorted((home / FOLDER).glob("worker-*")):
-        for name in checkpoint_names(folder):
-            if step_of(name) > cut:
-                remove(folder / name)
 
 
 def cuts_to_try(cuts: Mapping[int, Collection[int]], snapshots: Sequence[Collection[int]]) -> list[int]:
@@ -239,19 +210,19 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
             f"{source} has the events of {len(logs)} servers, and {seats.servers} are to serve: replay it on as many "
             "ranks, by the same rule"
         )
-    point = load_centre(source)
-    if point is None:
+    cut = load_cut(source)
+    if cut is None:
         raise CheckpointError(f"{source} has no checkpoint of a centre to compare with: it ended before its first one")
-    if len(point.reply.workers) != seats.workers:
+    if cut.seats.workers != seats.workers:
         raise UsageError(
-            f"{source} was trained by {len(point.reply.workers)} workers, and {seats.workers} are to replay it: start "
+            f"{source} was trained by {cut.seats.workers} workers, and {seats.workers} are to replay it: start "
             f"as many ranks as it had"
         )
-    for server in range(seats.servers):
+    for server in logs:
         for event in read_events(source, server):
             if "inexact" in event:
                 raise CheckpointError(f"{source} cannot be replayed: {event['inexact']}")
-    orders = tuple(tuple(read_order(source, server, point.numbers[server])) for server in range(seats.servers))
+    orders = tuple(tuple(read_order(source, server, reply.number)) for server, reply in enumerate(cut.replies))
     note = f"replays {sum(map(len, orders))} exchanges of {source}"
     return replace(begin_new(seats), notes=(note,), recorded=orders)
 
@@ -263,69 +234,61 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
     """
     world, home, data = run.world, run.home, run.feed.fingerprint
     seats = rule.seats(world.size)
-    point = world.call_on_root(lambda: load_centre(home, seats))
-    if point is None:
-        world.call_on_root(lambda: discard_newer(home, [], -1))
+    cut = world.call_on_root(lambda: load_cut(home, seats))
+    if cut is None:
+        world.call_on_root(lambda: discard_after(home, -1, []))
         return replace(begin_new(seats), notes=(f"{home} has no checkpoint yet: the run begins again",))
-    if point.data != data:
-        raise CheckpointError(f"the run was trained on other data ({point.data}) than now ({data}): begin a new run")
-    run.trainer.model.load_state_dict(point.weights)
-    alike = len(point.reply.workers) == seats.workers and len(point.numbers) == seats.servers
-    trains = world.rank < seats.workers
-    mine = load_step(worker_folder(home, world.rank), point.cut) if alike and trains else None
+    centre, first = cut.centre, cut.replies[0]
+    if (before := centre.progress["data"]) != data:
+        raise CheckpointError(f"the run was trained on other data ({before}) than now ({data}): begin a new run")
+    with fitting(centre):
+        run.trainer.model.load_state_dict(centre.weights)
+    alike, trains = cut.seats == seats, world.rank < seats.workers
+    mine = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
     lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
-    inexact = _why_inexact(point, rule, seats, lacking)
-    notes = world.call_on_root(lambda: discard_newer(home, point.numbers, point.cut, inexact, point.damaged))
-    notes.append(f"resumes after {point.reply.number} exchanges, {point.cut} steps of all workers")
+    states, note = resumed_states(cut.replies), ""
     if not alike:
-        notes.append(
-            f"the run had {len(point.reply.workers)} workers and {len(point.numbers)} servers: all workers begin at "
-            "the centre, without state of the optimizer"
+        states = resized(states, *seats)
+        note = (
+            f"the run had {cut.seats.workers} workers and {cut.seats.servers} servers: all workers begin at the centre"
         )
     elif lacking:
-        names = ", ".join(map(str, lacking))
-        notes.append(f"worker {names} left no snapshot: it begins at the centre, without state of the optimizer")
-    states = resumed_states(point.replies)
-    if not alike:
-        states = resized(states, seats.workers, seats.servers)
-    elif lacking:
         states = tuple(afresh(one, lacking) for one in states)
-    return Beginning(states, tuple(notes), seconds=point.reply.elapsed, snapshot=mine)
+        note = f"worker {', '.join(map(str, lacking))} left no snapshot: it begins at the centre"
+    inexact = _why_inexact(alike, lacking, rule.exchange.wire, seats.servers)
+    numbers = [one.number for one in cut.replies]
+    notes = world.call_on_root(lambda: discard_after(home, centre.step, numbers, inexact, cut.damaged))
+    notes.append(f"resumes after {first.number} exchanges, {centre.step} steps of all workers")
+    notes += [f"{note}, without state of the optimizer"] if note else []
+    return Beginning(states, tuple(notes), seconds=first.elapsed, snapshot=mine)
 
 
-def _why_inexact(point: CentrePoint, rule: BaseAsynchronousRule, seats: SeatCounts, lacking: Sequence[int]) -> str:
+def _why_inexact(alike: bool, lacking: Sequence[int], wire: str | None, servers: int) -> str:
     """Return why a replay from the start would not find the resumed run's weights; empty where it would."""
-    if len(point.reply.workers) != seats.workers or len(point.numbers) != seats.servers:
+    if not alike:
         return "it was resumed with other numbers of workers or servers"
     if lacking:
         return f"it was resumed without the snapshots of workers {list(lacking)}"
-    if rule.exchange.wire is not None:
+    if wire is not None:
         return "it was resumed with a wire, by which the stored centre is rounded"
-    return "it was resumed with several servers, whose cuts differ" if seats.servers > 1 else ""
+    return "it was resumed with several servers, whose cuts differ" if servers > 1 else ""
 
 
-def discard_newer(
-    home: Path, numbers: Sequence[int], cut: int, inexact: str = "", damaged: Sequence[DamagedCheckpoint] = ()
+def discard_after(
+    home: Path, cut: int, numbers: Sequence[int], inexact: str = "", damaged: Sequence[DamagedCheckpoint] = ()
 ) -> list[str]:
     """Remove the centres, events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1
     where the run begins again. Rename `damaged` centres. Return lines to log.
 
     `numbers` are those of the servers' exchanges at the cut; other servers have none. `inexact` says why a replay of
-    the whole log would find other weights, if it would.
+    the whole log would find other weights, if it would. A later checkpoint may have the name of a removed one: its
+    workers must not find an old snapshot there.
     """
-    notes = rename_unused(home, damaged)
-    folder = home / run_directory.CHECKPOINTS
-    tidy(folder)
-    newer = [name for name in checkpoint_names(folder) if step_of(name) > cut]
-    for name in newer:
-        remove(folder / name)
-    if newer:
-        names = ", ".join(newer)
-        notes.append(f"not all workers had left a snapshot for {names}: removed, and an earlier checkpoint is used")
-    run_directory.truncate_metrics(home, cut - 1)
+    notes = discard_newer(home, cut, damaged, cut - 1)  # the exchange of the cut is served again, and its epoch ends
     for server in logged_servers(home):
         truncate_events(home, server, numbers[server] if server < len(numbers) else 0, inexact)
-    discard_snapshots(home, cut)
+    for folder in sorted((home / FOLDER).glob("worker-*")):
+        remove_newer(folder, cut)
     return notes
 
 

@@ -1,0 +1,324 @@
+"""Player of a worker of an asynchronous rule: steps, and the orders that come with a server's replies.
+
+    step ─ replies ─▶ SAVE: keep this worker's state   CENTRE: test and save the centre   STOP
+    at the end    ENDED ─▶ FETCH: the final centre, saved and tested   CLOSE, LEAVE: end
+
+Steps, samples and random numbers follow from the seed, the worker and its step; learning rates from the replies. So the
+weights follow from the order in which the servers have served the workers, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from unisono.asynchronous.exchange import Coding, WorkerExchange
+from unisono.asynchronous.link import process_failed, survives_deaths
+from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
+from unisono.asynchronous.server import Server
+from unisono.data.loading import Batch
+from unisono.errors import StallError
+from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.schedules.pieces import bounds
+from unisono.step import program
+from unisono.training import cut, run_directory, servers
+from unisono.training.accuracy import Accuracy, accuracy_of
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
+from unisono.training.learning_rate import rate_at
+from unisono.training.player import EventPlayer, Run
+from unisono.training.recipe import Recipe
+from unisono.training.recorder import KINDS
+from unisono.training.signals import STOPPED, SignalHandlers
+from unisono.training.state import check_change, copied, load_rank
+from unisono.uncaught import THREAD_PREFIX
+
+
+class WorkerPlayer(EventPlayer):
+    """Player on a rank of an asynchronous rule, which trains, serves, or does both. Made on all ranks together."""
+
+    def __init__(
+        self, run: Run, rule: BaseAsynchronousRule, replays: Path | None = None, machine: str | None = None
+    ) -> None:
+        """Make the player; `replays` is the folder of the run that is replayed. A `machine` predicts nothing here."""
+        super().__init__(run)
+        links = run.trainer.reducer.links
+        assert links is not None, "the reducer of an asynchronous rule has links"
+        self.rule, self.links, self.replays, self.number = rule, links, replays, run.world.rank
+        self.counters, self.request = cut.WorkerCounters(), Request.NONE
+        self._beginning = cut.begin_new(links.seats)
+        self._made: tuple[float, int] = 0.0, 0  # loss and samples of the last step
+        self._sent = WorkerHeader()
+        self._replies: Sequence[Reply] = ()
+        if machine is not None:
+            name = run.recipe.rule.name
+            run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
+
+    def begin(self, before: Recipe | None) -> None:
+        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of one that is replayed."""
+        run, source = self.run, self.replays
+        if before is not None:
+            check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
+            self._beginning = cut.begin_resumed(self.rule, run)
+        elif source is not None:
+            self._beginning = run.world.call_on_root(lambda: cut.begin_replay(self.links.seats, source))
+        run.began -= self._beginning.seconds
+        run.notes += [*self._beginning.notes, *servers.describe_seats(run, self.rule)]
+
+    def train(self) -> int:
+        """Train as worker or serve, or both. Return the exit code."""
+        run, trains = self.run, self.number < self.links.seats.workers
+        processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
+        if run.world.rank == 0:
+            for note in run.notes:
+                run.display.log(note)
+        request = (lambda: Request.NONE) if trains else self._take_request  # a worker's go with its headers
+        server = servers.make_server(run, self.rule, self._beginning, processes, request)
+        if trains:
+            code = self._train_and_serve(server)
+        else:
+            assert server is not None, "a rank that does not train serves"
+            code = servers.serve(run, server, self.ask)
+        return servers.leave(run, server, processes, code)
+
+    def _train_and_serve(self, server: Server | None) -> int:
+        """Train, while the server of this rank serves beside it. Return the exit code."""
+        run, reducer, snapshot = self.run, self.run.trainer.reducer, self._beginning.snapshot
+        wire = self.rule.exchange.wire
+        coding = Coding(wire, True, reducer.weights.flats() if wire else {})
+        self.exchange = reducer.exchange = WorkerExchange(self.links.seats.workers, coding)
+        if snapshot is None:  # the worker begins at the centre
+            state = self._beginning.states[0]
+            self.counters = cut.WorkerCounters(state.workers[self.number].step, known=state.samples)
+            reducer.programs.resume(self.counters.step)
+        else:
+            self.counters = cut.WorkerCounters(**snapshot.progress)
+            load_rank(run.trainer, self.counters.step, snapshot.weights, snapshot.optimizer)
+        thread = None
+        if server is not None:  # an error in it ends all ranks, as one of the engine's threads does
+            thread = threading.Thread(target=server.run, name=f"{THREAD_PREFIX}server {server.number}")
+            thread.start()
+        with SignalHandlers(self.ask, run.end_at_once, run.display.log) as self.signals:
+            try:
+                self.exchange.take, self._state = self._take, dict(run.trainer.model.state_dict())
+                self.play(self._events())
+                run.trainer.wait()
+                code = self._end()
+            except Exception as error:  # whatever it is: where others can go on, it ends this rank alone
+                if not survives_deaths():
+                    raise
+                self._end_alone(error)
+        if thread is not None:
+            thread.join()
+        return code
+
+    def _end_alone(self, error: Exception) -> NoReturn:
+        """End this rank after an error, where the others can go on without it. The last centre is saved if it was the
+        server that died."""
+        rank = self.run.world.rank
+        if process_failed(error) or isinstance(error.__cause__, StallError):
+            if self.links.first_living() == rank:
+                self._save_last()
+                self.run.display.log(
+                    f"the server has died: the run ends. The last centre is saved; resume with: unisono train --resume "
+                    f"{self.run.home}"
+                )
+                servers.exit_at_once(rank, 1)
+            servers.exit_at_once(rank, 0)  # the rank that saves gives the code; another one would end it before it has
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)  # a launcher lets the others go on after a signal, not after an exit code
+        raise error
+
+    def ask(self, kind: str) -> None:
+        """Request "save" or "stop" with the next exchange. Signal handlers may call this."""
+        self.request = Request.STOP if kind == "stop" else max(self.request, Request.SAVE)
+
+    def _take_request(self) -> Request:
+        """Return what was requested since the last call."""
+        taken, self.request = self.request, Request.NONE
+        return taken
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step of this worker: its share of the recipe's batch."""
+        first, last = bounds(self.run.recipe.training.batch, self.links.seats.workers, self.number)
+        return last - first
+
+    def _events(self) -> Iterator[Event]:
+        """Yield steps, and what the replies to their exchanges order, until one orders to stop."""
+        now, orders, seed = self.counters, Order.NONE, self.run.recipe.training.seed
+        yield Draw(0, now.step)
+        while not orders & Order.STOP:
+            header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
+            yield TrainStep(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.number), header)
+            if header is not None:
+                reply = self._replies[0]
+                known, orders = now.known, reply.orders
+                now.known, now.samples, now.loss = reply.samples, 0, 0.0
+                if orders & Order.SAVE:
+                    yield Snapshot(reply.cut, header, known)
+                if orders & Order.CENTRE:
+                    yield Save(RunPoint(reply.epoch, step=reply.cut), tests=bool(reply.ended))
+            loss, samples = self._made
+            now.step, now.samples, now.loss = now.step + 1, now.samples + samples, now.loss + loss
+
+    def draw(self, event: Draw) -> Iterator[Batch]:
+        """Return batches of this worker's own."""
+        return self.feed.own_batches(self.batch, event.done)
+
+    def step(self, event: TrainStep) -> tuple[float, int]:
+        """Train on the next batch, and exchange with the servers where there is a header to announce it."""
+        if event.exchange is not None:
+            self._buffers = {name: one.clone() for name, one in self.run.trainer.model.named_buffers()}
+            self._sent = event.exchange
+            self.exchange.prepare(event.exchange)
+        self._made = super().step(event)
+        if event.exchange is not None:
+            with self.run.trainer.span("wait for replies", "waiting"):
+                self.run.trainer.reducer.runner.wait_for_replies()
+            self._replies = self.exchange.replies()
+        return self._made
+
+    def save_own(self, event: Snapshot) -> None:
+        """Write this worker's state as it was when it sent the header."""
+        trainer, header = self.run.trainer, event.header
+        trainer.wait()
+        assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
+        counters = cut.WorkerCounters(header.step, header.samples, header.loss, event.known)
+        with trainer.span("write", "checkpoint"):
+            cut.save_snapshot(self.run.home, self.number, event.cut, self.exchange.snapshot, counters)
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights of the centre that came last."""
+        return self.run.trainer.reducer.weights.centre(self.exchange.centre, self.exchange.centre_buffers)
+
+    def checkpoint(self, event: Save) -> Checkpoint:
+        """Return the centre."""
+        weights = copied(self.run.trainer.model.state_dict())
+        return cut.centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
+
+    def report_saved(self, event: Save) -> None:
+        """Log a centre that was saved within an epoch."""
+        if not event.tests:
+            self.run.display.log(f"saved the centre after {event.point.step} steps of all workers")
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Test the centre. Return the metrics of the epoch, as the first server knows it."""
+        reply, sent = self._replies[0], self._sent
+        samples = reply.loss_samples + sent.samples
+        self.accuracy = self._test()
+        return {
+            "epoch": reply.ended,
+            "step": reply.cut,
+            "learning_rate": self._rate(),
+            "loss": (reply.loss + sent.loss) / max(1, samples),
+            **self.run.results(self.accuracy, samples, reply.epoch_seconds),
+            "seconds": reply.epoch_seconds,
+            "elapsed": reply.elapsed,
+            **dict(zip(KINDS, reply.seconds, strict=True)),
+        }
+
+    def _rate(self) -> float:
+        """Return the learning rate of the next step: that of the share of the run that all workers have made."""
+        training = self.run.recipe.training
+        ahead = (self.counters.samples + self.batch / 2) * self.links.seats.workers
+        epoch = min((self.counters.known + ahead) / self.run.feed.samples, training.epochs * (1 - 1e-9))
+        return rate_at(self.run.recipe.optimizer, epoch, training.epochs, self.batch)
+
+    def _header(self, kind: Kind) -> WorkerHeader:
+        now, seconds = self.counters, self.run.trainer.recorder.split()
+        times = tuple(seconds[one] for one in KINDS)
+        return WorkerHeader(kind, now.step, now.samples, now.loss, self._take_request(), times)
+
+    def _take(self) -> dict[str, Any]:
+        """Return a copy of this worker's state, before what came is applied. Called in the thread of the updates."""
+        return cut.take(self._state, self.run.trainer.optimizer, self._buffers)
+
+    def _save_last(self) -> None:
+        """Store the centre that came last: the server has died. The model itself would wait for what has failed."""
+        last = self.exchange.last
+        if last is None:
+            return
+        replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
+        with self.run.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
+            weights = copied(self._state)
+        step = sum(one.step for one in replies[0].workers)
+        centre = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
+        save(self.run.home / run_directory.CHECKPOINTS, centre)
+
+    def _test(self) -> Accuracy:
+        """Return the accuracy of the model on the whole test set."""
+        run = self.run
+        with run.trainer.span("evaluation", "evaluation"):
+            source = self.feed.all_test_batches(run.recipe.training.batch)
+            counts = run.trainer.count_correct(run.awaited(source))
+        run.trainer.recorder.discard()
+        return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)
+
+    def _end(self) -> int:
+        """Take leave of the servers; the worker that they choose stores the final centre. Return the exit code."""
+        for link in self.links.links:  # all servers: a bound of staleness no longer waits for this worker
+            link.announce(self._header(Kind.ENDED).encode())
+        orders, code = self._receive_reply().orders, 0
+        if orders & Order.FETCH:
+            self._fetch()
+        if orders & (Order.FETCH | Order.CLOSE):
+            for link in self.links.links:
+                link.announce(WorkerHeader(Kind.DONE).encode())
+        if orders & Order.CLOSE and self.signals is not None and self.signals.stop:
+            self.run.display.log(f"resume with: unisono train --resume {self.run.home}")
+            code = STOPPED
+        if orders & Order.FETCH and self.replays is not None:
+            code = self._compare(self.replays)
+        return code
+
+    def _compare(self, source: Path) -> int:
+        """Report whether a replay has found the weights of its run. Return the exit code."""
+        different = cut.compare(self.run.home, source)
+        if different is None:
+            self.run.display.log(f"the final weights are those of {source}, bit for bit")
+            return 0
+        self.run.display.log(f"the final weights differ from those of {source}: {different} is the first that does")
+        return 1
+
+    def _receive_reply(self, server: int = 0) -> Reply:
+        numbers = torch.empty(reply_length(self.links.seats.workers), dtype=torch.float64)
+        self.links.links[server].receive(numbers)
+        return decode_reply(numbers)
+
+    def _fetch(self) -> None:
+        """Store and evaluate the final centre."""
+        began = time.perf_counter()
+        run, header = self.run, self._header(Kind.FETCH)
+        server_of = self.rule.server_of(run.trainer.reducer.programs.layout())
+        replies = []
+        for server, link in enumerate(self.links.links):
+            link.announce(header.encode())
+            replies.append(self._receive_reply(server))
+            for key, its in server_of.items():
+                if its == server:
+                    link.receive(self.exchange.centre[key])
+            if server == 0 and self.exchange.centre_buffers is not None:
+                link.receive(self.exchange.centre_buffers)
+        self._replies, self._sent = replies, header._replace(samples=0, loss=0.0)
+        final = replies[0]
+        self.play([Save(RunPoint(final.epoch, step=final.cut), tests=True)])
+        assert self.accuracy is not None, "an epoch ends with the final centre"
+        results = run.results(self.accuracy, final.samples, final.elapsed)
+        rows = [("steps of all workers", f"{final.cut}"), ("time", f"{final.elapsed:.2f} s")]
+        run.report(results, rows, dict(zip(KINDS, final.seconds, strict=True)))
+        run.report_last(results)
+        run.trainer.recorder.add("waiting", time.perf_counter() - began)
