@@ -1,4 +1,4 @@
-"""Use of cores by others, from counters that are made up, and those of this process."""
+"""Properties of the processor; use of cores by others, from counters that are made up, and those of this process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 from unisono.processor import (
     ALONE,
     Counters,
+    Processor,
     ProcessorUse,
     RankUse,
     compare_use,
     describe,
+    parse,
+    processor,
     processor_use,
     read_counters,
     use_between,
@@ -103,3 +106,32 @@ def test_what_changed_since_the_first_steps(first: ProcessorUse | None, later: P
 
 def test_words() -> None:
     assert describe(ProcessorUse(0.25, 0.125)) == "other processes took 25% of the ranks' cores, the hypervisor 12%"
+
+
+XEON = """processor\t: 0
+model name\t: Intel(R) Xeon(R)
+flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile
+
+processor\t: 1
+model name\t: another
+flags\t\t: fpu
+"""
+
+
+def test_a_processor_with_tiles() -> None:
+    assert parse(XEON) == Processor("Intel(R) Xeon(R)", tiles=True, vectors=True)
+    assert parse(XEON).bfloat16
+
+
+def test_a_processor_without_bfloat16() -> None:
+    found = parse("model name : AMD EPYC\nflags : avx2 avx512f\n")
+    assert found == Processor("AMD EPYC")
+    assert not found.bfloat16
+
+
+def test_arm() -> None:
+    assert parse("Features : fp asimd bf16\n").vectors
+
+
+def test_this_one_has_a_name() -> None:
+    assert processor().name

@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 SERVERS = {"socketserver", "http", "xmlrpc", "asyncio", "multiprocessing.connection", "multiprocessing.managers"}
-LISTENERS = {"witness.py", "torch_backend/program.py", "torch_backend/rendezvous.py", "transports/shared_memory.py"}
+LISTENERS = {"witness.py", "torch_backend/program.py", "torch_backend/rendezvous.py", "transports/node_memory.py"}
 """The files that SECURITY.md tells of."""
 
 

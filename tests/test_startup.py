@@ -66,7 +66,9 @@ def poll_to_the_end(supervision: Startup, launcher: subprocess.Popen[bytes]) -> 
 
 def alive(ranks: dict[int, RankProcess]) -> list[int]:
     """Ranks that run; zombies do not count."""
-    states = {rank: startup._read(found.process, "stat").rpartition(b")")[2].split() for rank, found in ranks.items()}
+    states = {
+        rank: startup.read_process(found.process, "stat").rpartition(b")")[2].split() for rank, found in ranks.items()
+    }
     return [rank for rank, state in states.items() if state and state[0] != b"Z"]
 
 
@@ -154,7 +156,7 @@ def test_only_files_of_the_ended_launch_are_removed(tmp_path: Path, monkeypatch:
         path.write_bytes(bytes(mmap.PAGESIZE))
     os.utime(old, (0, 0))
     with held.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
-        remove_leftover_files(startup._started(os.getpid()))
+        remove_leftover_files(startup.started_at(os.getpid()))
         assert sorted(tmp_path.iterdir()) == sorted([held, old, other])
 
 
@@ -162,7 +164,7 @@ def test_a_file_that_another_launcher_may_have_made_stays(tmp_path: Path, monkey
     monkeypatch.setattr(startup, "MPICH_FILES", ((str(tmp_path), "mpich_shm_*"),))
     monkeypatch.setattr(startup, "LAUNCHERS", (Path("/proc/self/comm").read_text().strip(),))
     (tmp_path / "mpich_shm_1").write_bytes(b"")
-    begun = startup._started(os.getpid())
+    begun = startup.started_at(os.getpid())
     remove_leftover_files(begun - 1)
     assert (tmp_path / "mpich_shm_1").exists()
     monkeypatch.setattr(startup, "LAUNCHERS", ("no program's name",))

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -5,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.errors import RecipeError
-from unisono.tables import change, choice, flat, number, numbers, parse
+from unisono.errors import RecipeError, UsageError
+from unisono.tables import as_json, change, choice, flat, from_json, known, number, numbers, parse, rows
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,84 @@ class Cake:
     name: str = "plain"
     icing: Icing = field(default_factory=Icing)
     layers: tuple[float, float] = numbers(0.5, 0.25, at_least=0, below=1)
+
+
+@dataclass(frozen=True)
+class Guest:
+    name: str
+    seat: int = number(above=0)
+
+
+@dataclass(frozen=True)
+class Party:
+    cake: Cake = field(default_factory=Cake)
+    songs: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[int, float] = field(default_factory=dict, metadata={"at_least": 1})
+    anything: Mapping[str, Any] = field(default_factory=dict)
+    guests: tuple[Guest, ...] = rows("guest")
+
+
+PARTY = Party(Cake(3), ("a", "b"), {"cake.eggs": "why"}, {3: 2.0}, {"x": [{"y": 1}]}, (Guest("Ann", 1), Guest("Bo", 2)))
+PARTY_TABLES = {
+    "cake": {"eggs": 3},
+    "songs": ["a", "b"],
+    "notes": {"cake.eggs": "why"},
+    "tables": {"3": 2.0},
+    "anything": {"x": [{"y": 1}]},
+    "guest": [{"name": "Ann", "seat": 1}, {"name": "Bo", "seat": 2}],
+}
+
+
+def test_rows_lists_and_tables_of_any_keys() -> None:
+    assert parse(Party, PARTY_TABLES, "party.toml") == PARTY
+    assert known(PARTY) == PARTY_TABLES
+    assert (known(Party()), parse(Party, {}, "party.toml")) == ({}, Party())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (3, "party.toml: the whole is a table of keys, not the value 3"),
+        ({"songs": "a"}, "songs = 'a' is not a list of strings"),
+        ({"songs": [1]}, "songs = 1 is not a string"),
+        ({"notes": {"a": 1}}, 'notes."a" = 1 is not a string'),
+        ({"tables": {"x": 2}}, 'tables."x": the key is a whole number from 0, as in "3" = 4.0'),
+        ({"tables": {"01": 2}}, 'tables."01": the key is'),
+        ({"tables": {"9" * 5000: 2}}, "the key is a whole number from 0"),
+        ({"tables": {"1": 0.5}}, 'tables."1" = 0.5, but it has to be at least 1'),
+        ({"anything": 3}, "anything is a table of keys, not the value 3"),
+        ({"guest": {}}, "guest = {} is not a list of rows; begin each with [[guest]]"),
+        ({"guest": [3]}, "guest row 0 is a table of keys, not the value 3"),
+        ({"guest": [{"name": "Ann"}]}, "guest row 0.seat is missing; guest row 0 has name, seat"),
+        ({"guest": [{"name": "Ann", "seat": 0}]}, "guest row 0.seat = 0, but it has to be above 0"),
+        (
+            {"guest": [{"name": "Ann", "seat": 1, "sea": 1}]},
+            "key guest row 0.sea; did you mean guest row 0.seat?",
+        ),
+    ],
+)
+def test_what_is_wrong_in_them_is_an_error_of_the_wanted_type(content: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(Party, content, "party.toml", UsageError)
+    assert words in str(caught.value)
+    assert caught.type is UsageError
+
+
+def test_json_is_read_as_it_was_written_with_keys_of_later_releases() -> None:
+    assert from_json(Cake, as_json(Cake(3), mass=1.5), "cake.json") == Cake(3)
+    assert parse(Cake, {"egs": 3}, "cake.json", strict=False) == Cake()
+
+
+@pytest.mark.parametrize("content", [b'{"eggs": 1', b"\xff\xfe\x00", b"[" * 100_000])
+def test_what_is_not_json(content: bytes) -> None:
+    with pytest.raises(UsageError, match=r"cake\.json: not JSON: "):
+        from_json(Cake, content, "cake.json")
+
+
+def test_a_number_of_json_is_a_number() -> None:
+    with pytest.raises(UsageError, match=r"cake\.json: icing\.sugar = nan is out of range"):
+        from_json(Cake, b'{"icing": {"sugar": NaN}}', "cake.json")
 
 
 def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
@@ -40,6 +119,7 @@ def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
         ({"eggs": 1.5}, "cake.toml: eggs = 1.5 is not a whole number"),
         ({"eggs": True}, "cake.toml: eggs = True is not a whole number"),
         ({"eggs": 1 << 63}, "is out of range"),
+        ({"icing": {"sugar": 10**400}}, "is out of range"),
         ({"name": 3}, "cake.toml: name = 3 is not a string"),
         ({"icing": {"sugar": 0}}, "cake.toml: icing.sugar = 0.0, but it has to be above 0"),
         ({"layers": 0.5}, "cake.toml: layers = 0.5 is not a list of 2 numbers"),

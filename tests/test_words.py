@@ -140,7 +140,7 @@ PHRASES = (
 """Phrases of before, by which a page or a message is known that was not rewritten."""
 
 CONVERTERS = {
-    "choosing/schedule_table.py": {"part_reduce", "part_broadcast"},
+    "network/choice.py": {"part_reduce", "part_broadcast"},
     "training/recipe_file.py": {"embedding", "tried"},
     "data/kinds/image.py": {"picture"},
     "data/kinds/audio.py": {"sound"},

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from unisono.launch import cores
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.training.curves import Curve, draw
 
 HERE = Path(__file__).parent

@@ -24,8 +24,9 @@ from settings import CHOICES, CHOICES_ON, DRAWS, Cluster, Run
 from slept import SleptNetwork
 
 import unisono
+from unisono.errors import UsageError
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
-from unisono.foresight.measurement import Measurement, from_data, measure
+from unisono.foresight.measurement import Measurement, measure
 from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import RunFacts, SealedPrediction
 from unisono.models import input_shape
@@ -34,6 +35,7 @@ from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP, BaseRule, Exchange, find_rule
+from unisono.tables import parse
 from unisono.training.planned_run import TRACED_SAMPLES as TRACED
 from unisono.training.planned_run import traced_network
 from unisono.training.recorder import KINDS
@@ -164,7 +166,8 @@ def sealed_predictions(path: Path, probed: MachineFacts, cluster: Cluster, every
             file.flush()
             os.fsync(file.fileno())
         print(f"sealed {len(every)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
-    return [from_data(SealedPrediction, json.loads(line)[1]) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines()
+    return [parse(SealedPrediction, json.loads(line)[1], str(path), UsageError, strict=False) for line in lines]
 
 
 def is_measured(ledger: Path, labels: dict[str, str]) -> bool:

@@ -27,7 +27,7 @@ import unisono
 from unisono.data import Loader
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.launch import find_mpiexec
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import MachineFacts, find_machine

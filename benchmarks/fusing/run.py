@@ -20,7 +20,7 @@ from unisono.bench.peak import measure_peak
 from unisono.compute import AUTO
 from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
-from unisono.processor_model import processor
+from unisono.processor import processor
 
 HERE = Path(__file__).parent
 

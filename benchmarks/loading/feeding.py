@@ -14,8 +14,8 @@ from files import Files
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.data.images.augmentation import image_options
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import TransformOptions
+from unisono.data.kinds.image import image_options
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
 from unisono.data.packed_feed import FeedOptions, packed_feed

@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from unisono.data.images.augmentation import ImageOptions, choose_augmentation
+from unisono.data.kinds.image import ImageOptions, choose_augmentation
 
 BATCH, SIZE = 32, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

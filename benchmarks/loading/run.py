@@ -19,8 +19,7 @@ import numpy as np
 
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources import find
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source, find
 from unisono.launch import find_mpiexec
 
 HERE = Path(__file__).parent

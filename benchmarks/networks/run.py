@@ -22,7 +22,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
 from unisono.models import input_shape, make_network
-from unisono.processor_model import processor
+from unisono.processor import processor
 
 HERE = Path(__file__).parent
 NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bound import bound
 from layers import NETWORKS, Layer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 from unisono.addresses import address_towards, interface_of
-from unisono.plan.order import bound
 from unisono.step.costs import Computing, Cost
 from unisono.world import World
 

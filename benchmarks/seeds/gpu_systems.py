@@ -6,11 +6,12 @@ from functools import partial
 
 from benchmarks.seeds.figure import SeedFigure
 from benchmarks.seeds.networks import flops_of, layers_of, parameters_of
+from benchmarks.seeds.supernodes import weak_speedup
 
 from unisono.network import price
 from unisono.placement import regular
 from unisono.plan.machines import find_machine
-from unisono.plan.scaling import epoch_seconds, weak_speedup
+from unisono.plan.run_row import epoch_seconds
 from unisono.schedules import find
 
 dimd, theano, mxnet = (partial(SeedFigure, name) for name in ("DIMD", "Theano-MPI", "MXNET-MPI"))

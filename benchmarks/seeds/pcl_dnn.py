@@ -17,8 +17,7 @@ from benchmarks.seeds.register_blocks import forward_efficiency, grad_weight_eff
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, find_machine
 from unisono.plan.run_plan import plan_run
-from unisono.plan.run_row import RunPlan
-from unisono.plan.scaling import epoch_seconds
+from unisono.plan.run_row import RunPlan, epoch_seconds
 from unisono.training.planned_run import plan_recipe, planned_run
 
 figure = partial(SeedFigure, "PCL-DNN")

@@ -12,7 +12,7 @@ from benchmarks.seeds import gpu_systems, pcl_dnn, swcaffe
 from benchmarks.seeds.figure import SeedFigure, as_json, as_markdown
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "planning.md"
+PAGE = FOLDER.parents[1] / "docs" / "planning_equations.md"
 BEGIN, END = "<!-- benchmarks/seeds/run.py writes from here -->\n\n", "\n<!-- to here -->"
 
 
@@ -28,7 +28,7 @@ def with_table(page: str, table: str) -> str:
 
 
 def main() -> None:
-    """Write results.json, summary.md and the table of docs/planning.md."""
+    """Write results.json, summary.md and the table of docs/planning_equations.md."""
     found = figures()
     table = as_markdown(found) + "\n"
     (FOLDER / "results.json").write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")

@@ -16,6 +16,12 @@ uplinks carry a quarter: 126 ms in rank order, 39 ms round robin, each without a
 
 The section prints beta_2 as a quarter of beta_1; a quarter of the bandwidth is four times the time. `network/price.py`
 prices any schedule and any p; for powers of two it gives the same.
+
+Weak scaling (6.3) keeps the samples of a node, so computing stays, and the exchange after it is added:
+
+    step = computing + exchange       speedup = N computing / step = N (1 - share of the exchange)
+
+Worked example: 1,024 nodes, 30.13% of the step in communication: 1,024 * 0.6987 = 715 (swCaffe's figures 10 and 11).
 """
 
 from __future__ import annotations
@@ -32,6 +38,15 @@ def round_robin_seconds(nodes: int, supernode: int, nbytes: Amount, network: Net
     """Return the seconds of an allreduce whose ranks are dealt to the supernodes in turn (equations 5 and 6)."""
     supernodes = nodes // supernode
     return _allreduce(nodes, supernode, nbytes, network, nodes - supernodes, supernodes - 1)
+
+
+def weak_speedup(nodes: int, computing: float, exchange: float) -> float:
+    """Return the speedup of N nodes whose step has an exchange, in seconds, after its computing.
+
+    >>> weak_speedup(4, computing=3.0, exchange=1.0)
+    3.0
+    """
+    return nodes * computing / (computing + exchange)
 
 
 def _allreduce(nodes: int, supernode: int, nbytes: Amount, network: Network, within: int, crossing: int) -> Amount:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.seeds.figure import SeedFigure
-from benchmarks.seeds.supernodes import round_robin_seconds
+from benchmarks.seeds.supernodes import round_robin_seconds, weak_speedup
 
 from unisono.plan.exchange_cost import network_of
 from unisono.plan.machines import find_machine
-from unisono.plan.scaling import weak_speedup
 
 figure = partial(SeedFigure, "swCaffe")
 

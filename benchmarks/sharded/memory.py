@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import unisono
-from unisono.models.vgg import vgg16
+from unisono.models.convnet import vgg16
 
 STEPS = 3
 RULES = {"bsp": unisono.BSP, "sharded": unisono.Sharded}

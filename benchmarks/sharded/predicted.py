@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import BUCKET_SIZES, OUTSTANDING, PredictionInputs, candidates, predicted
+from unisono.plan.choose import BUCKET_SIZES, PredictionInputs, Setting, candidates, predicted
 from unisono.rules import BSP, BaseRule, Sharded
 from unisono.step.costs import Computing, Cost
 
@@ -55,7 +55,7 @@ def main() -> None:
             for rule, latency in LATENCIES.items():
                 cost = Cost(latency, ALONE / TOTAL)
                 inputs = PredictionInputs(rule, computing, partial(buckets_of, sizes), cost, ranks=HOSTS, nodes=HOSTS)
-                equal = min(predicted(inputs, size, "chain", OUTSTANDING[0]).prediction.step for size in BUCKET_SIZES)
+                equal = min(predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES)
                 best = candidates(inputs, ["chain"])[0]
                 setting = f"{best.setting.bucket_bytes / (1 << 20):g} MiB / {best.setting.end_ratio}"
                 cells += [f"{equal:.3f}", f"{best.prediction.step:.3f} ({setting})"]

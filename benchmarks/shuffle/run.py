@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 
 HERE = Path(__file__).parent
 SUPERNODES, HOSTS, RATE, OVERSUBSCRIBE = 2, (1, 2, 4), "200mbit", 4

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import ShuffleOptions, epoch_order
-from unisono.data.storage.ownership import Groups, Owners, form_groups, initial_owners, owners_in_epoch
+from unisono.data.order import ShuffleOptions, epoch_order, ranks_of
+from unisono.data.storage.ownership import Groups, Owners, form_groups, owners_in_epoch
 from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement
 
@@ -72,7 +72,7 @@ def epochs_traffic(
 ) -> list[ShuffleTraffic]:
     """Return the traffic of each epoch's shuffle; the first one begins with the stretches that ranks read."""
     formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
-    owners = initial_owners(len(lengths), placement.ranks // groups)
+    owners = ranks_of(len(lengths), len(lengths), placement.ranks // groups)
     for epoch in range(epochs):
         order = epoch_order(len(lengths), batch, seed, epoch, shuffle)
         after = owners_in_epoch(order, batch, np.array(formed.member_of_rank))

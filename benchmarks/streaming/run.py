@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.launch import find_mpiexec
 
 HERE = Path(__file__).parent

@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import unisono
 from unisono.plan.split import predict_splits
-from unisono.plan.trace import trace_values
+from unisono.plan.trace import time_steps, trace_values
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.rule import RankState
@@ -198,15 +198,16 @@ def references(problem: Problem, world: World) -> dict[str, float]:
 
 
 def predictions(problem: Problem, world: World) -> dict[str, float]:
-    """Return the predicted seconds of a step, without its update, from traced passes and two allreduces."""
+    """Return the predicted seconds of a step, from traced and whole steps, two allreduces and two all-gathers."""
     model, inputs = network(problem), share(problem, world)[0]
     traces = [trace_values(model, (inputs,), nullcontext()).layers for _ in range(6)][1:]
     passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
     names = [one.name for one in traces[-1]]
-    slowest = of_slowest_rank(torch.tensor(passes, dtype=torch.float64).median(0).values, world)
+    traced = torch.tensor(passes, dtype=torch.float64).median(0).values
+    slowest, update = of_slowest_rank(traced, time_steps(model, (inputs,), nullcontext, 5, world.barrier), world)
     seconds = dict(zip(names, map(tuple, slowest.tolist()), strict=True))
     facts = facts_of(model, traces[-1], set(names), len(inputs), world.size)
-    known = inputs_of(facts, seconds, float(problem.batch), world.placement, measure_links(world))
+    known = inputs_of(facts, seconds, float(problem.batch), measure_links(world), update)
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}
 

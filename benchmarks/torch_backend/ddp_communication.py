@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono
 from unisono.engine.communicator_pool import CommunicatorPool
-from unisono.models.resnet_cifar import BasicBlock
+from unisono.models.resnet import BasicBlock
 from unisono.mpi import MPI
 from unisono.reducer import reducer_of
 from unisono.world import World

@@ -13,6 +13,7 @@ MAX_CALLS = 1 << 61
 WORDS_BYTES = 512
 """Bytes per rank for the description of its call, shown in mismatch errors."""
 
+MISMATCH_REMEDY = "every rank of a group must make the same calls in the same order"
 
 _PLACE = re.compile(r" in (the dup's )*window \d+ from byte \d+|, whose algorithm is being chosen")
 _ALGORITHM = re.compile(r"(?<=^allreduce)(\([^,]*), [^,)]*")
@@ -47,6 +48,11 @@ def differ_in_place(calls: Sequence[str]) -> bool:
     """
     placed = any(_PLACE.search(words) for words in calls)
     return placed and len({_ALGORITHM.sub(r"\1", _PLACE.sub("", words)) for words in calls}) == 1
+
+
+def difference(one: int, words: str, other: int, other_words: str) -> str:
+    """Return the error message for two ranks in different calls."""
+    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH_REMEDY}"
 
 
 def encode_words(call: Call) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,19 +12,19 @@ import torch
 
 from unisono import uncaught, witness
 from unisono.binding import shares_of
-from unisono.choosing.schedule_table import ScheduleTable, read_table
 from unisono.errors import LaunchError, TableError
-from unisono.launch import available_cores, describe_mismatch, ranks_started
+from unisono.launch import available_cores, describe_mismatch, ranks_started, timeout_of
 from unisono.mpi import MPI
+from unisono.network.choice import ScheduleTable, read_table
 from unisono.placement import place
-from unisono.timeouts import timeout_of
+from unisono.startup import read_process, started_at
 from unisono.world import World
 
 
 def init(table: Path | None = None, timeout: float | None = None) -> World:
     """Return the world of all ranks that `mpiexec` or `srun` started; without them, a world of one rank.
 
-    `table` is a file written by `unisono tune`, by which "auto" chooses schedules (`choosing/default.toml` has the
+    `table` is a file written by `unisono tune`, by which "auto" chooses schedules (`network/default.toml` has the
     format); the default is the file that UNISONO_TABLE names. `timeout` is the number of seconds after which a rank
     that waits for others raises StallError; the default is UNISONO_TIMEOUT, else 600.
 
@@ -113,12 +112,9 @@ def _unlink_launcher_files() -> None:
     Hydra removes it at its end, unless it is killed. It is known by its name, its owner and its age: no older than
     hydra.
     """
-    launcher = Path(f"/proc/{os.getppid()}")
-    if not launcher.exists() or (launcher / "comm").read_text().strip() != "hydra_pmi_proxy":
+    if read_process(os.getppid(), "comm").strip() != b"hydra_pmi_proxy":
         return
-    ticks = int((launcher / "stat").read_text().rpartition(")")[2].split()[19])
-    up = float(Path("/proc/uptime").read_text().split()[0])
-    born = time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+    born = started_at(os.getppid())
     for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
         with suppress(FileNotFoundError):
             found = path.stat()

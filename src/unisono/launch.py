@@ -1,4 +1,4 @@
-"""Launch of ranks: detection of a launcher, and the command that starts several ranks."""
+"""Launch of ranks: detection of a launcher, the command that starts several ranks, and the timeout of their waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono.errors import LaunchError, install_command
+from unisono.errors import LaunchError, UsageError, install_command
 
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
 """Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
@@ -155,3 +155,25 @@ def launch_environment(environment: Mapping[str, str], terminal: bool) -> dict[s
     if terminal:  # Rich reads these
         extra |= {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
     return {**MALLOC_ENVIRONMENT, **environment, **extra}
+
+
+TIMEOUT = 600.0
+"""Default timeout in seconds."""
+
+
+def timeout_of(timeout: float | None) -> float:
+    """Return the timeout in seconds: `timeout`, else the environment's UNISONO_TIMEOUT, else TIMEOUT.
+
+    Raises UsageError where it is no number above 0.
+    """
+    value = os.environ.get("UNISONO_TIMEOUT") if timeout is None else timeout
+    if value is None:
+        return TIMEOUT
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        source = "UNISONO_TIMEOUT" if timeout is None else "timeout"
+        raise UsageError(f"{source} = {value}; it must be a number of seconds above 0")
+    return seconds

@@ -1,4 +1,7 @@
-"""Use of the ranks' cores by other processes, from counters of the system at two times.
+"""The processor: its name and its units, and the use of the ranks' cores by other processes.
+
+Properties are read from /proc/cpuinfo on Linux; elsewhere only the name is known. Use is computed from counters of the
+system at two times:
 
     core 0   rank 0 ████████   other processes ██████   idle ██        busy in all, and stolen: /proc/stat
              CPU time of rank 0: getrusage                             the rest of the busy time is that of others
@@ -13,6 +16,7 @@ Where a system has no such files, nothing is known of others, and none are repor
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import time
 from collections.abc import Sequence
@@ -182,3 +186,44 @@ def _machine() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+TILES_FLAG, VECTORS_FLAGS = "amx_bf16", ("avx512_bf16", "bf16")
+"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Name of a processor, and its units for bfloat16."""
+
+    name: str
+    tiles: bool = False
+    vectors: bool = False
+
+    @property
+    def bfloat16(self) -> bool:
+        """True where bfloat16 is faster than float32."""
+        return self.tiles or self.vectors
+
+
+def processor() -> Processor:
+    """Return the processor that this process runs on."""
+    return parse(CPUINFO.read_text()) if CPUINFO.is_file() else Processor(platform.processor() or platform.machine())
+
+
+def parse(cpuinfo: str) -> Processor:
+    """Return the processor described by the text of /proc/cpuinfo.
+
+    >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
+    Processor(name='Xeon', tiles=True, vectors=False)
+    """
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    name = fields.get("model name") or platform.machine()
+    return Processor(name, TILES_FLAG in flags, any(flag in flags for flag in VECTORS_FLAGS))

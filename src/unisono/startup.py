@@ -73,7 +73,7 @@ class Startup:
         self._dead: tuple[list[int], float] | None = None  # the ranks to report, and when
         self.active = hasattr(os, "pidfd_open") and (PROC / f"{os.getpid()}/task/{os.getpid()}/children").exists()
         if self.active:
-            self._ended, self._begun = os.pidfd_open(launcher), _started(launcher)
+            self._ended, self._begun = os.pidfd_open(launcher), started_at(launcher)
             self._poller = select.epoll()  # returns descriptors in the order in which they became ready
             self._poller.register(self._ended, select.EPOLLIN)
 
@@ -98,7 +98,6 @@ class Startup:
             self._end_all(seen)
 
     def _watch_processes(self, seen: LaunchedProcesses, now: float) -> None:
-        """Watch new processes, and report those that stay stopped."""
         for process in seen.helpers - self._helpers.keys():
             with suppress(ProcessLookupError):
                 self._helpers[process] = os.pidfd_open(process)
@@ -177,12 +176,12 @@ def find_processes(launcher: int) -> LaunchedProcesses:
     while waiting:
         parent, in_rank = waiting.pop()
         for process in _children(parent):
-            command = _read(process, "cmdline").split(b"\0")
+            command = read_process(process, "cmdline").split(b"\0")
             if witness.__file__.encode() in command:
                 return LaunchedProcesses(ranks, True, frozenset(helpers))
-            number = None if in_rank else rank_of(_read(process, "environ"))
+            number = None if in_rank else rank_of(read_process(process, "environ"))
             if number is not None:
-                state = _read(process, "stat").rpartition(b")")[2].split()
+                state = read_process(process, "stat").rpartition(b")")[2].split()
                 ranks[number] = RankProcess(process, bool(state) and state[0] in b"Tt")
             elif not in_rank:
                 helpers.add(process)
@@ -200,10 +199,10 @@ def rank_of(environment: bytes) -> int | None:
 
 
 def _children(process: int) -> Sequence[int]:
-    return [int(child) for child in _read(process, f"task/{process}/children").split()]
+    return [int(child) for child in read_process(process, f"task/{process}/children").split()]
 
 
-def _read(process: int, name: str) -> bytes:
+def read_process(process: int, name: str) -> bytes:
     """Return the content of a process's file in /proc; empty where the process has ended."""
     with suppress(OSError):
         return (PROC / str(process) / name).read_bytes()
@@ -217,7 +216,9 @@ def remove_leftover_files(begun: float) -> None:
     """
     mine = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
     others = [
-        _started(process) for process in mine if _read(process, "comm").strip().decode(errors="replace") in LAUNCHERS
+        started_at(process)
+        for process in mine
+        if read_process(process, "comm").strip().decode(errors="replace") in LAUNCHERS
     ]
     for folder, pattern in MPICH_FILES:
         for path in Path(folder).glob(pattern):
@@ -234,17 +235,16 @@ def _owner(path: Path) -> int | None:
     return None
 
 
-def _started(process: int) -> float:
+def started_at(process: int) -> float:
     """Return when a process began, in seconds since 1970; 0.0 where it has ended, even if it is not reaped yet."""
-    numbers = _read(process, "stat").rpartition(b")")[2].split()
+    numbers = read_process(process, "stat").rpartition(b")")[2].split()
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     runs = bool(numbers) and numbers[0] != b"Z"
     return booted + int(numbers[19]) / os.sysconf("SC_CLK_TCK") if runs else 0.0
 
 
 def _in_use(path: Path, processes: Sequence[int]) -> bool:
-    """Return True if a process has mapped the file."""
-    return any(os.fsencode(path) in _read(process, "maps") for process in processes)
+    return any(os.fsencode(path) in read_process(process, "maps") for process in processes)
 
 
 def _report(report: str) -> None:

@@ -1,29 +1,41 @@
-"""Frozen dataclasses read from tables of keys, as in TOML: types, limits, and the nearest key to an unknown one.
+"""Frozen dataclasses read from tables of keys, TOML or JSON: types, limits, and the nearest key to an unknown one.
 
     class Options:                              parse(Options, {"batch": 32}, "a.toml")    Options(batch=32)
         batch: int = number(64, at_least=1)     parse(Options, {"bach": 32}, "a.toml")     ... did you mean batch?
 
-A field whose type is itself such a dataclass is a table.
+    type of a field            its form in the table
+    bool, int, float, str      a value; a whole number will do for a float
+    another such dataclass     a table
+    tuple[Row, ...]            rows, each a table of the dataclass Row
+    tuple[float, float]        a list of as many numbers
+    tuple[str, ...]            a list of strings
+    Mapping[str, str]          a table of strings by keys of any name, also with dots
+    Mapping[int, float]        a table of numbers by whole numbers from 0
+    Mapping[str, Any]          a table of any form
+
+A field without a default has to be there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import reprlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import MISSING, field
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from unisono.errors import RecipeError
+from unisono.errors import RecipeError, UsageError
 
 Value = TypeVar("Value")
 
 MAX_NUMBER = (1 << 63) - 1
 
 
-def number(default: float, above: float | None = None, at_least: float | None = None) -> Any:
-    """Return a dataclass field for a number within limits."""
+def number(default: Any = MISSING, above: float | None = None, at_least: float | None = None) -> Any:
+    """Return a dataclass field for a number within limits; each number in a table of them."""
     return field(default=default, metadata={"above": above, "at_least": at_least})
 
 
@@ -37,6 +49,11 @@ def choice(default: str, *names: str) -> Any:
     return field(default=default, metadata={"one_of": names})
 
 
+def rows(key: str) -> Any:
+    """Return a dataclass field of type `tuple[Row, ...]`, whose rows are tables with the heading [[key]]."""
+    return field(default=(), metadata={"key": key})
+
+
 def texts_or(word: str) -> Any:
     """Return a dataclass field of type `Mapping[str, str] | str`: a table of keys of any name, or a word in its place.
 
@@ -45,26 +62,47 @@ def texts_or(word: str) -> Any:
     return field(default_factory=dict, hash=False, metadata={"texts_or": word})
 
 
-def parse(kind: type[Value], content: Mapping[str, Any], source: str, prefix: str = "") -> Value:
-    """Return the dataclass of type `kind` that `content` holds; errors name `source` and `prefix`, the table's name.
+def parse(
+    kind: type[Value], content: Any, source: str, error: type[UsageError] = RecipeError, strict: bool = True
+) -> Value:
+    """Return the dataclass of type `kind` that `content` holds; errors name `source` and the key, with its tables.
 
-    Raises RecipeError for an unknown key, a value of another type, or one beyond the limits.
+    Raises `error` for a key that is missing, a value of another type, or one beyond the limits; and for an unknown key,
+    unless files of later releases, which may have more, are read as well: not `strict`.
     """
-    fields = {entry.name: entry for entry in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in fields:
-            raise RecipeError(f"{source}: unknown key {prefix}{key!s}{_nearest(key, prefix, fields)}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise RecipeError(f"{source}: {prefix}{key} is a table of keys, not the value {value!r}")
-            values[key] = parse(hints[key], value, source, f"{prefix}{key}.")
-        elif (word := fields[key].metadata.get("texts_or")) is not None:
-            values[key] = word if value == word else _texts(value, word, f"{source}: {prefix}{key}")
-        else:
-            values[key] = _value(value, hints[key], fields[key].metadata, f"{source}: {prefix}{key}")
-    return kind(**values)
+    try:
+        found: Value = _dataclass(kind, content, "", strict)
+    except _UnfitError as unfit:
+        raise error(f"{source}: {unfit}") from None
+    return found
+
+
+def known(value: Any) -> dict[str, Any]:
+    """Return the table of a dataclass, as `parse` reads it, without keys whose values are the defaults."""
+    found = {}
+    for one in dataclasses.fields(value):
+        held = getattr(value, one.name)
+        if held != (one.default if one.default_factory is MISSING else one.default_factory()):
+            found[_key(one)] = _plain(held)
+    return found
+
+
+def as_json(value: Any, **derived: Any) -> bytes:
+    """Return a dataclass as a JSON file with sorted keys; `derived` are keys beside its own."""
+    data = {**dataclasses.asdict(value), **derived}
+    return json.dumps(data, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def from_json(kind: type[Value], content: bytes, source: str) -> Value:
+    """Return the dataclass of type `kind` in a JSON file, which may have further keys.
+
+    Raises UsageError naming `source`, and the key as `parse`.
+    """
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source}: not JSON: {error}") from error
+    return parse(kind, data, source, UsageError, strict=False)
 
 
 def change(content: dict[str, Any], wanted: str) -> None:
@@ -91,46 +129,103 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _texts(value: Any, word: str, where: str) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise RecipeError(f'{where} is a table of keys or "{word}", not the value {value!r}')
-    found = flat(value)
-    for key, text in found.items():
-        if not isinstance(text, str):
-            raise RecipeError(f"{where}.{key} = {text!r} is not a string")
-    return found
+class _UnfitError(Exception):
+    """Sentence about a key or a value that does not fit."""
 
 
-def _nearest(key: str, prefix: str, fields: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, fields, n=1)
-    return (
-        f"; did you mean {prefix}{near[0]}?" if near else f"; there are {', '.join(prefix + name for name in fields)}"
-    )
+def _key(one: dataclasses.Field[Any]) -> str:
+    return str(one.metadata.get("key", one.name))
 
 
-def _value(value: Any, kind: type, limits: Mapping[str, Any], where: str) -> Any:
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return known(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
+    content, prefix = _table(content, name), f"{name}." if name else ""
+    fields, hints = {_key(one): one for one in dataclasses.fields(kind)}, get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for key in content if strict else ():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            there = (
+                f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(prefix + one for one in fields)}"
+            )
+            raise _UnfitError(f"unknown key {prefix}{key}; {there}")
+    for key, one in fields.items():
+        if key in content:
+            found[one.name] = _parsed(hints[one.name], content[key], f"{prefix}{key}", one.metadata, strict)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise _UnfitError(f"{prefix}{key} is missing; {name or 'the whole'} has {', '.join(fields)}")
+    return kind(**found)
+
+
+def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> Any:
+    """Return a value of this type, called `name`."""
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, name, strict)
+    if (word := limits.get("texts_or")) is not None:
+        if value == word:
+            return word
+        texts = flat(_table(value, name, f' or "{word}"'))
+        return {key: _value(text, str, f"{name}.{key}", {}) for key, text in texts.items()}
+    if get_origin(kind) is Mapping:
+        return _mapping(get_args(kind), value, name, limits)
     if get_origin(kind) is tuple:
-        return _numbers(value, len(get_args(kind)), limits, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        word = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]
-        raise RecipeError(f"{where} = {value!r} is not {word}")
-    if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
-        raise RecipeError(f"{where} = {value!r} is out of range")
-    if limits.get("above") is not None and not value > limits["above"]:
-        raise RecipeError(f"{where} = {value!r}, but it has to be above {limits['above']}")
-    if limits.get("at_least") is not None and not value >= limits["at_least"]:
-        raise RecipeError(f"{where} = {value!r}, but it has to be at least {limits['at_least']}")
-    if limits.get("one_of") and value not in limits["one_of"]:
-        raise RecipeError(f"{where} = {value!r}; it is one of {', '.join(limits['one_of'])}")
+        return _tuple(get_args(kind), value, name, limits, strict)
+    return _value(value, kind, name, limits)
+
+
+def _mapping(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any]) -> Mapping[Any, Any]:
+    (keys, values), found = kinds, _table(value, name)
+    if values is Any:
+        return found
+    named = _whole if keys is int else lambda key, _: key
+    return {named(key, name): _value(one, values, f'{name}."{key}"', limits) for key, one in found.items()}
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> tuple[Any, ...]:
+    count = None if kinds[-1] is ... else len(kinds)
+    if not isinstance(value, list | tuple) or len(value) != (count or len(value)):
+        rows = f"rows; begin each with [[{name}]]" if dataclasses.is_dataclass(kinds[0]) else "strings"
+        form = f"{count} numbers" if count else rows
+        raise _UnfitError(f"{name} = {value!r} is not a list of {form}")
+    if dataclasses.is_dataclass(kinds[0]):
+        return tuple(_dataclass(kinds[0], row, f"{name} row {number}", strict) for number, row in enumerate(value))
+    return tuple(_value(one, kinds[0], name, limits) for one in value)
+
+
+def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        words = f"a table of keys{or_word}, not the value {reprlib.repr(value)}"
+        raise _UnfitError(f"{name or 'the whole'} is {words}")
     return value
 
 
-def _numbers(value: Any, count: int, limits: Mapping[str, Any], where: str) -> tuple[float, ...]:
-    if not isinstance(value, list | tuple) or len(value) != count:
-        raise RecipeError(f"{where} = {value!r} is not a list of {count} numbers")
-    found = tuple(_value(one, float, {"at_least": limits["at_least"]}, where) for one in value)
-    if too_large := [one for one in found if one >= limits["below"]]:
-        raise RecipeError(f"{where} = {too_large[0]!r}, but it has to be below {limits['below']}")
-    return found
+def _whole(key: str, name: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) < 19 and key == str(int(key))):
+        raise _UnfitError(f'{name}."{key}": the key is a whole number from 0, as in "3" = 4.0')
+    return int(key)
+
+
+def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:
+    fits = isinstance(value, float | int) if kind is float else isinstance(value, kind)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        word = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]
+        raise _UnfitError(f"{name} = {value!r} is not {word}")
+    if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+        raise _UnfitError(f"{name} = {value!r} is out of range")
+    value = float(value) if kind is float else value
+    if limits.get("above") is not None and not value > limits["above"]:
+        raise _UnfitError(f"{name} = {value!r}, but it has to be above {limits['above']}")
+    if limits.get("at_least") is not None and not value >= limits["at_least"]:
+        raise _UnfitError(f"{name} = {value!r}, but it has to be at least {limits['at_least']}")
+    if limits.get("below") is not None and not value < limits["below"]:
+        raise _UnfitError(f"{name} = {value!r}, but it has to be below {limits['below']}")
+    if limits.get("one_of") and value not in limits["one_of"]:
+        raise _UnfitError(f"{name} = {value!r}; it is one of {', '.join(limits['one_of'])}")
+    return value

@@ -23,8 +23,8 @@ from unisono import witness
 THREAD_PREFIX = "unisono "
 """Prefix of the names of Unisono's own threads."""
 
-OWN_FOLDERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
-"""Beginnings of the file names of Unisono and of Python's standard library."""
+OWN_FOLDERS = (f"{Path(__file__).parent}/", *(sysconfig.get_path(name) for name in ("stdlib", "scripts")), "<frozen ")
+"""Beginnings of the file names of Unisono, of Python's standard library, and of installed commands."""
 
 
 def frames_of_program(error: BaseException | None, trace: TracebackType | None) -> TracebackType | None:
@@ -33,15 +33,14 @@ def frames_of_program(error: BaseException | None, trace: TracebackType | None) 
     A syntax error of the program has no frame of it, and needs none. Any other error without such a frame keeps all.
     """
     first = trace
-    while first is not None and not _is_of_program(first.tb_frame.f_code.co_filename):
+    while first is not None and not is_of_program(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     return first if first is not None or isinstance(error, SyntaxError) else trace
 
 
-def _is_of_program(file: str) -> bool:
-    path = Path(file)
-    is_library = file.startswith(OWN_FOLDERS) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return not is_library and path.name != "unisono"  # the command
+def is_of_program(file: str) -> bool:
+    """Return True if a file belongs to the program that is run, not to a library."""
+    return not file.startswith(OWN_FOLDERS) and {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def install(rank: int, size: int, abort: Callable[[int], object]) -> None:

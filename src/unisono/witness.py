@@ -114,23 +114,23 @@ def set_address(address: str) -> None:
 
 def notify(message: int | str) -> None:
     """Notify the witness, if there is one, that a rank ends in order, by its number, or that one ends ALL."""
-    if has_witness() and (address := os.environ[WITNESS_VARIABLE].partition(":")[2]):
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
-            suppress(OSError),
-        ):  # the witness may be dead itself
-            channel.settimeout(SEND_TIMEOUT_SECONDS)
-            channel.sendto(str(message).encode(), f"\0{address}")
+    if has_witness():
+        _send(os.environ[WITNESS_VARIABLE].partition(":")[2], str(message))
 
 
 def report_abort(report: str) -> None:
     """Print why this rank ends all ranks, and give the launcher time to forward it."""
-    terminal = sys.__stderr__ or sys.stderr  # libraries redirect sys.stderr
     notify(ABORT)
     sys.stdout.flush()
-    terminal.write(report)
-    terminal.flush()
+    print_error(report)
     time.sleep(FORWARDING_SECONDS)
+
+
+def print_error(words: str) -> None:
+    """Write to the terminal, also where a library has redirected `sys.stderr`."""
+    terminal = sys.__stderr__ or sys.stderr
+    terminal.write(words)
+    terminal.flush()
 
 
 def watch(
@@ -206,16 +206,16 @@ def main(arguments: Sequence[str]) -> None:
     processes = {int(rank): int(process) for rank, process in (pair.split(":") for pair in pairs)}
     with socket.socket(fileno=int(descriptor)) as channel:
         report = watch(channel, int(size), processes, lambda: os.close(int(is_ready)))
-    if not _tell_listener(report) and report:
+    if not _send(os.environ.get(LISTENER_VARIABLE, ""), report) and report:
         print(report, file=sys.stderr, flush=True)
 
 
-def _tell_listener(report: str) -> bool:
-    """Send the report to the command that started the launcher; return False if there is none, or it has ended."""
-    if address := os.environ.get(LISTENER_VARIABLE):
+def _send(address: str, message: str) -> bool:
+    """Send a message to an address; return False if it is empty, or nothing listens there any more."""
+    if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
             channel.settimeout(SEND_TIMEOUT_SECONDS)
-            channel.sendto(report.encode()[:MAX_REPORT_BYTES], f"\0{address}")
+            channel.sendto(message.encode()[:MAX_REPORT_BYTES], f"\0{address}")
             return True
     return False
 

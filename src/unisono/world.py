@@ -11,21 +11,20 @@ import torch
 
 from unisono import witness
 from unisono.call import call_of
-from unisono.choosing.schedule_table import ScheduleTable
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
 from unisono.errors import UnisonoError, UsageError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
+from unisono.network.choice import ScheduleTable
 from unisono.placement import Placement, place
-from unisono.timeouts import TIMEOUT
 
 Result = TypeVar("Result")
 
@@ -160,7 +159,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait until all ranks have reached the barrier."""
-        barrier(self._group)
+        self._group.barrier()
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor that an allreduce need not copy: in shared memory if all ranks are on one node.

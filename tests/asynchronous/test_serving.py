@@ -18,7 +18,7 @@ from unisono.asynchronous.serving import (
     missed,
     next_worker,
     resized,
-    resumed,
+    resumed_states,
 )
 
 BATCH = 10
@@ -173,7 +173,7 @@ def test_a_run_resumes_from_a_reply(order: list[int], steps: int, data: st.DataO
         header = headers(state, worker)
         after, reply = answer(state, worker, header, budget, elapsed=float(number))
         if number == at:
-            again, same = answer(resumed(reply), worker, header, budget, elapsed=float(number))
+            again, same = answer(resumed_states([reply])[0], worker, header, budget, elapsed=float(number))
             assert (again.workers, again.number, again.samples) == (after.workers, after.number, after.samples)
             assert (again.epoch, again.loss, again.loss_samples) == (after.epoch, after.loss, after.loss_samples)
             assert (same.ended, same.cut if same.ended else 0) == (reply.ended, reply.cut if reply.ended else 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.usage_errors import assert_one_line_error
 
-from unisono.choosing.schedule_table import read_table
 from unisono.network import price, shaped
+from unisono.network.choice import read_table
 from unisono.placement import regular
 from unisono.schedules import find
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.usage_errors import assert_one_line_error
 
-from unisono.choosing.schedule_table import read_table
+from unisono.network.choice import read_table
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.collectives import states
 from unisono.collectives.states import (
     DEAD,
     MAX_LISTED_RANKS,
@@ -13,6 +17,7 @@ from unisono.collectives.states import (
     Answer,
     State,
     Wait,
+    call_site,
     decode,
     encode,
     failure,
@@ -21,6 +26,7 @@ from unisono.collectives.states import (
     missing_ranks,
     report,
 )
+from unisono.uncaught import is_of_program
 
 WAIT = Wait("world", 7, "allreduce(5 x float32)", 10.0)
 
@@ -106,3 +112,17 @@ def test_late_rank_does_not_report_for_waiting_ranks() -> None:
 def test_state_encoding_round_trip(where: str, waits: list[Wait], numbers: dict[str, int], ended: bool) -> None:
     state = State(where, tuple(waits), numbers, tuple(numbers), ended)
     assert decode(encode(state)) == state
+
+
+def test_call_site_is_this_line() -> None:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(call_site()))
+    thread.start()
+    thread.join()
+    assert found[0].rpartition(":")[0] == __file__
+
+
+def test_library_files_are_not_user_code() -> None:
+    assert not any(is_of_program(file) for file in (torch.__file__, threading.__file__, states.__file__))
+    assert not is_of_program("<frozen runpy>")
+    assert is_of_program("<string>")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unisono import processor_model
-from unisono.choosing.priced import LIBRARY, Choice
+from unisono import processor
 from unisono.collectives.trials import MAX_TRIED_BYTES, _path, _read, _write, candidates, size_class
+from unisono.network.choice import LIBRARY, Choice
 
 LIBRARY_CHOICE = Choice(LIBRARY, LIBRARY)
 
@@ -59,8 +59,8 @@ def test_choices_are_kept_by_machine_and_access(tmp_path: Path, monkeypatch: pyt
     paths = {_path(ranks, reads) for ranks in (2, 4) for reads in (True, False)}
     assert len(paths) == 4
     assert {path.parent for path in paths} == {tmp_path / "unisono"}
-    monkeypatch.setattr(processor_model, "CPUINFO", tmp_path / "cpuinfo")
-    processor_model.CPUINFO.write_text("processor : 0\nmodel name : another\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    processor.CPUINFO.write_text("processor : 0\nmodel name : another\n")
     assert _path(2, reads=True) not in paths
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from unisono.compute import convolution_plan
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import autocast_to, choose_dtype, prepare
-from unisono.processor_model import Processor
+from unisono.processor import Processor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 

@@ -15,7 +15,7 @@ from unisono.compute.prepare import autocast_to, check_precision, choose_dtype, 
 from unisono.compute.response_norm import ResponseNorm
 from unisono.errors import UsageError
 from unisono.launch import MALLOC_ENVIRONMENT
-from unisono.processor_model import Processor
+from unisono.processor import Processor
 
 
 def test_layers_change_and_parameters_stay() -> None:

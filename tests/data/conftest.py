@@ -17,8 +17,7 @@ import torch
 from unisono.data.kinds import AUDIO, RAW
 from unisono.data.pack.index import Index
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources import find
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source, find
 from unisono.placement import Placement, one_rank_per_node
 from unisono.world import World
 

@@ -15,11 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.builtin import Dataset, Samples
-from unisono.data.feed import in_memory_feed
-from unisono.data.images.augmentation import image_options
-from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.builtin import Dataset, Samples, in_memory_feed
+from unisono.data.kinds import AUDIO, IMAGE, RAW, TransformOptions
+from unisono.data.kinds.image import image_options
 from unisono.data.loading import Batch
 from unisono.data.order import ShuffleOptions, permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data import Loader
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import epoch_order, parse_shuffle, permutation
 from unisono.data.pack.index import read_index

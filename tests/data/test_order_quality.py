@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from tests.data.order_quality import compare_with_permutations, mixing, order_from_last, quality, shuffle_shares
 
-from unisono.data.order import ShuffleOptions, epoch_order, epoch_rng, parse_shuffle, permutation
-from unisono.data.storage.ownership import initial_owners
+from unisono.data.order import ShuffleOptions, epoch_order, epoch_rng, parse_shuffle, permutation, ranks_of
 from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 
 CLASSES = np.arange(3000) * 10 // 3000
@@ -12,7 +11,7 @@ CLASSES = np.arange(3000) * 10 // 3000
 
 def drawn_from_stretches(samples: int, ranks: int, batch: int) -> np.ndarray:
     """The order in which samples are seen when ranks draw at random from what they have read, without a shuffle."""
-    holders = initial_owners(samples, ranks)
+    holders = ranks_of(samples, samples, ranks)
     own = [np.random.default_rng(rank).permutation(np.flatnonzero(holders == rank)) for rank in range(ranks)]
     steps = -(-samples // batch)
     return np.concatenate(

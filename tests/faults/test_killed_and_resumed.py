@@ -15,7 +15,7 @@ from unisono.data.kinds import RAW
 from unisono.data.order import steps_of
 from unisono.data.pack import stripe
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 
 pytestmark = pytest.mark.launches
 

@@ -13,7 +13,7 @@ from tests.progress import Watched
 
 SLOW = """
 import atexit, os, pathlib, time
-from unisono.models.small_convnet import SmallConvnet
+from unisono.models.convnet import SmallConvnet
 
 def end():
     if os.environ.get("PMI_RANK") == "1":

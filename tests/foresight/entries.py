@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from unisono.foresight.ledger import LedgerEntry
 from unisono.foresight.measurement import Measurement, Spread
-from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
+from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction
+from unisono.plan.choose import StepParts
 
 RUN = RunFacts("digits", "small_convnet", "bsp", ranks=4, nodes=2, batch=64, steps=1000, machine="ours")
 

@@ -1,9 +1,10 @@
-"""Errors and cover of groups of runs."""
+"""Errors and cover of groups of runs, and the table and the JSON of a ledger."""
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from unisono.foresight.calibration import (
     draw_calibration,
     facts_of,
     group_of,
+    ledger_data,
+    ledger_lines,
     part_errors,
     worst_runs,
 )
@@ -80,3 +83,38 @@ def test_a_ledger_without_runs_and_no_matplotlib(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"install '\.\[bench\]'"):
         draw_calibration([entry()], "version", tmp_path / "chart.svg")
+
+
+def test_the_table_of_a_ledger() -> None:
+    entries = [entry(0.052), entry(0.065), replace(entry(0.104, "1.1"), run="fast/prediction.json")]
+    head, first, second, _, title, worst, *others = ledger_lines(entries, "version")
+    assert head.split("  ")[0] == "version"
+    assert first.split() == ["1.0", "2", "10.0%", "19.0%", "1", "of", "2,", "nominally", "96%"]
+    assert second.split()[:4] == ["1.1", "1", "50.0%", "50.0%"]
+    assert title.startswith("the largest errors")
+    assert worst.startswith(
+        " 50.0%  fast/prediction.json, 1.1: predicted 52 ms, measured 104.0 ms; computing took 130%"
+    )
+    assert [line.split()[0] for line in others] == ["20.0%", "0.0%"]
+
+
+def test_runs_without_intervals() -> None:
+    one = entry()
+    one = replace(one, prediction=replace(one.prediction, low=0.052, high=0.052))
+    assert next(line for line in ledger_lines([one], "rule") if line.startswith("bsp")).endswith("no intervals")
+
+
+def test_the_form_of_a_ledgers_json() -> None:
+    entries = [entry(0.065)]
+    data = json.loads(json.dumps(ledger_data(entries, ["a complaint"], "rule")))
+    assert data == {
+        "by": "rule",
+        "groups": [
+            {
+                **{"group": "bsp", "runs": 1, "intervals": 1, "covered": 0, "share": 0.96},
+                **dict.fromkeys(("median", "high"), pytest.approx(0.2)),
+            }
+        ],
+        "runs": [{**json.loads(json.dumps(asdict(entries[0]))), "error": pytest.approx(0.2), "covered": False}],
+        "complaints": ["a complaint"],
+    }

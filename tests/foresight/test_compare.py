@@ -1,7 +1,8 @@
-"""Predicted beside measured parts, and the cost that was wrong."""
+"""Predicted beside measured parts, the cost that was wrong, and both as lines and as JSON."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.foresight.entries import PREDICTION, measured
 
-from unisono.foresight.compare import explain, hidden_or_not, ms, step_parts, summarize, whole_step, wrong_part
+from unisono.foresight.compare import IN_TURN, check_data, check_lines, errors_of, explain, ms, summarize, wrong_part
 from unisono.foresight.measurement import Measurement
 from unisono.foresight.seal import CostFacts, SealedPrediction
 from unisono.processor import ProcessorUse
+from unisono.tables import as_json, from_json
 
 TUNED = replace(PREDICTION, sealed="after 24 tuning steps", run=replace(PREDICTION.run, machine=""))
 
@@ -21,13 +23,12 @@ TIMES = st.floats(0, 1)
 
 def test_parts_add_up_to_the_step() -> None:
     found = measured(0.05, 0.02, 0.01)
-    parts = step_parts(PREDICTION, found)
-    assert [one.part for one in parts] == ["computing", "waiting", "loading"]
-    whole = whole_step(PREDICTION, found)
+    every = errors_of(PREDICTION, found)
+    assert list(every) == ["step", "computing", "waiting", "loading", "exchanges", "updates"]
+    parts, whole = [every[name] for name in IN_TURN], every["step"]
     assert sum(one.predicted for one in parts) == pytest.approx(whole.predicted)
     assert sum(one.measured for one in parts) == pytest.approx(whole.measured)
     assert [one.relative for one in parts] == [pytest.approx(0.25), pytest.approx(2 / 3), None]
-    assert [one.part for one in hidden_or_not(PREDICTION, found)] == ["exchanges", "updates"]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_parts_add_up_to_the_step() -> None:
     ],
 )
 def test_the_part_that_explains_most_of_the_error(found: Measurement, part: str | None) -> None:
-    wrong = wrong_part(PREDICTION, found)
+    wrong = wrong_part(errors_of(PREDICTION, found))
     assert (None if wrong is None else wrong.part) == part
 
 
@@ -55,11 +56,12 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
     computing: float, waiting: float, loading: float, exchanges: float, updates: float
 ) -> None:
     found = measured(computing, waiting, loading, exchanges, updates)
-    step, wrong = whole_step(PREDICTION, found), wrong_part(PREDICTION, found)
+    parts = errors_of(PREDICTION, found)
+    step, wrong = parts["step"], wrong_part(parts)
     assert (wrong is None) == (abs(step.off) <= 0.02 * step.predicted)
     if wrong is not None:
         assert wrong.off * step.off > 0
-        largest = max(abs(one.off) for one in step_parts(PREDICTION, found) if one.off * step.off > 0)
+        largest = max(abs(one.off) for one in (parts[name] for name in IN_TURN) if one.off * step.off > 0)
         assert abs(wrong.off) >= largest / 2
         assert explain(PREDICTION, found).startswith(f"{wrong.part} took ")
 
@@ -177,3 +179,47 @@ def test_milliseconds() -> None:
     assert [ms(seconds) for seconds in (0.0, 0.00123, 0.0521, 1.23456, 12.0)] == [
         *("0 ms", "1.23 ms", "52.1 ms", "1,234.6 ms", "12,000.0 ms"),
     ]
+
+
+def test_a_run_on_shared_cores() -> None:
+    """Both records of the run have what others took: the seal during the trials, the measurement afterwards."""
+    doubted = replace(PREDICTION, doubt="a doubt", processor=ProcessorUse(others=0.4))
+    found = replace(measured(0.0524, 0.012), processor=ProcessorUse(others=0.3))
+    lines = list(
+        check_lines(from_json(SealedPrediction, as_json(doubted), "a"), from_json(Measurement, as_json(found), "b"))
+    )
+    assert "trials decided nothing: a doubt" in lines
+    assert "shared: other processes took 30% of the ranks' cores" in lines
+    assert not any(line.startswith(("trials", "shared")) for line in check_lines(PREDICTION, measured(0.0524, 0.012)))
+
+
+def test_a_run_part_by_part() -> None:
+    found = replace(measured(0.0524, 0.012), disturbed="a sign")
+    lines = list(check_lines(PREDICTION, found))
+    assert lines[0] == (
+        "digits: small_convnet, bsp, 64 samples a step, 4 ranks on 2 nodes, ours; sealed before the first step, "
+        "measured over 200 steps after the first 30"
+    )
+    rows = {line.split("  ")[0]: line.split() for line in lines[3:9]}
+    assert list(rows) == [
+        *("computing", "waiting", "loading", "step", "exchanges, hidden or not", "updates, hidden or not"),
+    ]
+    assert rows["computing"][1:] == ["40", "ms", "52.4", "ms", "51.4", "ms", "-", "53.4", "ms", "+31.0%"]
+    assert rows["loading"][-1] == "-"
+    assert rows["step"][-1] == "+23.8%"
+    assert lines[10] == ("interval: 48.1 ms - 55.9 ms, nominally 96% of steps: it does not cover the measured step")
+    assert lines[11] == (
+        "1,000 steps: predicted 52.0 s; all steps took 58.0 s, the run 60.0 s with its start, tests and checkpoints"
+    )
+    assert lines[12] == "disturbed: a sign"
+    assert lines[13].startswith("computing took 31% longer than the machine file says")
+
+
+def test_the_form_of_a_runs_json() -> None:
+    data = json.loads(json.dumps(check_data(PREDICTION, measured(0.0524, 0.012))))
+    assert list(data) == ["prediction", "measurement", "parts", "wrong", "explanation"]
+    assert [one["part"] for one in data["parts"]] == [
+        *("step", "computing", "waiting", "loading", "exchanges", "updates"),
+    ]
+    assert data["wrong"] == "computing"
+    assert check_data(PREDICTION, measured(0.040, 0.012))["wrong"] is None

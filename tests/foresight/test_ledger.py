@@ -16,8 +16,8 @@ from tests.foresight.entries import PREDICTION, entry, measured
 from unisono.errors import UsageError
 from unisono.foresight import ledger as module
 from unisono.foresight.ledger import append, changed_seals, check_appendable, ended_run, read
-from unisono.foresight.measurement import as_json
 from unisono.foresight.seal import Seal, write_seal
+from unisono.tables import as_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,7 +157,7 @@ def test_error_and_cover() -> None:
     assert entry(0.052).error == pytest.approx(0, abs=1e-12)
     assert entry(0.065).error == pytest.approx(0.2)
     assert [entry(step).covered for step in (0.047, 0.052, 0.057)] == [False, True, False]
-    assert entry().has_interval
+    assert entry().prediction.has_interval
 
 
 def ended(folder: Path) -> Seal:

@@ -11,7 +11,7 @@ from tests.plan.test_run_plan import MACHINE, network
 from tests.plan.test_run_plan import RUN as PLANNED
 
 from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
-from unisono.plan.choose import PredictionInputs, candidates, predicted
+from unisono.plan.choose import PredictionInputs, Setting, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
@@ -78,16 +78,17 @@ def test_programs_are_told_apart_by_their_digests() -> None:
     assert program_of(best)[0] == facts
     assert facts.buckets == len(loads(best.setting.bucket_bytes, best.setting.end_ratio))
     others = [
-        predicted(inputs(), 4 * MIB, "chain", 2),
-        predicted(inputs(), 4 * MIB, "none", 2),
-        predicted(inputs()._replace(rule=LocalSGD(every=2)), 4 * MIB, "none", 2),
-        predicted(inputs()._replace(clip=1.0), 4 * MIB, "none", 2),
+        predicted(inputs(), Setting("chain", 4 * MIB)),
+        predicted(inputs(), Setting("none", 4 * MIB)),
+        predicted(inputs()._replace(rule=LocalSGD(every=2)), Setting("none", 4 * MIB)),
+        predicted(inputs()._replace(clip=1.0), Setting("none", 4 * MIB)),
     ]
     assert len({facts.digest, *(program_of(one)[0].digest for one in others)}) == 5
 
 
 def test_a_sharded_step_updates_a_share() -> None:
     whole, share = (
-        program_of(predicted(inputs(1e-9)._replace(rule=rule), 8 * MIB, "chain", 2))[1] for rule in (BSP(), Sharded())
+        program_of(predicted(inputs(1e-9)._replace(rule=rule), Setting("chain", 8 * MIB)))[1]
+        for rule in (BSP(), Sharded())
     )
     assert 0 < share < whole

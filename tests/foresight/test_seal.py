@@ -44,7 +44,7 @@ def test_seals_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*prediction.json: No such file"):
         read_seal(tmp_path / "prediction.json")
     (tmp_path / "prediction.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"prediction.json is no sealed prediction: sealed is missing"):
+    with pytest.raises(UsageError, match=r"prediction.json is no sealed prediction: sealed is missing; the whole has "):
         read_seal(tmp_path / "prediction.json")
 
 

@@ -9,12 +9,12 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.choosing.schedule_table import read_table
 from unisono.errors import TableError, UsageError
 from unisono.measure.choice_table import Row, choice_tables, rows
 from unisono.measure.links import Links
 from unisono.measure.timing import Timing, timing_of
 from unisono.network import Network
+from unisono.network.choice import read_table
 from unisono.placement import one_rank_per_node
 from unisono.plan.machines import MachineFacts, find_machine, machine_text, read_machine
 

@@ -14,8 +14,7 @@ from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, Me
 from unisono.measure.system import ProbedSite
 from unisono.network import Network
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.machines import MachineFacts, NodeFacts, parse_machine
-from unisono.plan.measured_rows import CollectiveRow, ProductRow
+from unisono.plan.machines import CollectiveRow, MachineFacts, NodeFacts, ProductRow, parse_machine
 
 PLACEMENT = place([0, 0, 1, 1])
 SYSTEM = NodeFacts(cache_bytes=1 << 20, simd_width=16, memory_bytes=8e9)
@@ -81,7 +80,7 @@ def test_the_file_says_where_and_what_was_not_measured() -> None:
 
 def test_it_is_read_as_it_was_found_with_and_without_readings() -> None:
     for found in (facts(), facts(None, ()), facts(None, READINGS[:1])):
-        assert parse_machine(tomllib.loads(file_of(found))) == found
+        assert parse_machine(tomllib.loads(file_of(found)), "x.toml") == found
 
 
 def four(speeds: dict[tuple[int, int], float], groups: tuple[int, ...], uplink: float | None) -> MachineFacts:

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.models import MODELS, input_shape, make_network
-from unisono.models.small_convnet import SmallConvnet
+from unisono.models.convnet import SmallConvnet
 
 
 class Facts(NamedTuple):

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.collectives import watch, watch_messages
+from unisono.collectives import state_queries, watch
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.initialize import init
 from unisono.placement import place
 from unisono.world import World
@@ -61,7 +61,7 @@ def spread(world: World) -> Iterator[World]:
 def differing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that are made from here on notice in a tenth of the time that ranks are in different calls."""
     monkeypatch.setattr(watch, "COMPARE_AFTER_SECONDS", 0.1)
-    for module in (watch, watch_messages):
+    for module in (watch, state_queries):
         monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
 
 

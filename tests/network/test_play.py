@@ -1,10 +1,12 @@
 """Unequal links and late ranks in a simulation; `test_simulate` has what is equal everywhere."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.network import Network, Uneven, shaped, simulate
+from unisono.network.play import fair_rates
 from unisono.placement import one_rank_per_node, regular
 from unisono.schedules import find, names
 from unisono.schedules.ring import ring
@@ -82,3 +84,36 @@ def test_coarse_time_does_not_add_up_along_a_chain() -> None:
     coarse = simulate(algorithm, placement, network, 1 << 22, 1 << 16, max_exact_flows=0)
     assert coarse.resolution > exact.resolution
     assert coarse.seconds == pytest.approx(exact.seconds, rel=0.2)
+
+
+LINKS = 6
+UNLIMITED = LINKS
+
+routes = st.lists(
+    st.tuples(st.integers(0, LINKS - 1), st.integers(0, LINKS), st.integers(0, LINKS)).map(
+        lambda route: route if len({*route}) == 3 else (route[0], UNLIMITED, UNLIMITED)
+    ),
+    min_size=1,
+    max_size=30,
+)
+limits = st.lists(st.integers(1, 100), min_size=LINKS, max_size=LINKS)
+
+
+@settings(deadline=None)
+@given(routes, limits)
+def test_rates_are_max_min_fair(routes: list[tuple[int, ...]], limits: list[int]) -> None:
+    capacities = np.array([*limits, np.inf], float)
+    rates = fair_rates(np.array(routes), capacities)
+    users = [[flow for flow, route in enumerate(routes) if link in route] for link in range(LINKS)]
+    carried = np.array([rates[flows].sum() for flows in users])
+    assert (carried <= capacities[:LINKS] * (1 + 1e-9)).all()
+    for flow, route in enumerate(routes):
+        assert any(
+            carried[link] >= capacities[link] * (1 - 1e-9) and rates[flow] >= rates[users[link]].max() * (1 - 1e-9)
+            for link in route
+            if link != UNLIMITED
+        )
+
+
+def test_unused_share_goes_to_other_flows() -> None:
+    assert fair_rates(np.array([(0, 2), (0, 1), (1, 2)]), np.array([1.0, 5.0, np.inf])).tolist() == [0.5, 0.5, 4.5]

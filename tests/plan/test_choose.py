@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from benchmarks.overlaps.bound import bound
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,10 +29,8 @@ from unisono.plan.choose import (
     is_searched,
     layout_of,
     predicted,
-    predicted_again,
     space_of,
 )
-from unisono.plan.order import bound
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
@@ -107,7 +106,7 @@ def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster(
     """The exchange begins soon, and little is left of it at the end; those between have few latencies."""
     inputs = ask(NETWORK, loads, at(1, latency=2e-3))
     best = candidates(inputs)[0]
-    equal = [predicted(inputs, size, "chain", OUTSTANDING[0]) for size in BUCKET_SIZES]
+    equal = [predicted(inputs, Setting("chain", size)) for size in BUCKET_SIZES]
     assert best.setting.end_ratio > 1
     assert best.prediction.step < 0.98 * min(one.prediction.step for one in equal)
     buckets = inputs.buckets(best.setting.bucket_bytes, best.setting.end_ratio)
@@ -123,7 +122,7 @@ def test_the_same_in_equal_buckets() -> None:
     assert best.setting.end_ratio > 1
     assert equal is not None
     assert (equal.setting.overlap, equal.setting.end_ratio) == ("chain", 1)
-    steps = [predicted(inputs, size, "chain", OUTSTANDING[0]).prediction.step for size in BUCKET_SIZES]
+    steps = [predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES]
     assert min(steps) <= equal.prediction.step <= min(steps) * BUCKETS_TIE_RATIO
     assert in_equal_buckets(equal, inputs) is None
 
@@ -144,8 +143,8 @@ def test_buckets_of_one_node_are_equal(ratio: float) -> None:
 
 def test_a_setting_is_predicted_again_with_other_inputs() -> None:
     found = candidates(ask(NETWORK, loads, at(1)))[0]
-    assert predicted_again(found.setting, ask(NETWORK, loads, at(1))) == found
-    assert predicted_again(found.setting, ask(NETWORK, loads, at(0))).prediction.step < found.prediction.step
+    assert predicted(ask(NETWORK, loads, at(1)), found.setting) == found
+    assert predicted(ask(NETWORK, loads, at(0)), found.setting).prediction.step < found.prediction.step
 
 
 def test_the_same_in_finer_buckets() -> None:
@@ -265,7 +264,7 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
     for one in found:
         inputs = ask(computing, cut, cost, deferred)
         every = [
-            predicted(inputs, size, one.setting.overlap, count, ratio)
+            predicted(inputs, Setting(one.setting.overlap, size, outstanding=count, end_ratio=ratio))
             for size in sizes
             for count in OUTSTANDING
             for ratio in end_ratios(one.setting.overlap, sizes, 2)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.choosing.schedule_table import COLLECTIVES, ScheduleTable, read_table
 from unisono.errors import UsageError
 from unisono.network import DEFAULT, NetworkError, Uneven, price, shaped
-from unisono.network.critical_path import Cause
+from unisono.network.choice import COLLECTIVES, ScheduleTable, read_table
+from unisono.network.simulate import Cause
 from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.plan.collective_costs import (
     CollectiveCase,

@@ -7,9 +7,8 @@ import pytest
 
 from unisono.network import estimate
 from unisono.placement import one_rank_per_node, place
-from unisono.plan.exchange_cost import FREE, even_cost, exchange_cost, nearest_rows, placement_of, rows_of, uneven_of
-from unisono.plan.machines import LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
-from unisono.plan.measured_rows import CollectiveRow
+from unisono.plan.exchange_cost import FREE, exchange_cost, nearest_rows, placement_of, rows_of, uneven_of
+from unisono.plan.machines import CollectiveRow, LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
 from unisono.schedules import find
 from unisono.wires import encoded_share
 
@@ -125,20 +124,6 @@ def test_a_slow_link_in_measured_rows_counts_once() -> None:
         for nbytes in sizes:
             assert cost.seconds(nbytes) == pytest.approx(1.2 * of_ring(nodes, nbytes), rel=1e-4)
     assert of_ring(4, 8 << 20) > 2 * of_ring(2, 8 << 20)
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_cost_without_slow_links(sharded: bool) -> None:
-    slow = replace(MACHINE, slow_links={2: 4.0})
-    even, known = (exchange_cost(one, 4, 1, None, sharded).cost for one in (MACHINE, slow))
-    assert even_cost(known, slow, 4, 1, None, sharded) == pytest.approx(even)
-    rows = tuple(
-        row(4, nbytes, 1.2 * exchange_cost(slow, 4, 1).cost.seconds(nbytes), schedule="direct")
-        for nbytes in (1 << 19, 8 << 20)
-    )
-    measured = replace(slow, collectives=rows)
-    whole = even_cost(exchange_cost(measured, 4, 1).cost, measured, 4, 1)
-    assert whole.seconds(8 << 20) == pytest.approx(1.2 * exchange_cost(MACHINE, 4, 1).cost.seconds(8 << 20))
 
 
 def test_auto_does_not_know_of_slow_links() -> None:

@@ -8,8 +8,7 @@ from torch import nn
 
 from unisono.errors import UsageError
 from unisono.plan.layer_costs import at_rate_of, computing_of, nearest_product, product_seconds, shape_of_product
-from unisono.plan.machines import EfficiencyFacts, MachineFacts, NodeFacts
-from unisono.plan.measured_rows import NetworkRow, ProductRow
+from unisono.plan.machines import EfficiencyFacts, MachineFacts, NetworkRow, NodeFacts, ProductRow
 from unisono.plan.trace import TracedLayer, trace
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), EfficiencyFacts(convolution=0.9, linear=0.6))

@@ -5,7 +5,7 @@ import re
 import tomllib
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,22 +14,23 @@ from hypothesis import strategies as st
 from unisono.errors import UsageError
 from unisono.network import NetworkError
 from unisono.plan.machines import (
+    CHANGES,
     FOLDER,
-    ROWS,
     TABLES,
+    CollectiveRow,
+    DecodingFacts,
+    DiskFacts,
     EfficiencyFacts,
     MachineFacts,
-    NodeFacts,
+    MessageRow,
+    ProductRow,
+    changed_machine,
     find_machine,
     machine_file,
     machine_names,
     machine_text,
-    parse_factors,
     parse_machine,
-    parse_rows,
-    parse_table,
 )
-from unisono.plan.measured_rows import CollectiveRow, MessageRow, ProbeFacts, ProductRow
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -122,18 +123,33 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name = 3", "name = 3"),
-        ('name = "x"\n[nodes]', "nodes is not one of assumed, choices, collective, decoding, disk, efficiency, link"),
-        ('name = "x"\n[node]\ncore = 3', "memory_bandwidth; did you mean cores?"),
-        ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5; it is a whole number above 0"),
-        ('name = "x"\n[node]\nflops = true', "node.flops = True; it is a number above 0"),
-        ('name = "x"\nnode = 3', "node = 3; it is a table of cores"),
-        ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops"'),
-        ('name = "x"\nassumed = 3', "assumed = 3; it is a table of reasons"),
-        ('name = "x"\n[assumed]\n"name." = "why"', 'assumed."name."'),
-        ('name = "x"\n[measured]\n"node.flops" = "how"', 'measured."node.flops"'),
-        ('name = "x"\n[slow_links]\n3 = 0.5', 'slow_links."3" = 0.5; it is a factor of 1 or more'),
-        ('name = "x"\n[[message]]\nbytes = 4', "message row 0 has no seconds; it has bytes, seconds, spread"),
+        ("name = 3", "name = 3 is not a string"),
+        ("", "name is missing; the whole has name, node, efficiency"),
+        ('name = ""', "name is empty; give one"),
+        ('name = "x"\n[nodes]', "unknown key nodes; did you mean node?"),
+        ('name = "x"\n[node]\ncore = 3', "unknown key node.core; did you mean node.cores?"),
+        ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5 is not a whole number"),
+        ('name = "x"\n[node]\ncores = 0', "node.cores = 0, but it has to be above 0"),
+        ('name = "x"\n[node]\nflops = true', "node.flops = True is not a number"),
+        ('name = "x"\nnode = 3', "node is a table of keys, not the value 3"),
+        ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops" is a reason for a value that this file'),
+        ('name = "x"\nassumed = 3', "assumed is a table of keys, not the value 3"),
+        ('name = "x"\n[assumed]\n"name." = "why"', 'assumed."name." is a reason'),
+        ('name = "x"\n[measured]\n"node.flops" = "how"', 'measured."node.flops" is a reason'),
+        ('name = "x"\n[slow_links]\n3 = 0.5', 'slow_links."3" = 0.5, but it has to be at least 1'),
+        ('name = "x"\n[slow_links]\n"01" = 2', 'slow_links."01": the key is a whole number from 0'),
+        ('name = "x"\n[[message]]\nbytes = 4', "message row 0.seconds is missing; message row 0 has bytes, seconds"),
+        ('name = "x"\n[[message]]\nbytes = 4\nseconds = 1\nspread = -1', "message row 0.spread = -1.0, but it has to"),
+        (
+            'name = "x"\n[[message]]\nbytes = 4\nseconds = inf\nspread = 0',
+            "row 0.seconds = inf is out of range",
+        ),
+        ('name = "x"\nmessage = 3', "message = 3 is not a list of rows; begin each with [[message]]"),
+        (
+            'name = "x"\n[[collective]]\ncollective = "sum"',
+            "row 0.collective = 'sum'; it is one of allreduce",
+        ),
+        ('name = "x"\n[probe]\nhosts = [1]', "probe.hosts = 1 is not a string"),
         ('name = "x"\n[choices.ring]', "choices: unknown collective 'ring'"),
         ("name = ", "Invalid value"),
     ],
@@ -147,12 +163,12 @@ def test_files_that_are_no_machine(tmp_path: Path, text: str, words: str) -> Non
 
 
 def test_slow_links_by_node() -> None:
-    found = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}})
+    found = parse_machine({"name": "x", "slow_links": {"3": 4.0, "12": 2}}, "x.toml")
     assert found.slow_links == {3: 4.0, 12: 2.0}
-    assert parse_machine({"name": "x"}).slow_links == {}
-    for broken in (3, {"a": 4.0}, {"3": 0.5}, {"3": "4"}, {"3": True}, {"-1": 2.0}):
+    assert parse_machine({"name": "x"}, "x.toml").slow_links == {}
+    for broken in (3, {"a": 4.0}, {"3": 0.5}, {"3": "4"}, {"3": True}, {"-1": 2.0}, {"1": float("inf")}):
         with pytest.raises(UsageError, match="slow_links"):
-            parse_machine({"name": "x", "slow_links": broken})
+            parse_machine({"name": "x", "slow_links": broken}, "x.toml")
 
 
 def test_a_machine_without_a_link_has_no_network() -> None:
@@ -160,56 +176,15 @@ def test_a_machine_without_a_link_has_no_network() -> None:
         MachineFacts("alone").network()
 
 
-MESSAGE = {"bytes": 4, "seconds": 1, "spread": 0}
-
-
-def test_a_table_has_defaults_and_a_row_has_none() -> None:
-    assert parse_table("node", NodeFacts, {"cores": 2, "flops": 3}) == NodeFacts(cores=2, flops=3.0)
-    assert parse_table("probe", ProbeFacts, {"hosts": ["a", "b"]}).hosts == ("a", "b")
-    assert parse_rows("message", MessageRow, [MESSAGE]) == (MessageRow(4, 1.0, 0.0),)
-    assert parse_factors("slow_links", {"3": 4}) == {3: 4.0}
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (3, "message row 1 = 3; it is a table of bytes, seconds, spread"),
-        ({"bytes": 4, "seconds": 1}, "message row 1 has no spread; it has bytes, seconds, spread"),
-        (MESSAGE | {"bytes": 0}, "message row 1.bytes = 0; it is a whole number above 0"),
-        (MESSAGE | {"bytes": 4.0}, "message row 1.bytes = 4.0; it is a whole number above 0"),
-        (MESSAGE | {"spread": -1}, "message row 1.spread = -1; it is a number of 0 or more"),
-        (MESSAGE | {"seconds": float("inf")}, "message row 1.seconds = inf; it is a number above 0"),
-        (MESSAGE | {"speed": 1}, "message row 1.speed is not one of bytes"),
-    ],
-)
-def test_rows_that_do_not_fit(row: Any, words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_rows("message", MessageRow, [MESSAGE, row])
-    assert words in str(caught.value)
-
-
-def test_texts_are_not_empty_and_one_of_those_that_are_known() -> None:
-    row = {"schedule": "ring", "wire": "float32", "nodes": 2, "ranks": 2} | MESSAGE
-    assert parse_rows("collective", CollectiveRow, [{"collective": "allreduce"} | row])
-    with pytest.raises(UsageError, match=r"row 0\.collective = 'sum'; it is one of allreduce, reduce_scatter"):
-        parse_rows("collective", CollectiveRow, [{"collective": "sum"} | row])
-    with pytest.raises(UsageError, match=r"row 0\.schedule = ''; it is text"):
-        parse_rows("collective", CollectiveRow, [{"collective": "allreduce"} | row | {"schedule": ""}])
-    with pytest.raises(UsageError, match=r"probe\.hosts = \[1\]; it is a list of texts"):
-        parse_table("probe", ProbeFacts, {"hosts": [1]})
-    with pytest.raises(UsageError, match=r"message = 3; it is a list of rows: begin each with \[\[message\]\]"):
-        parse_rows("message", MessageRow, 3)
-
-
-@pytest.mark.parametrize("values", [3, {"x": 2}, {"01": 2}, {"-1": 2}, {"1": 0.5}, {"1": True}, {"1": float("inf")}])
-def test_factors_that_do_not_fit(values: Any) -> None:
-    with pytest.raises(UsageError, match="slow_links"):
-        parse_factors("slow_links", values)
-
-
 NUMBERS = st.floats(min_value=1e-12, max_value=1e15)
 WHOLE = st.integers(min_value=1, max_value=1 << 53)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+ROWS = {
+    one.name: get_args(get_type_hints(MachineFacts)[one.name])[0] for one in fields(MachineFacts) if one.default == ()
+}
+"""Dataclass of each list of rows, by the attribute's name."""
 
 
 def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
@@ -219,7 +194,7 @@ def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
         some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
         if one.metadata.get("one_of"):
             some = st.sampled_from(one.metadata["one_of"])
-        if one.metadata.get("least") == 0:
+        if one.metadata.get("at_least") == 0:
             some |= st.just(0.0)
         found[one.name] = some if complete or one.default is MISSING else st.just(one.default) | some
     return st.builds(kind, **found)
@@ -241,23 +216,60 @@ def machines(draw: st.DrawFn) -> MachineFacts:
         assumed=draw(reasons),
         measured=draw(reasons),
         slow_links=draw(st.dictionaries(st.integers(0, 1000), st.floats(min_value=1, max_value=1e6))),
-        **{
-            f"{name}s": tuple(draw(st.lists(values_of(kind, complete=True), max_size=2))) for name, kind in ROWS.items()
-        },
+        **{name: tuple(draw(st.lists(values_of(kind, complete=True), max_size=2))) for name, kind in ROWS.items()},
     )
 
 
 @given(machines())
 def test_any_machine_is_read_as_it_was_written(machine: MachineFacts) -> None:
     text = machine_text(machine)
-    assert parse_machine(tomllib.loads(text)) == machine
-    assert machine_text(parse_machine(tomllib.loads(text))) == text
+    assert parse_machine(tomllib.loads(text), "x.toml") == machine
+    assert machine_text(parse_machine(tomllib.loads(text), "x.toml")) == text
 
 
 @pytest.mark.parametrize("name", machine_names())
 def test_machines_of_the_package_are_read_as_they_were_written(name: str) -> None:
-    assert parse_machine(tomllib.loads(machine_text(find_machine(name)))) == find_machine(name)
+    assert parse_machine(tomllib.loads(machine_text(find_machine(name))), name) == find_machine(name)
 
 
 def test_what_is_not_known_is_not_written() -> None:
     assert machine_text(MachineFacts("empty")) == 'name = "empty"\n'
+
+
+SOME_MACHINE = replace(find_machine("taihulight"), disk=DiskFacts(1e9), decoding=DecodingFacts(3e7))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_is_multiplied_and_all_others_stay(name: str) -> None:
+    table, key = CHANGES[name]
+    found = changed_machine(SOME_MACHINE, f"{name}=2x")
+    assert getattr(getattr(found, table), key) == 2 * getattr(getattr(SOME_MACHINE, table), key)
+    assert found.name.endswith(f", {name}=2x")
+    back = changed_machine(found, f"{name}=0.5x")
+    assert replace(back, name=SOME_MACHINE.name) == SOME_MACHINE
+
+
+@pytest.mark.parametrize(
+    "words", ["bandwidth", "bandwidth=2", "bandwidth=0x", "bandwidth=-1x", "bandwidth=infx", "speed=2x"]
+)
+def test_other_words_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="give a factor above 0 for bandwidth, "):
+        changed_machine(SOME_MACHINE, words)
+
+
+def test_a_value_that_is_not_there_is_not_multiplied() -> None:
+    with pytest.raises(UsageError, match=r"has no node.memory_bandwidth, so it cannot be multiplied"):
+        changed_machine(find_machine("cori_aries"), "memory_bandwidth=2x")
+
+
+def test_rows_of_another_machine_are_left_out() -> None:
+    product = ProductRow("linear", 1, 1, 1, 1, 1e9, 2e9, 0.0)
+    collective = CollectiveRow("allreduce", "ring", "float32", 2, 2, 4, 1.0, 0.0)
+    measured = replace(
+        SOME_MACHINE, products=(product,), messages=(MessageRow(4, 1.0, 0.0),), collectives=(collective,)
+    )
+    faster = changed_machine(measured, "flops=2x")
+    assert faster.products == (replace(product, forward=2e9, backward=4e9),)
+    assert faster.collectives == measured.collectives
+    wider = changed_machine(measured, "bandwidth=2x")
+    assert (wider.products, wider.messages, wider.collectives) == ((product,), (), ())

@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from benchmarks.overlaps.bound import bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plan.choose import layout_of
-from unisono.plan.order import bound, sequence, sequence_of_halves
+from unisono.plan.choose import layout_of, sequence, sequence_of_halves
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Bucket

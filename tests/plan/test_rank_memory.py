@@ -1,6 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from unisono.errors import UsageError
+from unisono.plan.machines import MachineFacts
+from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory, numbers_kept, rank_memory
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP, Exchange, LocalSGD, Sharded
@@ -9,18 +13,19 @@ LAYERS = [
     TracedLayer("0", "Linear", parameter_bytes=100, activation_bytes=60),
     TracedLayer("1", "ReLU", activation_bytes=40),
 ]
+RUN = PlannedRun(MachineFacts("example"), LAYERS, 2, BSP(), 32, 4, kept=2.0)
 
 
 def test_the_worked_example() -> None:
-    found = rank_memory(LAYERS, 2, 8, 4, BSP(), 2.0)
+    found = rank_memory(RUN)
     assert found == RankMemory(100, 100, 200, 0, 400)
     assert found.total == 800
-    assert rank_memory(LAYERS, 2, 8, 4, Sharded(), 2.0).total == 650
+    assert rank_memory(replace(RUN, rule=Sharded())).total == 650
 
 
 def test_an_anchor_is_as_large_as_the_weights() -> None:
-    assert rank_memory(LAYERS, 2, 8, 4, LocalSGD(Exchange(wire="int4")), 1.0).anchor == 100
-    assert rank_memory(LAYERS, 2, 8, 4, LocalSGD(), 1.0).anchor == 0
+    assert rank_memory(replace(RUN, rule=LocalSGD(Exchange(wire="int4")))).anchor == 100
+    assert rank_memory(replace(RUN, rule=LocalSGD())).anchor == 0
 
 
 def test_an_optimizer_keeps_what_its_step_leaves() -> None:

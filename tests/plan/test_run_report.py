@@ -1,17 +1,31 @@
-"""Planned runs as a table, and as JSON of a fixed form."""
+"""Planned runs as a table, and as JSON of a fixed form, also before and after a change."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
+import pytest
+from tests.plan.test_split import SLOW, cd_dnn, inputs
+
 from unisono.plan.loading import SampleFacts, unknown_rates
-from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NodeFacts
-from unisono.plan.measured_rows import NetworkRow
+from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_report import as_data, as_lines, worthwhile
+from unisono.plan.run_report import (
+    as_data,
+    as_lines,
+    changed_rules,
+    compare,
+    comparison_data,
+    comparison_lines,
+    last_worthwhile,
+    layer_lines,
+    planned_layers,
+    worthwhile,
+)
 from unisono.plan.run_row import RunPlan
+from unisono.plan.split import LayerFacts, choose_splits, sent_of
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP
 
@@ -170,3 +184,86 @@ def test_computing_at_the_peak_or_at_a_measured_rate_is_said() -> None:
         "computing: 9.5 samples/s of a node, as the machine file has them for net, 32 a step",
         "assumed, link.bandwidth: a guess",
     ]
+
+
+def test_the_last_worthwhile_number_is_before_the_first_that_adds_too_little() -> None:
+    speedups = [(1, 1.0), (2, 2.0), (4, 2.9), (8, 6.9)]
+    assert last_worthwhile(speedups, 0.5) == 2
+    assert last_worthwhile(speedups, 0.4) == 8
+    assert last_worthwhile(speedups[:1], 0.5) == 1
+
+
+FASTER = replace(FOUR, communication=0.005, low=0.03, high=0.04, speedup=0.1 / 0.035)
+
+
+def test_a_row_is_compared_with_that_of_its_rule_and_nodes() -> None:
+    first, second = compare([ALONE, FOUR], [ALONE, FASTER], "bandwidth=2x")
+    assert (first.before, first.after, first.ratio) == (ALONE, ALONE, 1)
+    assert (second.before, second.after) == (FOUR, FASTER)
+    assert second.ratio == pytest.approx(0.7)
+    assert second.differences == pytest.approx({"computing": 0, "communication": -0.015, "update": 0, "loading": 0})
+
+
+def test_a_rule_that_is_gone_is_compared_with_the_new_one() -> None:
+    local = replace(FASTER, rule="local_sgd:16")
+    rows = compare([ALONE, FOUR, replace(FOUR, rule="sharded")], [local], "rule=local_sgd:16")
+    assert [(row.before.rule, row.after.rule) for row in rows] == [("bsp", local.rule), ("sharded", local.rule)]
+
+
+def test_a_row_that_only_one_side_has_is_left_out() -> None:
+    split = replace(FOUR, rule="bsp + split layers")
+    assert [row.before.rule for row in compare([FOUR], [FASTER, split], "latency=2x")] == ["bsp"]
+
+
+def test_lines_have_before_and_after_and_what_changed() -> None:
+    left_out, head, line = comparison_lines(compare([ALONE, FOUR], [ALONE, FASTER], "bandwidth=2x"))
+    assert left_out == "what if: steps that change by less than 0.5%, left out: 1"
+    assert head.split()[:6] == ["what", "if", "rule", "nodes", "step", "then"]
+    for words in ("bandwidth=2x", "50.0 ms", "35.0 ms", "-30%", "communication -15.0 ms", " 2.857"):
+        assert words in line
+    assert list(comparison_lines(compare([ALONE], [ALONE], "x")))[1:] == []
+
+
+def test_a_chart_has_the_rules_that_change() -> None:
+    sharded = replace(FOUR, rule="sharded")
+    rows = changed_rules([ALONE, FOUR, sharded], [ALONE, FASTER, sharded], "bandwidth=2x")
+    assert [(row.rule, row.step) for row in rows] == [
+        ("bsp, bandwidth=2x", ALONE.step),
+        ("bsp, bandwidth=2x", FASTER.step),
+    ]
+
+
+def test_the_form_of_json_of_a_change() -> None:
+    (row,) = comparison_data(compare([FOUR], [FASTER], "bandwidth=2x"))
+    assert (row["step"], row["step_then"]) == pytest.approx((0.05, 0.035))
+    assert set(row) == {
+        *("change", "nodes", "rule", "rule_then", "step", "step_then", "ratio", "differences"),
+        *("speedup", "speedup_then", "bottleneck_then"),
+    }
+
+
+INPUTS = inputs([*cd_dnn(256), (LayerFacts("relu"), 0.0), (LayerFacts("norm", weights=64), 0.0)], 256, SLOW)
+SPLITS = choose_splits(INPUTS).splits
+TRACED = [
+    *(TracedLayer(f"{at}", "Linear", forward_flops=100, backward_flops=200, parameters=9) for at in range(8)),
+    TracedLayer("relu", "ReLU"),
+    TracedLayer("norm", "LayerNorm", parameters=16),
+]
+LAYERS_RUN = PlannedRun(MachineFacts("example", NodeFacts(flops=1e12)), TRACED, 2, BSP(), 256)
+ROWS = planned_layers(LAYERS_RUN, INPUTS, SPLITS)
+
+
+def test_rows_have_the_parts_of_the_splits() -> None:
+    assert [row.name for row in ROWS] == [*map(str, range(8)), "norm"]  # a relu computes nothing that counts
+    assert sum(row.computing for row in ROWS) == pytest.approx(INPUTS.step.computing.whole)
+    assert ROWS[0].flops == 300 * 256 / 2
+    assert {row.name: row.parallelism for row in ROWS if row.parallelism != "data"} == SPLITS
+    sent = sent_of(INPUTS, INPUTS.layers[1], SPLITS["1"])
+    assert ROWS[1][6:9] == (sent.gradients, sent.activations, sent.gradient_bytes + sent.activation_bytes)
+
+
+def test_the_lines_are_a_table() -> None:
+    head, *rest, norm = layer_lines(ROWS)
+    assert head.split()[:5] == ["layer", "kind", "GFLOP", "weights", "parallelism"]
+    assert "column 4 gives part" in "\n".join(rest)
+    assert norm.split()[-2:] == ["9.6e-05", "MB"]

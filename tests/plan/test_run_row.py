@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.test_run_report import FOUR
 
-from unisono.plan.choose import PredictionInputs, predicted
+from unisono.plan.choose import PredictionInputs, Setting, predicted
 from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.run_row import RunPlan, bottleneck, row_of, slow_link
+from unisono.plan.run_row import RunPlan, bottleneck, epoch_seconds, row_of, slow_link
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -28,7 +28,7 @@ def row(computing: float, communication: float, update: float = 0.0, run: Planne
     """Return the row of a step whose one bucket is exchanged, and then updated, once all is computed."""
     of_step = Computing((0.0,), (computing,), computing, update)
     inputs = PredictionInputs(RULE, of_step, lambda *_: [Bucket(1, (0,))], Cost(0.0, communication), ranks=4)
-    return row_of(run, inputs, predicted(inputs, 8 << 20, "none", 2), MEMORY, 1e6, 0.1)
+    return row_of(run, inputs, predicted(inputs, Setting("none", 8 << 20)), MEMORY, 1e6, 0.1)
 
 
 def loading(read: float, decode: float, in_turn: bool = False) -> PlannedRun:
@@ -110,3 +110,9 @@ def test_the_bottleneck(found: RunPlan, links: float, words: str) -> None:
 def test_the_slowest_link_is_named_where_it_costs_something() -> None:
     assert slow_link({3: 4.0, 5: 6.0}, 1.0, 0.9).startswith("node 5's link (the slowest of 2), 6 times slower: 100 ms")
     assert slow_link({3: 4.0}, 1.0, 0.999) == ""
+
+
+def test_a_last_smaller_minibatch_is_a_step() -> None:
+    assert epoch_seconds(1000, 256, 0.5) == 2.0
+    assert epoch_seconds(1024, 256, 0.5) == 2.0
+    assert epoch_seconds(1025, 256, 0.5) == 2.5

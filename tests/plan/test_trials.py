@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.plan.test_choose import NETWORK, ask, at, loads
 
-from unisono.plan.choose import Candidate, candidates, predicted
+from unisono.plan.choose import Candidate, Setting, candidates, predicted
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, Trial, TrialChoice, choose, doubt_about
 from unisono.processor import ALONE, ProcessorUse
 
@@ -18,7 +18,8 @@ MIB = 1 << 20
 INPUTS = ask(NETWORK, loads, at(1))
 
 ENDS, EQUAL, NONE = (
-    predicted(INPUTS, 8 * MIB, name, 2, ratio) for name, ratio in (("chain", 4), ("chain", 1), ("none", 1))
+    predicted(INPUTS, Setting(name, 8 * MIB, end_ratio=ratio))
+    for name, ratio in (("chain", 4), ("chain", 1), ("none", 1))
 )
 
 HALF = ProcessorUse(others=0.5)

@@ -16,7 +16,6 @@ from unisono.plan.wall_time import (
     AUTOTUNE_CALLS,
     DISK_BANDWIDTH,
     MEASURED_STEPS,
-    TRIAL_RATIO,
     TRIAL_STEPS,
     job_seconds,
     slurm_time,
@@ -62,7 +61,6 @@ def test_checkpoints_within_an_epoch_count() -> None:
 
 
 def test_the_constants_are_those_of_a_run() -> None:
-    assert tuning.TRIAL_RATIO == TRIAL_RATIO
     # two more in other buckets: a quarter as large, and equal ones
     assert (2 + len(OVERLAPS)) * (1 + tuning.STEPS_PER_TRIAL) == TRIAL_STEPS
     assert MEASURED_STEPS == 5  # step 0 and steps 1 to 4

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
-from unisono.optimizers.lamb import LAMB
-from unisono.optimizers.lars import LARS
+from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.reducer.backward_pass import BackwardPass
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import ControlMessage
 from unisono.reducer.optimizer_step import BucketedOptimizer, SplitStep
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
+from unisono.step.overlaps import OVERLAPS, CollectiveTasks
 
 Given = Sequence[torch.Tensor | None]
 
@@ -67,7 +67,7 @@ class Engine:
         begun = BackwardPass(memory, Buffers(torch.nn.Identity()), layout, ControlMessage(1.0), step)  # type: ignore[arg-type]
 
         def settled(key: int) -> None:
-            for task in updates(layout, key):
+            for task in updates(layout, key, CollectiveTasks(layout, OVERLAPS["chain"], 1)):
                 self.pushed.append((task.operation.name, key, list(task.parameters)))
                 self._waiting.append(partial(task.operation.act, begun, task, None))  # type: ignore[arg-type]
                 if self._at_once:

@@ -21,8 +21,8 @@ from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.tuning import StepTimes
 from unisono.rules import BSP, BaseRule, LocalSGD
+from unisono.rules.easgd import header
 from unisono.step.build import BUFFERS
-from unisono.step.elastic import header
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.play import PreparedTask
 from unisono.step.program import Step, Value, weights

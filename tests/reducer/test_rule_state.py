@@ -42,9 +42,9 @@ def filled(memory: BucketMemory, rank: int, in_flight: set[int]) -> RuleState:
         for _, first, last, _ in memory.ranges(bucket):
             inside[first - bucket.start : last - bucket.start] = 1
         for name in (MOMENTUM, RESIDUAL, *([SENT] if key in in_flight else [])):
-            state.kept.put(name, key, torch.randn(length, generator=generator).double() * inside)
+            state.kept[name, key] = torch.randn(length, generator=generator).double() * inside
         own = slice(*bounds(length, RANKS, rank))
-        state.kept.put(SUM_RESIDUAL, key, torch.randn(length, generator=generator).double()[own] * inside[own])
+        state.kept[SUM_RESIDUAL, key] = torch.randn(length, generator=generator).double()[own] * inside[own]
         memory.elements(bucket).copy_(torch.randn(length, generator=generator).double() * inside)
     return state
 

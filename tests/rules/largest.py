@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.rules import BSP
-from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
-from unisono.step.program import Operation, Role, Step, StepProgram, Task
+from unisono.step.program import Operation, Role, Task
 from unisono.step.replica import Replica
 
 SHARE = 0.05
@@ -28,6 +27,5 @@ LARGEST = Operation("largest", exchange_largest, allreduce().symbolic, allreduce
 
 @dataclass(frozen=True)
 class Largest(BSP):
-    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
-        program = super().__call__(event, rank, layout)
-        return tuple(t._replace(operation=LARGEST) if t.operation.name == "allreduce" else t for t in program)
+    def allreduce(self) -> Operation:
+        return LARGEST

@@ -9,21 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.step.test_in_process import batches_of, close, layout_of, model, optimizer_of, train
 from tests.step.test_verify import layouts
+from tests.testing.test_replica import batches_of, close, layout_of, model, optimizer_of, train
 from torch import nn
 
 from unisono.errors import StepError, UsageError
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, diloco
+from unisono.rules.outer import PACK_CHANGE
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.in_process import InProcessReplica, play_in_process
 from unisono.step.layout import Layout, Updates, even_layout
-from unisono.step.outer import PACK_CHANGE
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram, Task
 from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL
 from unisono.step.verify import verify
+from unisono.testing import InProcessReplica, play_in_process
 from unisono.wires import encoded_share
 
 
@@ -152,12 +152,15 @@ def packed_by_0_as_by_1(rank: int, _: int, program: StepProgram) -> Iterable[Tas
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (packed_by_0_as_by_1, r"averages weights of parameter \d with ranks \[0\] missing"),
-        (without("exchange_change", {0, 1, 2}), r"averages weights of parameter \d with ranks \[\d, \d\] missing"),
-        (twice("exchange_change"), r"with ranks \[\] missing and ranks \[0, 1, 2\] doubled"),
-        (without("pack_change", {1}), "rank 1: .* in which nothing was packed"),
+        (packed_by_0_as_by_1, r"a mean over 3 ranks for parameter \d, and its bucket has the sum of ranks \[1, 2\]"),
+        (
+            without("exchange_change", {0, 1, 2}),
+            r"a mean over 3 ranks .* the sum of ranks \[\d\], with",
+        ),
+        (twice("exchange_change"), r"the sum of ranks \[0, 1, 2\], with \[0, 1, 2\] doubled"),
+        (without("pack_change", {1}), "rank 1: .* needs .*a change of weights in bucket ., which holds nothing"),
         (twice("pack_change"), "before the outer step that applies the last one"),
-        (twice("outer_step"), "outer_step . applies the change of bucket ., which was not packed"),
+        (twice("outer_step"), "outer_step . needs a change of weights in bucket ., which holds nothing"),
         (without("outer_step", {0, 1, 2}), "before the outer step that applies the last one"),
         (without("outer_step", {0, 1, 2}, since=12), "has had 1 outer steps in 16 steps, which should take 2"),
         (without("outer_step", {2}, since=12), "ranks 0 and 2 end with different anchors"),
@@ -277,13 +280,13 @@ def test_nothing_is_lost_in_a_wire(ranks: int, wire: str) -> None:
     rule = DiLoCo(Exchange(wire=wire), every=3, fragments=1, delay=0, outer_rate=1.0, outer_momentum=0.0)
     play_in_process(rule, replicas, steps(count))
     for key in layout.keys:
-        applied = begin[key] - replicas[0].kept.get(ANCHOR, key)
-        left = sum(replica.kept.get(RESIDUAL, key) for replica in replicas)
-        left = left + torch.cat([replica.kept.get(SUM_RESIDUAL, key) for replica in replicas])
+        applied = begin[key] - replicas[0].kept[ANCHOR, key]
+        left = sum(replica.kept[RESIDUAL, key] for replica in replicas)
+        left = left + torch.cat([replica.kept[SUM_RESIDUAL, key] for replica in replicas])
         torch.testing.assert_close(applied + left, changes[key], rtol=0, atol=1e-12)
         assert left.abs().max() > 0
         for replica in replicas[1:]:
-            assert torch.equal(replica.kept.get(ANCHOR, key), replicas[0].kept.get(ANCHOR, key))
+            assert torch.equal(replica.kept[ANCHOR, key], replicas[0].kept[ANCHOR, key])
 
 
 @pytest.mark.parametrize("wire", ["int8", "int4"])

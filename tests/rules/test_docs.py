@@ -11,7 +11,7 @@ from unisono.step.verify import verify
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["largest", "leader"])
+@pytest.mark.parametrize("name", ["gossip", "largest", "leader"])
 def test_a_rule_in_the_docs_is_the_tested_one(name: str) -> None:
     rule = (ROOT / f"tests/rules/{name}.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1].rstrip()
     assert f"```python\n{rule}\n```" in (ROOT / "docs/rules.md").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from unisono.errors import StepError, UsageError
 from unisono.rules import EASGD, Exchange
 from unisono.rules.asynchronous import serving_programs
+from unisono.rules.easgd import SWAP
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
-from unisono.step.elastic import SWAP
 from unisono.step.layout import Layout, even_layout
 from unisono.step.program import Arrival, Step, StepProgram
 from unisono.step.verify import verify
@@ -94,7 +94,7 @@ class OneSided(EASGD):
     [
         (NeverPulls(), r"rank 0: swap 1 overwrites a bucket that came and was not used|was not used"),
         (NeverMoves(), r"overwrites a bucket that came and was not used|was not used"),
-        (PullsTwice(), r"pull \d pulls weights before the centre has come"),
+        (PullsTwice(), r"pull \d uses bucket \d of the other end, which has not come"),
         (UpdatesFirst(), r"pull \d pulls other weights of parameter \d than were sent"),
         (Unordered(), r"share communicator 0 of ranks \(\d, 2\), but no value orders them"),
         (OneSided(), r"of their group is swap 2 on rank 0, and announce 0 on rank 2"),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from tests.rules.gossip import Gossip
 from tests.rules.largest import Largest
 from torch import nn
 
-from unisono.errors import UsageError
+from unisono.errors import StepError, UsageError
+from unisono.placement import Partition
 from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.sharded import Sharded
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
-from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import even_layout
+from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
-from unisono.step.program import Step
+from unisono.step.program import Operation, Role, Step
 from unisono.step.rule import BaseRule, Traits
 from unisono.step.verify import verify
+from unisono.testing import Batch, InProcessReplica, play_in_process
 
 
 def test_rules_are_found_by_name() -> None:
@@ -27,7 +32,7 @@ def test_rules_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Sharded()]
+    "rule", [BSP(), BSP(scale="sum"), LocalSGD(every=3), DiLoCo(every=8), EASGD(), Largest(), Gossip(), Sharded()]
 )
 def test_rules_are_values(rule: BaseRule) -> None:
     assert isinstance(rule.traits, Traits)
@@ -88,3 +93,56 @@ def test_a_custom_rule_learns_in_one_process() -> None:
     assert all(torch.equal(nets[0].weight, net.weight) for net in nets)
     last = batches[0][-1]
     assert loss(nets[0](last.inputs), last.labels) < 0.5 * loss(nn.Linear(40, 2)(last.inputs), last.labels)
+
+
+@pytest.mark.parametrize("ranks", range(1, 7))
+def test_a_rule_that_averages_with_a_neighbour_is_verified(ranks: int) -> None:
+    for overlap in OVERLAPS:
+        for seed in range(5):
+            verify(Gossip(overlap=overlap), even_layout(ranks, 3), [Step(number) for number in range(4)], seed)
+
+
+LOST = Operation("allreduce", None, role=Role.COLLECTIVE)
+"""An allreduce that sums nothing."""
+
+
+def test_a_mean_over_other_ranks_than_it_was_divided_by_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Lost(Gossip):
+        def partitions(self, ranks: int) -> list[Partition]:
+            return [((0, 1, 2),)] if ranks == 3 else super().partitions(ranks)
+
+        def allreduce(self) -> Operation:
+            return LOST
+
+    with pytest.raises(StepError, match=r"needs a mean over 3 ranks for parameter .* the sum of ranks \[.\], with"):
+        verify(Lost(), even_layout(3, 1), [Step(0)])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gossip_is_what_pairs_of_models_averaged_by_hand_are(ranks: int) -> None:
+    """Ranks 0 and 1, 2 and 3 in even steps; 1 and 2, 3 and 0 in odd ones. A last one has no neighbour."""
+    generator, loss = torch.Generator().manual_seed(0), nn.functional.cross_entropy
+    inputs = torch.randn(ranks, 5, 8, 6, generator=generator, dtype=torch.float64)
+    batches = [[Batch(one, (one.sum(1) > 0).long()) for one in mine] for mine in inputs]
+    nets, expected = ([nn.Linear(6, 2).double() for _ in range(ranks)] for _ in range(2))
+    for net, other in zip(nets, expected, strict=True):
+        other.load_state_dict(net.state_dict())
+    layout = even_layout(ranks, 2)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.5) for net in nets]
+    replicas = [
+        InProcessReplica(*one, loss, layout, mine) for *one, mine in zip(nets, optimizers, batches, strict=True)
+    ]
+    play_in_process(Gossip(), replicas, [Step(number) for number in range(5)], seed=ranks)
+    for step in range(5):
+        for net, mine in zip(expected, batches, strict=True):
+            net.zero_grad()
+            loss(net(mine[step].inputs), mine[step].labels).backward()
+            torch.optim.SGD(net.parameters(), 0.5).step()
+        order = [(step % 2 + n) % ranks for n in range(ranks)]
+        for one, other in zip(order[::2], order[1::2], strict=False):
+            for its, theirs in zip(expected[one].parameters(), expected[other].parameters(), strict=True):
+                mean = (its.detach() + theirs.detach()) / 2
+                its.data, theirs.data = mean.clone(), mean.clone()
+    for net, other in zip(nets, expected, strict=True):
+        torch.testing.assert_close(net.weight, other.weight, rtol=0, atol=1e-12)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unisono.errors import StepError, UsageError
 from unisono.placement import one_rank_per_node
 from unisono.rules import Sharded, sharded
+from unisono.rules.sharded import UNPACK, UPDATE_SHARD
 from unisono.schedules import find
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.draw import draw, picture_of
@@ -19,7 +20,6 @@ from unisono.step.layout import Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram
-from unisono.step.shards import UNPACK, UPDATE_SHARD
 from unisono.step.verify import verify
 
 
@@ -83,8 +83,8 @@ class Broken(Sharded):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Broken(missing="update"), "all_gather 1 gathers a bucket whose shard was not updated"),
-        (Broken(missing="all_gather"), "unpack 1 unpacks a bucket that was not gathered"),
+        (Broken(missing="update"), "all_gather 1 needs an updated shard in bucket 1, which holds a shard"),
+        (Broken(missing="all_gather"), "unpack 1 needs gathered weights in bucket 1, which holds an updated shard"),
         (
             Broken(missing="unpack"),
             "overwrites updated weights that were not unpacked|a value orders them|were not unpacked",
@@ -93,10 +93,13 @@ class Broken(Sharded):
             Broken(missing="grad_input"),
             "unpack 1 changes the weights of parameter 0, which the backward pass may",
         ),
-        (Broken(missing="reduce_scatter"), "applies bucket 1 before its gradients are set"),
-        (Broken(missing="pack"), "sends a bucket in which nothing was packed"),
-        (Broken(instead=("update 1", "reduce_scatter 1")), "applies bucket 1 before its gradients are set"),
-        (Broken(instead=("all_gather 1", "update 1")), "gathers a bucket whose shard was not updated"),
+        (Broken(missing="reduce_scatter"), "update 1 needs a shard of summed gradients in bucket 1"),
+        (Broken(missing="pack"), "reduce_scatter 1 needs gradients in bucket 1, which holds nothing"),
+        (Broken(instead=("update 1", "reduce_scatter 1")), "update 1 needs a shard of summed gradients in bucket 1"),
+        (
+            Broken(instead=("all_gather 1", "update 1")),
+            "all_gather 1 needs an updated shard in bucket 1, which holds a shard",
+        ),
     ],
 )
 def test_wrong_programs_are_refused(rule: Broken, message: str) -> None:
@@ -106,7 +109,7 @@ def test_wrong_programs_are_refused(rule: Broken, message: str) -> None:
 
 def test_norms_are_taken_of_all_buckets() -> None:
     rule = Broken(instead=("clip 0", "reduce_scatter 2"))
-    with pytest.raises(StepError, match="clip 0 takes norms before all of bucket 2 is there, or after"):
+    with pytest.raises(StepError, match="clip 0 needs a shard of summed gradients in bucket 2, which holds gradients"):
         verify(rule, replace(even_layout(2, 2), clip=1.0), [Step(0)])
 
 

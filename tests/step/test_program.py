@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.step.operations import BARRIER, PACK, UPDATE
-from unisono.step.program import Task, Value, bucket, dependencies, gradient, graph_of, order, state, thread, weights
+from unisono.step.program import Task, Value, dependencies, order, thread, weights
 
 values = st.builds(Value, st.sampled_from("abc"), st.integers(0, 1))
 tasks = st.builds(
@@ -43,16 +43,6 @@ def test_a_chain_has_as_many_dependencies_as_tasks() -> None:
     readers = [Task(PACK, n, "update", (weights(0),)) for n in range(1000)]
     write = Task(UPDATE, 0, "update", (), (weights(0),))
     assert sum(map(len, dependencies([write, *readers, write]))) == 1000 + 1001
-
-
-def test_a_graph_has_dependencies_in_both_directions() -> None:
-    program = (
-        Task(PACK, 1, "update", (gradient(0),), (bucket(1),)),
-        Task(UPDATE, 1, "update", (bucket(1),), (weights(0), state(0))),
-        Task(PACK, 2, "update", (), (bucket(2),)),
-    )
-    graph = graph_of(program)
-    assert (graph.before, graph.after) == ([0, 1, 0], [[1], [], []])
 
 
 def test_the_text_of_a_task() -> None:

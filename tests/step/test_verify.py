@@ -229,7 +229,10 @@ def circle(rank: int, program: StepProgram) -> Iterable[Task]:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "updates twice": (twice("update", 2), "update 2 applies the gradient of parameter 2 in bucket 2"),
+    "updates twice": (
+        twice("update", 2),
+        "parameter 2 in bucket 2, which was applied before",
+    ),
     "two lanes on one communicator": (two_lanes, r"allreduce 2 \(lane main\) .* no value orders them"),
     "a forward that reads nothing": (changed("forward", 1, reads=()), "forward 1 reads no weights"),
     "a collective that is missing on one rank": (without("allreduce", 3, of_rank=1), "on rank 1|allreduce 3"),
@@ -251,8 +254,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "update 2 changes the weights of parameter 2, which the backward pass may still read",
     ),
     "an update that is missing": (without("update", 2), "parameter 2 is updated 0 times in 2 steps"),
-    "an update before gradients are set": (without("set_grads", 2), "applies bucket 2 before its gradients are set"),
-    "a bucket in which nothing was packed": (without("pack", 2), "allreduce 2 sends a bucket in which nothing was"),
+    "an update before gradients are set": (
+        without("set_grads", 2),
+        "needs gradients that are set in bucket 2",
+    ),
+    "a bucket in which nothing was packed": (
+        without("pack", 2),
+        "allreduce 2 needs gradients .* in bucket 2, which holds",
+    ),
     "a bucket that is not sent": (without("allreduce", 2), "lacks the gradients of .rank, batch. .*1, 0"),
     "a pack without a control message": (without("agree", 0), "pack 1 has no control message of its step"),
     "a lane without a thread for a group": (
@@ -285,9 +294,9 @@ def test_a_sum_of_stale_gradients_is_refused() -> None:
     for batch, made_with in ((0, first), (1, first)):  # the second with weights that the first has replaced
         total = Counter({Contribution(rank, batch, made_with): 1 for rank in range(2)})
         for one in states:
-            one.apply(0, 1, total)
+            one.weights[0][1] = one.update(0, 1, total)
     with pytest.raises(StepError, match=r"gradient of batch 1 is stale: it was made with other weights"):
-        check_guarantees(BSP(), [Step(0), Step(1)], states)
+        check_guarantees([BSP().guarantee(Step(number)) for number in range(2)], states)
 
 
 def test_a_deadlock_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unisono.placement import one_rank_per_node
-from unisono.plan.split import LayerFacts, LinkCosts
+from unisono.plan.split import LayerFacts, LinkCosts, known_links
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import facts_of, inputs_of
@@ -77,7 +77,7 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     assert [one.name for one in found] == ["0", "1", "2"]
     assert [bool(one.sizes) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
-    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, one_rank_per_node(4), LinkCosts(ANY, ANY))
+    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, known_links(one_rank_per_node(4), LinkCosts(ANY, ANY)))
     assert (inputs.step.computing.whole, inputs.weights) == (9, (4 * 72,) * 3)
     assert (inputs.numbers, inputs.samples) == ({"0": 0, "1": 1, "2": 2}, 2)
 

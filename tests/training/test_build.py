@@ -17,7 +17,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan, machine, read_plan
 from unisono.compute.prepare import prepare
 from unisono.errors import RecipeError, UsageError
 from unisono.models import make_network
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.training.build import check_fit, load_plan, make_rule, save_plan, warm_up
 from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe

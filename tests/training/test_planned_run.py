@@ -17,14 +17,13 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
-from unisono.plan.choose_split import SplitModel
-from unisono.plan.layer_table import layers_of
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import find_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import plan_run
+from unisono.plan.run_report import layers_of
 from unisono.plan.run_row import RunPlan
-from unisono.plan.split import LinkCosts, SplitInputs
+from unisono.plan.split import LinkCosts, SplitInputs, SplitModel, known_links
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
@@ -64,7 +63,9 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
 
 def inputs(model: SplitModel, cost: Cost = SLOW) -> SplitInputs:
     facts = model.facts(4)
-    return inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, one_rank_per_node(4), LinkCosts(cost, cost))
+    return inputs_of(
+        facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, known_links(one_rank_per_node(4), LinkCosts(cost, cost))
+    )
 
 
 def test_the_run_of_a_recipe_has_its_batch_data_and_optimizer() -> None:

@@ -8,7 +8,7 @@ import tomli_w
 
 from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.errors import PackError, RecipeError, UsageError
 from unisono.training.recipe import Recipe, differences, to_dict
 from unisono.training.recipe_check import check_run, plan_of

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds, cut
-from unisono.schedules.schedule import Program, receive, send
-from unisono.transports import threads
+from unisono.schedules.schedule import Action, Program, receive, send
+from unisono.testing import threads
+from unisono.testing.threads import play_all
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
-from unisono.transports.threads import play_all
+from unisono.transports.player import Move, reduce_arrivals
 
 RANKS = (1, 2, 3, 4, 7, 8)
 
@@ -112,8 +113,19 @@ def test_sender_and_receiver_that_ask_at_once_get_one_queue(monkeypatch: pytest.
         def __init__(self) -> None:
             barrier.wait(timeout=60)
 
-    barrier, queues = Barrier(2), threads.MessageQueues()
+    barrier, queues = Barrier(2), dict[tuple[int, int, int], SimpleQueue[None]]()
+    transport = threads.ThreadTransport(queues, 0, None, arithmetic_of(torch.float64))
     with ThreadPoolExecutor(2) as pool:  # it has a SimpleQueue of its own
         monkeypatch.setattr(threads.queue, "SimpleQueue", SlowQueue)
-        found = [future.result() for future in [pool.submit(queues.find, 0, 1, 0) for _ in range(2)]]
+        found = [future.result() for future in [pool.submit(transport._find, 0, 1, 0) for _ in range(2)]]
     assert found[0] is found[1]
+
+
+def test_arrivals_are_summed_in_rank_order() -> None:
+    big, small = 2.0**53, 1.0  # big + small + small differs from small + small + big
+    payload = np.array([small, 7.0])
+    moves = [Move(Action.ADD, 3, slice(0, 1)), Move(Action.SEND, 0, slice(1, 2)), Move(Action.ADD, 0, slice(0, 1))]
+    arrivals = [np.array([small]), None, np.array([big])]
+    reduce_arrivals(1, payload, arithmetic_of(torch.float64), moves, arrivals)
+    assert payload.tolist() == [(big + small) + small, 7.0]
+    assert (big + small) + small != (small + small) + big

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from unisono.asynchronous.link import PeerLink
 from unisono.asynchronous.messages import Order, Reply, WorkerHeader, decode_reply, reply_length
 from unisono.wires import wire_of
 
@@ -43,7 +42,7 @@ class WorkerExchange:
     """Exchange of one worker with all servers. Tensors of buckets are flat, as the layout has them."""
 
     def __init__(self, workers: int, coding: Coding | None = None) -> None:
-        self._workers, self.coding = workers, coding or PlainCoding()
+        self._workers, self.coding = workers, coding or Coding()
         self._header = WorkerHeader().encode()
         self._replies: dict[int, torch.Tensor] = {}
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -102,40 +101,32 @@ class WorkerExchange:
         return [decode_reply(self._replies[server]) for server in sorted(self._replies)]
 
 
-class PlainCoding:
-    """Exchange of numbers as they are."""
+class Coding:
+    """Exchange of numbers as they are, or of changes since the last exchange of this pair in a wire format."""
 
-    def swap(self, _: int, mine: torch.Tensor, link: PeerLink) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send `mine` and receive the other end's. Return both as both ends know them."""
-        came = torch.empty_like(mine)
-        link.swap(mine, came)
-        return mine, came
+    def __init__(
+        self, wire: str | None = None, worker: bool = False, references: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """Start from `references`, by key, where there is a wire: equal on both ends. `worker`: True on the worker's
+        end."""
+        self._wire, self._worker, self.references = wire, worker, dict(references or {})
 
-
-class ReferenceCoding:
-    """Exchange of changes since the last exchange of this pair, in a wire format."""
-
-    def __init__(self, wire: str, worker: bool, references: dict[int, torch.Tensor]) -> None:
-        """Start from `references`, by key: equal on both ends. `worker`: True on the worker's end."""
-        self._wire, self._worker = wire, worker
-        self.references = references
-
-    def swap(self, key: int, mine: torch.Tensor, link: PeerLink) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send the change of `mine` and receive the other end's. Return both numbers as both ends know them."""
-        reference, wire = self.references[key], wire_of(self._wire, mine.dtype)
+    def swap(self, key: int, mine: torch.Tensor, link: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send `mine`, or its change, and receive the other end's. Return both numbers as both ends know them."""
+        wire = wire_of(self._wire, mine.dtype)
         if wire is None:
-            return PlainCoding().swap(key, mine, link)
+            came = torch.empty_like(mine)
+            link.swap(mine, came)
+            return mine, came
+        reference = self.references[key]
         change, other = (mine - reference).numpy(), np.empty(len(mine), reference.numpy().dtype)
-        sent, came = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
+        sent, received = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
         wire.encode(change, sent)
-        link.swap(torch.from_numpy(sent), torch.from_numpy(came))
-        wire.decode(came, other)
+        link.swap(torch.from_numpy(sent), torch.from_numpy(received))
+        wire.decode(received, other)
         both = reference + torch.from_numpy(change), reference + torch.from_numpy(other)
         self.references[key] = both[1] if self._worker else both[0]
         return both
-
-
-Coding = PlainCoding | ReferenceCoding
 
 
 AverageBuffers = Callable[[torch.Tensor, torch.Tensor, float], None]
@@ -143,7 +134,7 @@ AverageBuffers = Callable[[torch.Tensor, torch.Tensor, float], None]
 
 
 class Centre:
-    """Centre of a server. It is the replica that the tasks of its programs act on."""
+    """Centre of a server. It is the replica that the tasks of its programs act on, and its own end of exchanges."""
 
     def __init__(
         self,
@@ -154,37 +145,48 @@ class Centre:
     ) -> None:
         """Keep `flats`, by key. `codings` returns the coding of a worker's exchanges; `buffers` are the model's, as
         bytes, which `average` moves."""
-        self.flats = dict(flats)
-        self.buffers = buffers
+        self.flats, self.flat_buffers, self._average = dict(flats), buffers, average
         self.reply = torch.empty(0)
         """Reply to the worker that is served, to be sent."""
         self.worker = 0
         """Worker that is served."""
-        self._codings = codings or (lambda _: PlainCoding())
-        self._average = average
+        self._codings = codings or (lambda _: Coding())
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._came_buffers: torch.Tensor | None = None
+
+    @property
+    def exchange(self) -> Centre:
+        """This end of an exchange."""
+        return self
+
+    def bucket(self, key: int) -> torch.Tensor:
+        """Return the numbers of a bucket."""
+        return self.flats[key]
+
+    def buffers(self) -> torch.Tensor:
+        """Return the model's buffers."""
+        assert self.flat_buffers is not None, "a program that swaps buffers has some"
+        return self.flat_buffers
 
     def announce(self, _: int, link: Any) -> None:
         """Send the reply to a worker, whose header has come."""
         link.send(self.reply)
 
-    def swap(self, key: int, link: Any) -> None:
+    def swap(self, key: int, flat: torch.Tensor, link: Any) -> None:
         """Send the centre's bucket and receive the worker's."""
-        self._known[key] = self._codings(self.worker).swap(key, self.flats[key], link)
+        self._known[key] = self._codings(self.worker).swap(key, flat, link)
 
     def move(self, key: int, alpha: float) -> None:
         """Move a bucket by the share `alpha` towards the worker's."""
         mine, its = self._known.pop(key)
         self.flats[key].add_((its - mine).mul_(alpha))
 
-    def swap_buffers(self, link: Any) -> None:
+    def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
         """Send the centre's buffers and receive the worker's."""
-        assert self.buffers is not None, "a program that swaps buffers has some"
-        self._came_buffers = torch.empty_like(self.buffers)
-        link.swap(self.buffers, self._came_buffers)
+        self._came_buffers = torch.empty_like(flat)
+        link.swap(flat, self._came_buffers)
 
     def move_buffers(self, alpha: float) -> None:
         """Move the buffers by the share `alpha` towards the worker's."""
-        assert self.buffers is not None and self._came_buffers is not None and self._average is not None
-        self._average(self.buffers, self._came_buffers, alpha)
+        assert self._came_buffers is not None and self._average is not None, "they were swapped before"
+        self._average(self.buffers(), self._came_buffers, alpha)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -32,19 +31,6 @@ LOOK_SECONDS = 1.0
 
 MAX_SLEEP_SECONDS = 5e-4
 """Longest sleep between two looks at a message that is awaited."""
-
-
-class PeerLink(Protocol):
-    """Messages between the two ends of an exchange. Tensors are contiguous."""
-
-    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
-        """Send one tensor and receive another, at the same time."""
-
-    def send(self, mine: torch.Tensor) -> None:
-        """Send a tensor."""
-
-    def receive(self, came: torch.Tensor) -> None:
-        """Receive a tensor."""
 
 
 class MpiLink:
@@ -71,23 +57,19 @@ class MpiLink:
         """Send a header, by which a server chooses whom it serves."""
         self._wait([self._comm.Isend(header.numpy(), self.peer, ANNOUNCING)])
 
-    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
-        """Send one tensor and receive another, at the same time."""
-        self._wait([*self._begin_receive(came), *self._begin_send(mine)])
+    def swap(self, mine: torch.Tensor | None, came: torch.Tensor | None) -> None:
+        """Send one tensor and receive another, at the same time. Tensors are contiguous; None is not sent."""
+        received = [] if came is None else [self._comm.Irecv(one, self.peer, self._receives) for one in _pieces(came)]
+        sent = [] if mine is None else [self._comm.Isend(one, self.peer, self._sends) for one in _pieces(mine)]
+        self._wait([*received, *sent])
 
     def send(self, mine: torch.Tensor) -> None:
         """Send a tensor."""
-        self._wait(self._begin_send(mine))
+        self.swap(mine, None)
 
     def receive(self, came: torch.Tensor) -> None:
         """Receive a tensor."""
-        self._wait(self._begin_receive(came))
-
-    def _begin_send(self, tensor: torch.Tensor) -> list[MPI.Request]:
-        return [self._comm.Isend(piece, self.peer, self._sends) for piece in _pieces(tensor)]
-
-    def _begin_receive(self, tensor: torch.Tensor) -> list[MPI.Request]:
-        return [self._comm.Irecv(piece, self.peer, self._receives) for piece in _pieces(tensor)]
+        self.swap(None, came)
 
     def _wait(self, requests: list[MPI.Request]) -> None:
         began = looked = time.monotonic()
@@ -115,17 +97,6 @@ def _pieces(tensor: torch.Tensor) -> list[list[object]]:
     content = tensor.view(-1).view(torch.uint8).numpy()
     starts = range(0, max(1, len(content)), PIECE_BYTES)
     return [[content[start : start + PIECE_BYTES], MPI.BYTE] for start in starts]
-
-
-def poll_any(comm: MPI.Intracomm, length: int) -> tuple[int, torch.Tensor] | None:
-    """Return the rank and the header, of `length` numbers, of a worker that has announced itself; None without one."""
-    status = MPI.Status()
-    message = comm.Improbe(MPI.ANY_SOURCE, ANNOUNCING, status)
-    if message is None:
-        return None
-    header = torch.empty(length, dtype=torch.float64)
-    message.Recv(header.numpy())
-    return status.Get_source(), header
 
 
 FAILED_CLASSES = (75, 76)
@@ -165,14 +136,17 @@ class MpiPort:
 
     def poll(self) -> tuple[int, WorkerHeader] | None:
         """Return a worker that has announced itself, and its header; None where there is none."""
+        status, header = MPI.Status(), torch.empty(HEADER_LENGTH, dtype=torch.float64)
         try:
-            found = poll_any(self._comm, HEADER_LENGTH)
+            message = self._comm.Improbe(MPI.ANY_SOURCE, ANNOUNCING, status)
+            if message is None:
+                return None
+            message.Recv(header.numpy())
         except MPI.Exception as error:
-            if not process_failed(error):
+            if not self.lost(error):
                 raise
-            self._look()
             return None
-        return None if found is None else (found[0], decode_header(found[1]))
+        return status.Get_source(), decode_header(header)
 
     def link(self, worker: int) -> MpiLink:
         """Return the link to a worker."""

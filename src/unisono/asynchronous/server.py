@@ -17,19 +17,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.exchange import Centre
-from unisono.asynchronous.link import PeerLink
+from unisono.asynchronous.link import MpiPort
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader
-from unisono.asynchronous.serving import Budget, RunState, answer, mean_seconds, missed, next_worker
+from unisono.asynchronous.serving import Budget, RunState, answer, missed, next_worker, reply_of
 from unisono.engine import OperationSpan
 from unisono.errors import StallError
+from unisono.launch import TIMEOUT
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival
-from unisono.timeouts import TIMEOUT
 
 POLL_SECONDS = 1e-4
 """Shortest sleep between two looks for workers."""
@@ -49,7 +48,7 @@ class Server:
     number: int
     layout: Layout
     centre: Centre
-    port: Port
+    port: MpiPort
     state: RunState
     budget: Budget
     staleness: int | None = None
@@ -186,21 +185,13 @@ class Server:
 
     def _send_centre(self, worker: int) -> None:
         """Send the final centre to the worker that fetches it."""
-        reply = Reply(self.state.number, workers=self.state.workers)
-        if self.number == 0:
-            reply = Reply(
-                *(self.state.number, self.state.samples, self.state.samples, Order.CENTRE, self.state.epoch),
-                *(self.budget.epochs, self.state.loss, self.state.loss_samples, self.state.steps, self.clock()),
-                self.clock() - self.state.epoch_began,
-                mean_seconds(self.state.seconds),
-                self.state.workers,
-            )
-        self.port.link(worker).send(reply.encode())
-        mine = (key for key, its in self.rule.server_of(self.layout).items() if its == self.number)
-        for key in mine:
+        state, orders = self.state, Order.NONE if self.number else Order.CENTRE
+        last = reply_of(state, self.clock(), state.samples, orders, self.budget.epochs, state.steps, state.seconds)
+        self.port.link(worker).send(last.encode())
+        for key in self.rule.keys_of(self.number, self.layout):
             self.port.link(worker).send(self.centre.flats[key])
-        if self.number == 0 and self.centre.buffers is not None:
-            self.port.link(worker).send(self.centre.buffers)
+        if self.number == 0 and self.centre.flat_buffers is not None:
+            self.port.link(worker).send(self.centre.flat_buffers)
 
     def _order_fetch(self) -> None:
         """Order the first living worker to fetch the final centre, once all have ended."""
@@ -299,22 +290,3 @@ class Replay:
             f"{number + self._left.index(worker)}, but it {why}: "
             "replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
         )
-
-
-class Port(Protocol):
-    """Arrivals of workers at a server, and links to them."""
-
-    def poll(self) -> tuple[int, WorkerHeader] | None:
-        """Return a worker that has announced itself, and its header; None where there is none."""
-
-    def link(self, worker: int) -> PeerLink:
-        """Return the link to a worker."""
-
-    def dead(self) -> frozenset[int]:
-        """Return the workers that are known to have died."""
-
-    def stopped(self, worker: int) -> bool:
-        """Return True for a worker whose process is known to be stopped (SIGSTOP)."""
-
-    def lost(self, error: Exception) -> bool:
-        """Return True for an error of a message that only means that its other end has died."""

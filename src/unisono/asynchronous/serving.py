@@ -96,27 +96,20 @@ def begin(workers: int) -> RunState:
     return RunState((WorkerProgress(),) * workers, seconds=((0.0,) * KINDS_OF_TIME,) * workers)
 
 
-def resumed(reply: Reply) -> RunState:
-    """Return the state before the exchange that a reply belongs to, for a run that resumes there."""
-    return RunState(
-        reply.workers,
-        reply.number,
-        reply.samples_before,
-        reply.epoch,
-        reply.loss,
-        reply.loss_samples,
-        reply.elapsed - reply.epoch_seconds,
-        seconds=(reply.seconds,) * len(reply.workers),
-    )
-
-
 def resumed_states(replies: Sequence[Reply]) -> tuple[RunState, ...]:
     """Return the state of each server before the exchange that its reply belongs to, for a run that resumes there.
 
     Each server counts exchanges by itself; the rest is what the first one knows.
     """
-    first = resumed(replies[0])
-    return tuple(replace(first, number=one.number, workers=one.workers) for one in replies)
+    first = replies[0]
+    return tuple(
+        RunState(
+            *(one.workers, one.number, first.samples_before, first.epoch, first.loss, first.loss_samples),
+            first.elapsed - first.epoch_seconds,
+            seconds=(first.seconds,) * len(first.workers),
+        )
+        for one in replies
+    )
 
 
 def resized(states: Sequence[RunState], workers: int, servers: int) -> tuple[RunState, ...]:
@@ -140,6 +133,21 @@ def afresh(state: RunState, workers: Collection[int]) -> RunState:
     return replace(state, workers=tuple(found))
 
 
+def reply_of(
+    state: RunState,
+    elapsed: float,
+    samples: int,
+    orders: Order,
+    ended: int,
+    cut: int,
+    seconds: Sequence[Sequence[float]],
+) -> Reply:
+    """Return the reply of a server in this state, after `samples` samples and so many seconds of the run; `seconds` are
+    those of each kind of time, of each worker."""
+    before = (state.epoch, ended, state.loss, state.loss_samples, cut, elapsed, elapsed - state.epoch_began)
+    return Reply(state.number, samples, state.samples, orders, *before, mean_seconds(seconds), state.workers)
+
+
 def answer(
     state: RunState, worker: int, header: WorkerHeader, budget: Budget, elapsed: float, due: bool = False
 ) -> tuple[RunState, Reply]:
@@ -160,22 +168,7 @@ def answer(
     stopping = state.stopping or finished or header.request is Request.STOP
     orders = Order.SAVE if worker in saving else Order.NONE
     orders |= (Order.CENTRE if cuts else Order.NONE) | (Order.STOP if stopping else Order.NONE)
-    mean = mean_seconds(seconds)
-    reply = Reply(
-        state.number,
-        samples,
-        state.samples,
-        orders,
-        state.epoch,
-        epoch if ends else 0,
-        state.loss,
-        state.loss_samples,
-        cut,
-        elapsed,
-        elapsed - state.epoch_began,
-        mean,
-        state.workers,
-    )
+    reply = reply_of(state, elapsed, samples, orders, epoch if ends else 0, cut, seconds)
     served = WorkerProgress(header.step, state.number)
     after = replace(
         state,

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
 from unisono.bench.peer_program import COPY, GLOO, SIZES
-from unisono.choosing.pace import pace_of
 from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
 from unisono.network import NetworkError, simulate
+from unisono.network.pace import pace_of
 from unisono.schedules import candidates, find
 from unisono.torch_backend.rendezvous import store_of
 from unisono.world import World

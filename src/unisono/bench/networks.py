@@ -40,7 +40,7 @@ from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prep
 from unisono.errors import UsageError
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"

@@ -172,7 +172,7 @@ def networks(
 
     from unisono.bench.networks import as_markdown, measure_networks
     from unisono.compute.convolution_plan import ConvolutionPlan
-    from unisono.processor_model import processor
+    from unisono.processor import processor
 
     console, plan = Console(stderr=True), ConvolutionPlan()
     with console.status("") as status:

@@ -59,9 +59,9 @@ def case_of(
     """
     from dataclasses import replace
 
-    from unisono.choosing.schedule_table import read_table
     from unisono.lab.plan import parse_rate
     from unisono.network import shaped
+    from unisono.network.choice import read_table
     from unisono.plan.collective_costs import CollectiveCase, check_ranks
     from unisono.plan.exchange_cost import uneven_of
     from unisono.plan.machines import find_machine

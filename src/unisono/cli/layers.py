@@ -57,7 +57,7 @@ def layers(
     from unisono.compute.prepare import check_precision, choose_dtype
     from unisono.compute.response_norm import use_response_norms
     from unisono.models import make_network
-    from unisono.processor_model import processor
+    from unisono.processor import processor
 
     check_precision(precision)
     if plan is not None:

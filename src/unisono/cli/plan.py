@@ -129,9 +129,7 @@ def _print(before: _Planned, after: Mapping[str, _Planned], least: float, layers
     """Print the plan as a table, what the changes make of it, and its layers on these numbers of nodes."""
     from dataclasses import replace
 
-    from unisono.plan.layer_table import layer_lines, layers_of
-    from unisono.plan.run_comparison import compare, comparison_lines
-    from unisono.plan.run_report import as_lines
+    from unisono.plan.run_report import as_lines, compare, comparison_lines, layer_lines, layers_of
 
     print(f"{before.title}, on {before.run.machine.name}\n")
     print("\n".join(as_lines(before.rows, before.run, least)))
@@ -147,9 +145,7 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
     """Return the plan as data, with what the changes make of it, and its layers on these numbers of nodes."""
     from dataclasses import replace
 
-    from unisono.plan.layer_table import layers_of
-    from unisono.plan.run_comparison import compare, comparison_data
-    from unisono.plan.run_report import as_data
+    from unisono.plan.run_report import as_data, compare, comparison_data, layers_of
 
     data: dict[str, object] = as_data(before.rows, before.run, least)
     if after:
@@ -172,7 +168,7 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
 def _draw(before: _Planned, after: Mapping[str, _Planned], path: Path) -> None:
     """Write a chart of the plan, and of what the changes make of it."""
     from unisono.plan.run_chart import draw_chart
-    from unisono.plan.run_comparison import changed_rules
+    from unisono.plan.run_report import changed_rules
 
     others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
     draw_chart([*before.rows, *others], before.title, before.run.machine.name, path)
@@ -182,8 +178,8 @@ def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
     """Print the prediction of a run beside its measurement, part by part."""
     if other is not None:
         raise UsageError(f"--check {run} takes the plan of that run: omit {other}, all options but --json")
+    from unisono.foresight.compare import check_data, check_lines
     from unisono.foresight.ledger import ended_run
-    from unisono.foresight.report import check_data, check_lines
 
     seal, measurement = ended_run(run)
     if as_json:
@@ -221,9 +217,8 @@ def foresight(
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
-    from unisono.foresight.calibration import check_label, draw_calibration
+    from unisono.foresight.calibration import check_label, draw_calibration, ledger_data, ledger_lines
     from unisono.foresight.ledger import changed_seals, read
-    from unisono.foresight.report import ledger_data, ledger_lines
 
     entries, complaints = read(ledger)
     complaints += changed_seals(ledger, entries)

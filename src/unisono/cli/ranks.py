@@ -29,9 +29,9 @@ from unisono.launch import (
     launch_environment,
     ranks_started,
     survival_options,
+    timeout_of,
 )
 from unisono.startup import Startup
-from unisono.timeouts import timeout_of
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool
     `survives` returns True where the others are to go on after a rank has died; it is asked if the launcher can do that
     (Open MPI's).
 
-    `timeout`, in seconds as `timeouts.py` defines it, limits the wait for a rank that is stopped during the start.
+    `timeout`, in seconds as `launch.timeout_of` reads it, limits the wait for a rank that is stopped during the start.
     """
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
     options = () if survives is None else survival_options(mpiexec)

@@ -18,22 +18,18 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, move_dtype_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
-from unisono.transports.fused import bytes_at
+from unisono.transports.plan import bytes_at
 from unisono.wires import wire_of
 
 
 def all_gather(
     group: Group, shard: torch.Tensor, out: torch.Tensor, algorithm: str = "auto", wire: str | None = None
 ) -> torch.Tensor:
-    """Gather the `shard` of every rank into `out` on every rank, and return `out`.
-
-    `shard` has as many elements as `reduce_scatter` of a tensor like `out` gives this rank. It may be that part of
-    `out` itself. Any dtype: nothing is reduced. Raises TensorError for a shard that does not fit `out`.
-    """
+    """Gather the `shard` of every rank, which may be that part of `out` itself, into `out`, as `World.all_gather`."""
     parameters = "all_gather", algorithm, wire
     if start_ready(group, parameters, shard, out):
         return out
@@ -52,12 +48,13 @@ def all_gather(
         plan = group.plan("all_gather", algorithm, out, wire, op=None, move_dtype=move_dtype)
     buffer = receive_buffer(out)
     part, nbytes = flat_of(shard), shard.nbytes
-    source, target, own = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
-    gather = bind(prepare(group, plan), own, target) if group.size > 1 else None
+    source, target, place = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
+    gather = prepare(group, plan)(place, target) if group.size > 1 else None
+    given, own = bytes_at(source, nbytes), bytes_at(place, nbytes)
 
     def play() -> None:
-        if source != own:
-            bytes_at(own, nbytes)[:] = bytes_at(source, nbytes)
+        if source != place:
+            own[:] = given
         if gather is not None:
             gather()
 

@@ -21,7 +21,8 @@ from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import TensorError
-from unisono.transports.delivery import Parcel
+from unisono.transports.messages import Parcel
+from unisono.transports.staging import SlotTransfers
 
 
 def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -40,7 +41,7 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     if content.data_ptr() != buffers[group.rank].data_ptr():
         contents[group.rank][:] = bytes_of(content)
     if group.size > 1 and group.uses_shared_memory(call):
-        group.memory_for(call).slot_transfers.all_gather(contents, call)
+        SlotTransfers(group.memory_for(call), call).all_gather(contents)
     else:
         with group.enter_call(call) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]

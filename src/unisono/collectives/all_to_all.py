@@ -16,7 +16,7 @@ import torch
 from unisono.collectives.checks import Checks, check_memory
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 
@@ -24,11 +24,10 @@ from unisono.errors import TensorError
 def all_to_all(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Send chunk d of `tensor` to rank d; return the received chunks, chunk s from rank s, in `out` or a new tensor.
+    """Send chunk d of `tensor` to rank d; return the received chunks in `out` or a new tensor, as `World.all_to_all`.
 
-    A chunk is one of p equal parts of the flattened tensor. Any dtype and stride. `out` has the same dtype and number
-    of elements as `tensor`, and shares no memory with it. Raises TensorError if p does not divide the number of
-    elements, or if `out` does not fit.
+    `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
+    does not fit.
     """
     result = torch.empty(tensor.shape, dtype=tensor.dtype) if out is None else out
     parameters = "all_to_all", algorithm
@@ -51,8 +50,6 @@ def all_to_all(
     if group.size == 1:
         bytes_of(buffer)[:] = bytes_of(content)
     else:
-        start_and_keep(
-            group, parameters, bind(prepare(group, plan), content.data_ptr(), buffer.data_ptr()), content, buffer
-        )
+        start_and_keep(group, parameters, prepare(group, plan)(content.data_ptr(), buffer.data_ptr()), content, buffer)
     copy_back([result], [buffer])
     return result

@@ -1,4 +1,5 @@
-"""All-to-all with different sizes: every rank sends each other rank a tensor of any size.
+"""All-to-all with different sizes: every rank sends each other rank a tensor of any size. Gather and scatter are parts
+of it, to a root and from it.
 
 4 ranks; ab is what rank a has for rank b, of whatever length:
 
@@ -9,7 +10,7 @@
     rank 3    30 31 32 33    03 13 23 33
 
 Rounds: 1. Bytes sent by each rank: its tensors for the others, once. Within one node they go through shared memory
-(`transports/slot_transfers.py`), between nodes as messages in pieces (`transports/delivery.py`). Rank r begins with
+(`transports/staging.py`), between nodes as messages in pieces (`transports/messages.py`). Rank r begins with
 rank r+1, so that no rank is the first destination of all others.
 """
 
@@ -22,11 +23,12 @@ import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.checks import Checks, check_memory, check_parts
+from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import bytes_of, copy_back, name_of, receive_buffer, send_buffer
+from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import MismatchError
-from unisono.transports.delivery import Parcel, size_mismatch
+from unisono.transports.messages import Parcel, size_mismatch
+from unisono.transports.staging import SlotTransfers
 
 
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
@@ -64,7 +66,7 @@ def send_and_receive(
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        group.memory_for(call).slot_transfers.all_to_all_v(outgoing, incoming, call)
+        SlotTransfers(group.memory_for(call), call).all_to_all_v(outgoing, incoming)
         return
     with group.enter_call(call) as number:
         if rooted:
@@ -78,3 +80,44 @@ def send_and_receive(
         group.deliver(
             itertools.starmap(Parcel, sent.items()), itertools.starmap(Parcel, expected.items()), call, number
         )
+
+
+def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
+    """Fill parts[r] on the root with the `tensor` of rank r. Only the root reads `parts`. Any shape and stride.
+    The root's own part may be its `tensor`.
+
+    Raises UsageError for a root that is not a rank, TensorError unless there is one part per rank, all of the tensor's
+    dtype, and MismatchError on every rank, naming both lengths, when a part does not fit the tensor sent to it.
+    """
+    at_root = (parts or ()) if group.rank == root else ()
+    with Checks(group, "gather"):
+        _check_rooted(group, "gather", tensor, at_root, root)
+        check_memory(group, "gather", at_root, [tensor], own=[(root, 0)])
+    buffers = [receive_buffer(part) for part in at_root]
+    call = call_of(f"gather({name_of(tensor.dtype)}, root {root})")
+    send_and_receive(group, {root: send_buffer(tensor)}, dict(enumerate(buffers)), call, rooted=True)
+    copy_back(at_root, buffers)
+
+
+def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int) -> None:
+    """Fill the `tensor` of rank r with the root's parts[r]. Only the root reads `parts`. Any shape and stride.
+    The root's `tensor` may be its own part. Errors are those of `gather`.
+    """
+    at_root = (parts or ()) if group.rank == root else ()
+    with Checks(group, "scatter"):
+        _check_rooted(group, "scatter", tensor, at_root, root)
+        check_memory(group, "scatter", [tensor], at_root, own=[(0, root)])
+    outgoing = {rank: send_buffer(part) for rank, part in enumerate(at_root)}
+    buffer = receive_buffer(tensor)
+    call = call_of(f"scatter({name_of(tensor.dtype)}, root {root})")
+    send_and_receive(group, outgoing, {root: buffer}, call, rooted=True)
+    copy_back([tensor], [buffer])
+
+
+def _check_rooted(
+    group: Group, collective: str, tensor: torch.Tensor, at_root: Sequence[torch.Tensor], root: int
+) -> None:
+    nbytes_of(tensor)
+    check_root(group, root, collective)
+    if group.rank == root:
+        check_parts(group, at_root, tensor.dtype, collective)

@@ -13,7 +13,6 @@ The schedule determines rounds and bytes (`unisono draw` shows them). For n byte
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,8 +21,9 @@ from unisono.collectives.checks import Checks, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
-from unisono.collectives.prepare import bind, prepare
-from unisono.collectives.ready import MAX_READY
+from unisono.collectives.prepare import prepare
+from unisono.collectives.ready import Key, keep_ready
+from unisono.transports.plan import Play
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
@@ -32,25 +32,19 @@ MAX_FLAT_SHARED_BYTES = 4 << 10
 def allreduce(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks in place, and return it. Any shape and stride, the same on every rank.
+    """Reduce `tensor` over all ranks in place, and return it, as `World.allreduce`.
 
-    `algorithm` is "auto" (chosen by measurement, or else by predicted time), "library", or the name of a schedule.
-    `wire` is the encoding of a schedule's messages: "float32", "float16", "bfloat16", "int8" or "int4"; None for the
-    tensor's dtype. Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring").
-    Shared memory and the library carry tensors unencoded. `op` is "sum", "product", "minimum", "maximum", or for
-    integers and bool "and", "or", "xor". Sums are made in float32 or wider. Every rank ends with the same bits.
-    Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm
-    or op, MismatchError when ranks are in different calls.
+    Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring"). Shared memory and
+    the library carry tensors unencoded.
     """
     try:
         address = tensor.data_ptr()
     except RuntimeError:  # it has no memory, as a sparse tensor; the checks name what it is
         address = 0
-    ready = group.ready_allreduces.get((address, tensor.numel(), algorithm, wire, op))
-    if ready is not None and tensor.dtype is ready[0] and tensor.is_contiguous() and not tensor.is_neg():
-        play = ready[1]
-    else:
-        play = _prepare_first(group, tensor, algorithm, wire, op)
+    key = address, tensor.numel(), tensor.dtype, algorithm, wire, op
+    play = group.ready.get(key)
+    if play is None or not tensor.is_contiguous() or tensor.is_neg():
+        play = _prepare_first(group, key, tensor, algorithm, wire, op)
     try:
         play()
     except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
@@ -59,7 +53,7 @@ def allreduce(
     return tensor
 
 
-def _prepare_first(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Callable[[], None]:
+def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Play:
     """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
@@ -72,14 +66,12 @@ def _prepare_first(group: Group, tensor: torch.Tensor, algorithm: str, wire: str
         return lambda: None
     if not is_plain(tensor):
         return partial(_reduce_copy, group, tensor, algorithm, wire, op)
-    if len(group.ready_allreduces) == MAX_READY:
-        group.ready_allreduces.clear()
     address = tensor.data_ptr()
-    play = bind(prepare(group, plan), address, address)
+    play = prepare(group, plan)(address, address)
     if address:
         if (found := group.find_shared(address, tensor.nbytes)) is not None:
-            found[1].plan(group.ready_allreduces)  # cleared with the memory: other memory may follow at its address
-        group.ready_allreduces[address, tensor.numel(), algorithm, wire, op] = tensor.dtype, play
+            found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
+        keep_ready(group, key, play)
     return play
 
 

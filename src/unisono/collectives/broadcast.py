@@ -7,7 +7,7 @@ import torch
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, move_dtype_of, nbytes_of
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 
 
@@ -26,7 +26,7 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
     if group.size == 1:
         return tensor
     flat = flat_of(tensor)
-    start_and_keep(group, parameters, bind(prepare(group, plan), flat.data_ptr(), flat.data_ptr()), flat)
+    start_and_keep(group, parameters, prepare(group, plan)(flat.data_ptr(), flat.data_ptr()), flat)
     if group.rank != root and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
     return tensor

@@ -24,7 +24,7 @@ class CurrentCall(NamedTuple):
 
 
 class CallProgress:
-    """Time that a rank has spent in one call, and the actions already taken on it."""
+    """Time that a rank has spent in one call, and what its watch has already done about it."""
 
     def __init__(self) -> None:
         self.begin(0)
@@ -59,6 +59,8 @@ class Calls:
         self.signals: Signals | None = None
         self.failure: tuple[type[UnisonoError], str] | None = None
         """Error that has ended the world, as its class and its message; None while the world is usable."""
+        self.progress = CallProgress()
+        """Progress of the current call, as its watch has seen it."""
         self._words = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager
@@ -66,9 +68,13 @@ class Calls:
         """Enter a call, or a part of one; yield a number that is equal on all ranks in the same call."""
         outer = self.begin(words, in_library)
         try:
-            yield zlib.crc32(words.encode(), self.number)
+            yield self.fingerprint(words)
         finally:
             self.end(outer)
+
+    def fingerprint(self, words: str) -> int:
+        """Return a number that is equal on all ranks in the same call."""
+        return zlib.crc32(words.encode(), self.number)
 
     def begin(self, words: str, in_library: bool) -> tuple[bool, bool]:
         """Begin a call, or a part of one; return the argument for `end`. Kept fast, because short calls notice it."""

@@ -15,9 +15,16 @@ from types import TracebackType
 import torch
 
 from unisono.call import call_of
-from unisono.collectives.aliasing import find_aliases, is_chunk, is_writable, same_elements, share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import name_of, nbytes_of
+from unisono.collectives.payload import (
+    find_aliases,
+    is_chunk,
+    is_writable,
+    name_of,
+    nbytes_of,
+    same_elements,
+    share_memory,
+)
 from unisono.errors import TensorError, UnisonoError, UsageError
 
 
@@ -39,12 +46,10 @@ class Checks:
         """Enter the call as a rank that refuses it, if a check has raised UsageError."""
         if not isinstance(error, UsageError) or self._group.size == 1:
             return
-        group, collective = self._group, self._collective
-        words = str(error).removeprefix(f"rank {group.rank}: ")
-        call = call_of(f"{collective}, refused")._replace(words=f"{collective}, which it refused ({words})")
+        words = str(error).removeprefix(f"rank {self._group.rank}: ")
+        call = call_of(f"{self._collective}, refused")
         try:
-            with group.enter_call(call):
-                group.check_same_call(call)
+            self._group.barrier(call._replace(words=f"{self._collective}, which it refused ({words})"))
         except UnisonoError as others:
             raise error from others
 

@@ -14,29 +14,27 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from unisono.call import WORDS_BYTES, Call, call_of, decode_words, encode_words
-from unisono.choosing.pace import piece_bytes_of
-from unisono.choosing.priced import Choice
-from unisono.choosing.schedule_table import ScheduleTable
+from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, encode_words
 from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
-from unisono.collectives.plans import Plan, Plans
-from unisono.collectives.states import difference
+from unisono.collectives.plans import Plans
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
+from unisono.network.choice import ScheduleTable
+from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
-from unisono.timeouts import TIMEOUT
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
-from unisono.transports.delivery import Delivery, Parcel
-from unisono.transports.fused import Start
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
-from unisono.transports.messages import wait
-from unisono.transports.node_memory import NodeMemory, make_node_memory
-from unisono.transports.shared_memory import SharedMemory
+from unisono.transports.messages import Delivery, Parcel, wait
+from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
+from unisono.transports.plan import Plan, Play, Prepared
 
 Made = TypeVar("Made")
+
+BARRIER = call_of("barrier()")
 
 
 class Group:
@@ -66,7 +64,6 @@ class Group:
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
         self.check_interrupt, self._dup = check_interrupt, dup
-        self._shares_memory = self.one_node
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
         if self._owns_watch:
@@ -82,21 +79,21 @@ class Group:
         self._control = comm.Dup()
         for channel in (comm, self.messages, self._control):
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
+        self._compared = np.empty((2, 2), np.int64)
+        """A call's number and its negative on this rank, and their maxima over the ranks."""
         self._memory: NodeMemory | None = None
-        self._memory_made = not self._shares_memory or self.size == 1
+        self._memory_made = not self.one_node or self.size == 1
         measure = Trials(self).choose if self.size > 1 and self.one_node else None
-        self._use(Plans(self.rank, placement, table, measure))
+        self.plans = Plans(self.rank, placement, table, measure)
         self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
         self._cross_memory: list[CrossMemory | None] = []
-        self.prepared: dict[Plan, Start] = {}
+        self.prepared: dict[Plan, Prepared] = {}
         """Prepared collectives by plan."""
-        self.ready_allreduces: dict[tuple[int, int, str, str | None, str], tuple[torch.dtype, Callable[[], None]]] = {}
-        """Prepared allreduces by address, length, algorithm, wire and op, each for one dtype."""
-        self.ready: dict[tuple[object, ...], dict[tuple[object, ...], Callable[[], None]]] = {}
-        """Other collectives that were carried out (`ready.py`), by their parameters, then by their tensors' places."""
-        self._prepared_with: list[dict[Any, Any]] = [self.ready_allreduces]  # those that find this group's memory
+        self.ready: dict[tuple[Any, ...], Play] = {}
+        """Plays of collectives that were carried out, by all that determines them (`ready.py`)."""
+        self._prepared_with = [self.ready]  # those that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
-            dup._prepared_with.append(self.ready_allreduces)
+            dup._prepared_with.append(self.ready)
             dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
@@ -116,7 +113,7 @@ class Group:
     def uses_shared_memory(self, call: Call) -> bool:
         """Return True if shared memory, made in the first call, compares the call; else the watch does."""
         self._make_memory(call)
-        return self._shares_memory
+        return self.one_node
 
     def _make_memory(self, call: Call) -> None:
         """Make the shared memory of one node in the first call of all ranks.
@@ -128,27 +125,17 @@ class Group:
         self._memory_made = True
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
-            self.placement, self.one_node, self._shares_memory = one_rank_per_node(self.size), False, False
-            self._plans = Plans(self.rank, self.placement, self.table)
+            self.placement, self.one_node = one_rank_per_node(self.size), False
+            self.plans = Plans(self.rank, self.placement, self.table)
         else:
             self._memory.signals.label_calls(self.label)
             self.calls.signals = self._memory.signals
-        self._use(self._plans)
 
-    def _use(self, plans: Plans) -> None:
-        self._plans = plans
-        self.plan: Callable[..., Plan] = plans.plan if self._memory_made else self._plan_first
-        self.program, self.schedule = plans.program, plans.schedule
-
-    def _plan_first(self, *arguments: Any, **named: Any) -> Plan:
-        """Return the plan of the first call. Planning errors are raised before this rank waits for others."""
-        self._make_memory(self._plans.plan(*arguments, **named).call)
-        return self._plans.plan(*arguments, **named)
-
-    def plan_chosen(self, plan: Plan, choice: Choice, nbytes: int) -> Plan:
-        """Return the plan of a collective like `plan`, for another choice and a payload of about `nbytes` bytes."""
-        kind = plan.dtype
-        return self._plans.make(plan.collective, choice, nbytes, kind, plan.wire, plan.op, plan.root, kind)
+    def plan(self, *arguments: Any, **named: Any) -> Plan:
+        """Return the plan of a collective (`Plans.plan`). In the first call, errors come before a wait for others."""
+        if not self._memory_made:
+            self._make_memory(self.plans.plan(*arguments, **named).call)
+        return self.plans.plan(*arguments, **named)
 
     def label_calls(self, words: str) -> None:
         """Compare `words` too in each later call, as a part of it: they distinguish otherwise equal calls."""
@@ -248,28 +235,34 @@ class Group:
             yield 0
             return
         self._make_memory(call)
-        if self._shares_memory:
+        if self.one_node:
             self.memory_for(call).signals.barrier(call)
             yield 0
             return
+        words = call.words + self.label
+        outer = self.calls.begin(words, in_library=False)
         try:
-            with self.calls.enter(call.words + self.label) as number:
-                yield number
+            yield self.calls.fingerprint(words)
         except MismatchError as error:
             self.broken = True
             if self.watch is not None:
                 self.watch.report_mismatch(self.calls, str(error))
             raise
+        finally:
+            self.calls.end(outer)
 
     @contextmanager
     def enter_library_call(self, call: Call) -> Iterator[None]:
         """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
         with self.enter_call(call):
             self.check_same_call(call)
-            with self.calls.enter(call.words + self.label, in_library=True):
+            outer = self.calls.begin(call.words + self.label, in_library=True)
+            try:
                 yield
+            finally:
+                self.calls.end(outer)
 
-    def barrier(self, call: Call) -> None:
+    def barrier(self, call: Call = BARRIER) -> None:
         """Wait until all ranks have entered the call `call`."""
         with self.enter_call(call):
             self.check_same_call(call)
@@ -279,13 +272,13 @@ class Group:
 
         On one node `call_of` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
         """
-        if self._shares_memory or self.size == 1:
+        if self.one_node or self.size == 1:
             return
         number = self._labelled(call).number
-        mine = np.array([number, -number], np.int64)
-        most = np.empty_like(mine)
+        mine, most = self._compared
+        mine[:] = number, -number
         self.wait_for(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
-        if (most != mine).any():
+        if mine.tobytes() != most.tobytes():
             self.raise_mismatch(call)
 
     def raise_mismatch(self, call: Call) -> None:
@@ -334,7 +327,6 @@ class Group:
             self.abandon()
             return
         self._forget_calls()
-        self.ready_allreduces.clear()
         self.ready.clear()
         self.prepared.clear()
         for mailboxes in filter(None, self._mailboxes):

@@ -24,14 +24,12 @@ import numpy as np
 import torch
 
 from unisono.call import Call, call_of
-from unisono.collectives.aliasing import share_memory
 from unisono.collectives.group import Group
-from unisono.collectives.payload import MPI_TYPES, memory_of
-from unisono.collectives.plans import Plan
+from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
-from unisono.transports.fused import Start
+from unisono.transports.plan import Plan, Play, Prepared
 
 CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
 """Sizes of a parcel's payload in bytes, without the check."""
@@ -46,9 +44,6 @@ FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.
 
 INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 """Integer dtypes of the same width."""
-
-MAX_ADDRESSES = 64
-"""Number of addresses whose views are kept for one length."""
 
 
 OPS = {
@@ -94,91 +89,112 @@ def _swap_order(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))
 
 
-def by_library(group: Group, plan: Plan) -> Start:
+def by_library(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective that the MPI library carries out."""
     return _CALLS[plan.collective](group, plan)
 
 
-def _allreduce(group: Group, plan: Plan) -> Start:
+def _in_library_call(group: Group, call: Call, carry_out: Callable[[], None]) -> Play:
+    def play() -> None:
+        with group.enter_library_call(call):
+            carry_out()
+
+    return play
+
+
+def _allreduce(group: Group, plan: Plan) -> Prepared:
     if plan.op == "sum" and _carries_check(group, plan):
         return _checked_sum(group, plan.length, plan.dtype, plan.call)
 
-    def start(_: int, target: int) -> None:
+    def at(_: int, target: int) -> Play:
         flat = _tensor_at(target, plan.length, plan.dtype)
-        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-        with group.enter_library_call(plan.call):
-            group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
-        restore(numbers, flat)
 
-    return start
-
-
-def _reduce(group: Group, plan: Plan) -> Start:
-    is_root = group.rank == plan.root
-
-    def start(_: int, target: int) -> None:
-        flat = _tensor_at(target, plan.length, plan.dtype)
-        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-        whole = [memory_of(numbers), numbers.numel(), kind]
-        with group.enter_library_call(plan.call):
-            group.comm.Reduce(MPI.IN_PLACE if is_root else whole, whole if is_root else None, reduction, plan.root)
-        if is_root:
+        def play() -> None:
+            numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+            with group.enter_library_call(plan.call):
+                group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
             restore(numbers, flat)
 
-    return start
+        return play
+
+    return at
 
 
-def _reduce_scatter(group: Group, plan: Plan) -> Start:
+def _reduce(group: Group, plan: Plan) -> Prepared:
+    is_root = group.rank == plan.root
+
+    def at(_: int, target: int) -> Play:
+        flat = _tensor_at(target, plan.length, plan.dtype)
+
+        def play() -> None:
+            numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+            whole = [memory_of(numbers), numbers.numel(), kind]
+            with group.enter_library_call(plan.call):
+                group.comm.Reduce(MPI.IN_PLACE if is_root else whole, whole if is_root else None, reduction, plan.root)
+            if is_root:
+                restore(numbers, flat)
+
+        return play
+
+    return at
+
+
+def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts = [stop - start for start, stop in ends]
 
-    def start(source: int, target: int) -> None:
+    def at(source: int, target: int) -> Play:
         flat = _tensor_at(source, plan.length, plan.dtype)
         shard = _tensor_at(target, counts[group.rank], plan.dtype)
-        numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-        fit = shard.dtype is numbers.dtype and not share_memory(shard, numbers)  # MPI takes no memory that is both
-        part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
-        with group.enter_library_call(plan.call):
-            group.comm.Reduce_scatter(
-                [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind], counts, reduction
-            )
-        restore(part, shard)
+        apart = not share_memory(shard, flat)  # MPI takes no memory that is both
 
-    return start
+        def play() -> None:
+            numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
+            fit = shard.dtype is numbers.dtype and (apart or numbers is not flat)
+            part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
+            whole, own = [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind]
+            with group.enter_library_call(plan.call):
+                group.comm.Reduce_scatter(whole, own, counts, reduction)
+            restore(part, shard)
+
+        return play
+
+    return at
 
 
-def _all_gather(group: Group, plan: Plan) -> Start:
+def _all_gather(group: Group, plan: Plan) -> Prepared:
     ends = [bounds(plan.length, group.size, rank) for rank in range(group.size)]
     counts, starts = [stop - start for start, stop in ends], [start for start, _ in ends]
 
-    def start(_: int, target: int) -> None:
+    def at(_: int, target: int) -> Play:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
-        with group.enter_library_call(plan.call):
-            group.comm.Allgatherv(MPI.IN_PLACE, [memory, counts, starts, MPI_TYPES[plan.dtype]])
+        whole = [memory, counts, starts, MPI_TYPES[plan.dtype]]
+        return _in_library_call(group, plan.call, lambda: group.comm.Allgatherv(MPI.IN_PLACE, whole))
 
-    return start
-
-
-def _broadcast(group: Group, plan: Plan) -> Start:
-    def start(_: int, target: int) -> None:
-        with group.enter_library_call(plan.call):
-            group.comm.Bcast([MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE], plan.root)
-
-    return start
+    return at
 
 
-def _all_to_all(group: Group, plan: Plan) -> Start:
+def _broadcast(group: Group, plan: Plan) -> Prepared:
+    def at(_: int, target: int) -> Play:
+        whole = [MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE]
+        return _in_library_call(group, plan.call, lambda: group.comm.Bcast(whole, plan.root))
+
+    return at
+
+
+def _all_to_all(group: Group, plan: Plan) -> Prepared:
     each = plan.nbytes // group.size
 
-    def start(source: int, target: int) -> None:
-        outgoing, incoming = (MPI.memory.fromaddress(address, plan.nbytes) for address in (source, target))
-        with group.enter_library_call(plan.call):
-            group.comm.Alltoall([outgoing, each, MPI.BYTE], [incoming, each, MPI.BYTE])
+    def at(source: int, target: int) -> Play:
+        outgoing, incoming = (
+            [MPI.memory.fromaddress(memory, plan.nbytes), each, MPI.BYTE] for memory in (source, target)
+        )
+        return _in_library_call(group, plan.call, lambda: group.comm.Alltoall(outgoing, incoming))
 
-    return start
+    return at
 
 
-_CALLS: Mapping[str, Callable[[Group, Plan], Start]] = {
+_CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -202,7 +218,7 @@ def _carries_check(group: Group, plan: Plan) -> bool:
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
-def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Start:
+def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> Prepared:
     """Prepare the sum of `length` elements in place, with the check in the same message."""
     nbytes = length * dtype.itemsize
     payload_bytes = nbytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= nbytes)
@@ -213,27 +229,26 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> S
     unlabelled = check.tobytes(), (check * group.size).tobytes()
     buffer = [whole, MPI_TYPES[dtype]]
     exchange = _sum_in_call(group, call)
-    cache: dict[int, Any] = {}
 
-    def start(_: int, address: int) -> None:
-        payload = cache.get(address)
-        if payload is None:
-            if len(cache) == MAX_ADDRESSES:
-                cache.clear()
-            view: Any = MPI.memory.fromaddress(address, nbytes)
-            payload = cache[address] = memoryview(view)
-        mine, expected = unlabelled
-        if group.label:
-            check = _check_of(call_of(call.words + group.label), dtype, length)
-            mine, expected = check.tobytes(), (check * group.size).tobytes()
-        header[:] = mine
-        body[:] = payload
-        if not exchange(buffer) or header.tobytes() != expected:
-            with group.enter_call(call):
-                group.raise_mismatch(call)
-        payload[:] = body
+    def at(_: int, address: int) -> Play:
+        view: Any = MPI.memory.fromaddress(address, nbytes)
+        payload = memoryview(view)
 
-    return start
+        def play() -> None:
+            mine, expected = unlabelled
+            if group.label:
+                check = _check_of(call_of(call.words + group.label), dtype, length)
+                mine, expected = check.tobytes(), (check * group.size).tobytes()
+            header[:] = mine
+            body[:] = payload
+            if not exchange(buffer) or header.tobytes() != expected:
+                with group.enter_call(call):
+                    group.raise_mismatch(call)
+            payload[:] = body
+
+        return play
+
+    return at
 
 
 def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:

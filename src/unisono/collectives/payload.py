@@ -1,30 +1,30 @@
-"""Tensors for MPI: their memory, and the MPI type of their elements."""
+"""Memory of tensors: as MPI takes it, with the MPI type of their elements; and what several of them share.
+
+A collective that writes into memory which it reads later would read what it has overwritten:
+
+    input     | a0 | a1 | a2 |
+    output         | .. |            rank 1's own chunk of the input: in place, as NCCL documents it
+    output       | .. |              a part of two chunks: refused
+
+    outputs   | b0 | b1 | b2 |       columns of one matrix share no memory, though their first and last bytes cross
+    outputs   | b0 | b0 | b2 |       one tensor given twice, or an expanded one: refused
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from unisono.errors import TensorError
 from unisono.mpi import MPI
-from unisono.transports.arithmetic import Array
+from unisono.transports.arithmetic import MOVABLE_DTYPES, Array
 
-MPI_TYPES = {
-    torch.float64: MPI.DOUBLE,
-    torch.float32: MPI.FLOAT,
-    torch.int64: MPI.INT64_T,
-    torch.int32: MPI.INT32_T,
-    torch.int16: MPI.INT16_T,
-    torch.int8: MPI.INT8_T,
-    torch.uint64: MPI.UINT64_T,
-    torch.uint32: MPI.UINT32_T,
-    torch.uint16: MPI.UINT16_T,
-    torch.uint8: MPI.UINT8_T,
-    torch.bool: MPI.UINT8_T,
-    torch.complex128: MPI.C_DOUBLE_COMPLEX,
-}
+MPI_TYPES = {dtype: MPI.Datatype.fromcode(numbers.char) for dtype, numbers in MOVABLE_DTYPES.items()}
+MPI_TYPES[torch.bool] = MPI.UINT8_T  # bytes of 0 or 1
 
 MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """Dtype that replaces any dtype of that many bytes when nothing is reduced."""
@@ -93,3 +93,123 @@ def move_dtype_of(tensor: torch.Tensor) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """Return the name of a dtype without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")
+
+
+MAX_SEARCH_STEPS = 1 << 16
+"""Step limit of NumPy's search for an element that two strided tensors share; beyond it they count as sharing."""
+
+
+class _StridedArray:
+    """Array interface of a tensor's elements for NumPy: only their addresses count."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        strides = tuple(stride * size for stride in tensor.stride())
+        shape, data = tuple(tensor.shape), (tensor.data_ptr(), True)
+        self.__array_interface__ = {"shape": shape, "strides": strides, "typestr": f"|V{size}", "data": data}
+
+
+class _ByteRange(NamedTuple):
+    """Range of bytes from a tensor's first element to its last."""
+
+    start: int
+    stop: int
+    written: bool
+    number: int
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address of the first byte and of the byte after the last; (0, 0) for an empty tensor."""
+    if tensor.is_contiguous():
+        start, nbytes = tensor.data_ptr(), tensor.nbytes
+        return (start, start + nbytes) if nbytes else (0, 0)
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def is_writable(tensor: torch.Tensor) -> bool:
+    """Return True if no two elements share memory; those of an expanded tensor do."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return True
+    dimensions = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    if dimensions[0][0] == 0:
+        return False
+    reach = 0  # elements from the first to the last of the dimensions seen
+    nested = True
+    for stride, size in dimensions:
+        nested = nested and stride > reach
+        reach += stride * (size - 1)
+    if nested:
+        return True
+    offsets = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    return bool(np.unique(offsets.numpy()).size == tensor.numel())
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if some element of one tensor lies in the memory of the other."""
+    (start, stop), (low, high) = extent(one), extent(other)
+    if stop <= low or high <= start:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    try:
+        arrays = np.asarray(_StridedArray(one)), np.asarray(_StridedArray(other))
+        return np.shares_memory(*arrays, max_work=MAX_SEARCH_STEPS)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors are the same elements, in the same order, in the same memory."""
+    if one.data_ptr() != other.data_ptr() or one.is_conj() != other.is_conj() or one.is_neg() != other.is_neg():
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return one.nbytes == other.nbytes
+    return one.shape == other.shape and one.stride() == other.stride()
+
+
+def is_chunk(chunk: torch.Tensor, whole: torch.Tensor, start: int) -> bool:
+    """Return True if `chunk` is the elements of `whole` from `start` on."""
+    if not (chunk.is_contiguous() and whole.is_contiguous()) or chunk.is_neg() or whole.is_neg():
+        return False
+    if chunk.is_conj() or whole.is_conj():
+        return False
+    return chunk.data_ptr() == whole.data_ptr() + start * whole.element_size()
+
+
+def find_aliases(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] = (),
+    own: Collection[tuple[int, int]] = (),
+    allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same_elements,
+) -> str:
+    """Return a description of two tensors that share memory, at least one of them an output; empty if none do.
+
+    `own` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
+    """
+    ends = sorted(map(extent, (*outputs, *inputs)))
+    if all(one[1] <= other[0] for one, other in pairwise(ends)):
+        return ""
+    ranges = [_ByteRange(*extent(tensor), True, number) for number, tensor in enumerate(outputs)]
+    ranges += [_ByteRange(*extent(tensor), False, number) for number, tensor in enumerate(inputs)]
+    ranges.sort()
+    before: list[_ByteRange] = []  # those that reach to the next one
+    for this in ranges:
+        before = [other for other in before if other.stop > this.start]
+        for other in before:
+            if not (this.written or other.written):
+                continue
+            first, second = (other, this) if other.written else (this, other)
+            one, two = outputs[first.number], (outputs if second.written else inputs)[second.number]
+            if not second.written and (first.number, second.number) in own and allowed(one, two):
+                continue
+            if share_memory(one, two):
+                return " and ".join(sorted(map(_words, (other, this)), reverse=True))
+        before.append(this)
+    return ""
+
+
+def _words(one: _ByteRange) -> str:
+    return f"{'output' if one.written else 'input'} {one.number}"

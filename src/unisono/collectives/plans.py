@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from unisono.call import Call, call_of
-from unisono.choosing.priced import LIBRARY, Choice
-from unisono.choosing.schedule_table import SHARED_MEMORY_COLLECTIVES, ScheduleTable
+from unisono.call import call_of
 from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
+from unisono.network.choice import LIBRARY, SHARED_MEMORY_COLLECTIVES, Choice, ScheduleTable
 from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.numbering import renumber
-from unisono.schedules.schedule import Algorithm, Family, Program, cuts_alike
-from unisono.transports.arithmetic import Arithmetic, arithmetic_of, mover_of
+from unisono.schedules.schedule import Algorithm, Program, cuts_alike
+from unisono.transports.plan import Plan
 from unisono.wires import wire_of
-from unisono.wires.wire import Wire
 
 AUTO = "auto"
 
@@ -27,40 +24,32 @@ MAX_PLANS = 4096
 """Largest number of plans that are kept."""
 
 
-class Plan(NamedTuple):
-    """Everything that determines how a collective is carried out: ranks with equal plans do the same."""
+class PlanRequest(NamedTuple):
+    """Collective that is requested, and its payload."""
 
     collective: str
     algorithm: str
-    """Name of a schedule, or "library"."""
-    transport: str
-    """"library"; "windows" or "cma" (the ranks of one node); "messages"; or "mixed": windows within nodes, messages
-    between."""
-    length: int
-    """Number of elements of the whole payload."""
     dtype: torch.dtype
-    """Dtype of the payload; if nothing is reduced, one that replaces it."""
+    nbytes: int
     wire: str | None
     op: str | None
-    """Name of the reduction; None if nothing is reduced."""
     root: int
-    call: Call
-    """Description of the call, which ranks compare."""
+    move_dtype: torch.dtype
+    """Dtype that replaces `dtype` if nothing is reduced."""
 
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Arithmetic by which the payload is viewed, copied and reduced."""
-        return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
 
-    @property
-    def encoding(self) -> Wire | None:
-        """Encoding of the payload between nodes; None if it is sent unencoded."""
-        return wire_of(self.wire, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole payload in bytes."""
-        return self.length * self.dtype.itemsize
+def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
+    """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
+    collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
+    words = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
+    words += [f"root {root}"] if collective in ("broadcast", "reduce") else []
+    words += [choice.algorithm]
+    words += [f"op {op}"] if op not in ("sum", None) else []
+    words += [f"wire {wire}"] if wire is not None else []
+    call = call_of(f"{collective}({', '.join(words)})")
+    plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
+    _ = plan.arithmetic  # raises for what cannot be reduced
+    return plan
 
 
 class Plans:
@@ -72,28 +61,17 @@ class Plans:
         """`measure` returns the best choice for a plan of the node's ranks, which all of them make together."""
         self._measure = measure
         self._rank, self._placement, self._table = rank, placement, table
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[PlanRequest, Plan] = {}
         self._programs: dict[Algorithm, Program] = {}
-        self._families: dict[str, Family] = {}
-        self._rotated: dict[tuple[str, str, int], Algorithm] = {}
-
-    def find(self, algorithm: str) -> Family:
-        """Return the schedule of that name for the placement of these ranks."""
-        if algorithm not in self._families:
-            self._families[algorithm] = find(algorithm, self._placement)
-        return self._families[algorithm]
+        self._schedules: dict[tuple[str, str, int], Algorithm] = {}
 
     def schedule(self, plan: Plan) -> Algorithm:
         """Return the schedule that a plan names. For a root other than 0, ranks are rotated."""
-        algorithm: Algorithm | None = getattr(self.find(plan.algorithm), plan.collective)
-        assert algorithm is not None, "the plan names what the schedule has"
-        if not plan.root:
-            return algorithm
         key = plan.collective, plan.algorithm, plan.root
-        if key not in self._rotated:
-            ranks = self._placement.ranks
-            self._rotated[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
-        return self._rotated[key]
+        if key not in self._schedules:
+            algorithm, ranks = getattr(find(plan.algorithm, self._placement), plan.collective), self._placement.ranks
+            self._schedules[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
+        return self._schedules[key]
 
     def program(self, algorithm: Algorithm) -> Program:
         """Return this rank's program of a schedule."""
@@ -115,33 +93,22 @@ class Plans:
 
         Raises TensorError for a dtype, an op or a wire that is not supported, UsageError for an unknown name.
         """
-        dtype, nbytes = tensor.dtype, tensor.nbytes
-        key = collective, algorithm, dtype, nbytes, wire, op, root, move_dtype
-        if key not in self._plans:
+        asked = PlanRequest(
+            collective, algorithm, tensor.dtype, tensor.nbytes, wire, op, root, move_dtype or tensor.dtype
+        )
+        if asked not in self._plans:
             if len(self._plans) == MAX_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._make(collective, algorithm, dtype, nbytes, wire, op, root, move_dtype or dtype)
-        return self._plans[key]
+            self._plans[asked] = self._make(asked)
+        return self._plans[asked]
 
-    def _make(
-        self,
-        collective: str,
-        algorithm: str,
-        dtype: torch.dtype,
-        nbytes: int,
-        wire: str | None,
-        op: str | None,
-        root: int,
-        move_dtype: torch.dtype,
-    ) -> Plan:
-        narrow, length = wire_of(wire, dtype), nbytes // dtype.itemsize
-        sent = nbytes if narrow is None else narrow.nbytes(length)
+    def _make(self, asked: PlanRequest) -> Plan:
+        collective, algorithm, dtype, nbytes, wire, *_ = asked
+        narrow = wire_of(wire, dtype)
+        sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
-        make = partial(
-            self.make, collective, nbytes=nbytes, dtype=dtype, wire=wire, op=op, root=root, move_dtype=move_dtype
-        )
         if algorithm == AUTO and self._measure is not None and wire is None:
-            return make(choice=self._measure(make(choice=choice)))
+            return plan_of(asked, self._measure(plan_of(asked, choice)))
         if narrow is not None and not narrow.elementwise and not self._cuts_alike(collective, choice.algorithm):
             if algorithm != AUTO:
                 raise UsageError(
@@ -149,36 +116,17 @@ class Plans:
                     "this schedule cuts the payload differently in each round; use 'direct' or 'ring'"
                 )
             choice = self.choose(collective, "direct", nbytes)
-        return make(choice=choice)
-
-    def make(
-        self,
-        collective: str,
-        choice: Choice,
-        nbytes: int,
-        dtype: torch.dtype,
-        wire: str | None,
-        op: str | None,
-        root: int,
-        move_dtype: torch.dtype,
-    ) -> Plan:
-        """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
-        length = nbytes // dtype.itemsize
-        words = [f"{length} x {name_of(dtype)}", *([f"root {root}"] if collective in ("broadcast", "reduce") else [])]
-        words += [choice.algorithm]
-        words += [f"op {op}"] if op not in ("sum", None) else []
-        words += [f"wire {wire}"] if wire is not None else []
-        call = call_of(f"{collective}({', '.join(words)})")
-        plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
-        _ = plan.arithmetic  # raises for what cannot be reduced
-        return plan
+        return plan_of(asked, choice)
 
     def _cuts_alike(self, collective: str, algorithm: str) -> bool:
         """Return True if a schedule cuts the payload in the same way in all rounds. The library counts as such."""
         if algorithm == LIBRARY:
             return True
         ranks = {0, max(self._placement.nodes, key=len)[-1]}  # the same looked at on all ranks
-        return all(cuts_alike(getattr(self.find(algorithm), collective)(rank, self._placement.ranks)) for rank in ranks)
+        return all(
+            cuts_alike(getattr(find(algorithm, self._placement), collective)(rank, self._placement.ranks))
+            for rank in ranks
+        )
 
     def choose(self, collective: str, algorithm: str, nbytes: int, encoded: bool = False) -> Choice:
         """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
@@ -190,7 +138,7 @@ class Plans:
         if algorithm == LIBRARY:
             return Choice(LIBRARY, LIBRARY)
         base, _, _ = algorithm.partition("/")
-        if getattr(self.find(algorithm), collective) is None:
+        if getattr(find(algorithm, self._placement), collective) is None:
             raise UsageError(f"the schedule {algorithm!r} has no {collective}")
         if self._placement.one_node:  # where `hierarchical` is `direct`, in a lane for each rank
             return Choice("direct" if base == "hierarchical" else algorithm, transport)

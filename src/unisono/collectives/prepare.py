@@ -1,9 +1,7 @@
 """Preparation of persistent collectives from plans: all work that does not need the payload is done once.
 
-plan ── data ──▶ prepare ──▶ start(source, target) ── again and again, on memory at any address
-
 library     the MPI library carries the whole collective out            `library.py`
-windows     the ranks of one node: a fused form, or any schedule on memory that all see
+windows     the ranks of one node: a fused form, on memory that all see
 cma         the ranks of one node: each reads and writes the memory of the others
 messages    any schedule, as MPI messages
 mixed       any schedule: within nodes through mailboxes in shared memory, between them as messages
@@ -16,17 +14,14 @@ from functools import partial
 
 import numpy as np
 
-from unisono.call import call_in
-from unisono.choosing.pace import Pace, pace_of
 from unisono.collectives.group import Group
 from unisono.collectives.library import by_library
-from unisono.collectives.plans import Plan
 from unisono.mpi import MPI
+from unisono.network.pace import Pace, pace_of
 from unisono.schedules.pieces import bounds, cut
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.cross_memory import CROSS
-from unisono.transports.delivery import Parcel
-from unisono.transports.fused import FUSED, FusedCall, PreparedAllreduce, Start, bytes_at, views_in
+from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
     Mailboxes,
@@ -36,21 +31,19 @@ from unisono.transports.mailboxes import (
     messages_per_peer,
     plan_seats,
 )
-from unisono.transports.messages import MessageTransport, wait_until
-from unisono.transports.player import TICKET_SPREAD, play
-from unisono.transports.rounds import Rounds
-from unisono.transports.transport import Transport
-from unisono.transports.windows import WindowTransport
+from unisono.transports.messages import MessageTransport, Parcel, wait_until
+from unisono.transports.plan import Plan, Prepared, bytes_at, started
+from unisono.transports.player import TICKET_SPREAD, Rounds, Transport, play
 
 MAX_PREPARED = 256
 """Largest number of prepared collectives that a group keeps."""
 
 
-def prepare(group: Group, plan: Plan) -> Start:
-    """Return a function `start(source, target)` of two addresses that carries the plan out in the calling thread.
+def prepare(group: Group, plan: Plan) -> Prepared:
+    """Return a function of two addresses that returns a function that carries the plan out there.
 
-    The memory there is contiguous, of the plan's dtype, and kept alive by the caller until the call returns. All ranks
-    of the group prepare a plan together the first time; the function is kept for later calls.
+    The memory is contiguous, of the plan's dtype, and kept alive by the caller until the call returns. All ranks of the
+    group prepare a plan together the first time; the function is kept for later calls.
     """
     prepared = group.prepared.get(plan)
     if prepared is None:
@@ -60,77 +53,31 @@ def prepare(group: Group, plan: Plan) -> Start:
     return prepared
 
 
-def bind(start: Start, source: int, target: int) -> Callable[[], None]:
-    """Return a function that carries a prepared collective out on memory at these addresses."""
-    if isinstance(start, PreparedAllreduce):
-        return start.at(source)
-    return partial(start, source, target)
+def by_windows(group: Group, plan: Plan) -> Prepared:
+    """Prepare a collective within one node in its fused form; schedules that have none go by messages."""
+    fused = FUSED.get((plan.collective, plan.algorithm))
+    return by_messages(group, plan) if fused is None else fused(group.memory_for(plan.call), plan, group.find_shared)
 
 
-def by_windows(group: Group, plan: Plan) -> Start:
-    """Prepare a collective within one node, in its fused form if the schedule has one."""
-    memory = group.memory_for(plan.call)
-    fused_call = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
-    if (fused := FUSED.get((plan.collective, plan.algorithm))) is not None:
-        return fused(memory, fused_call, group.find_shared)
-    by_messages_ = by_messages(group, plan)
-    if plan.collective != "allreduce":
-        return by_messages_
-    program = group.program(group.schedule(plan))
-    pieces = cut(plan.length, program.chunks, plan.length)
-
-    def start(source: int, target: int) -> None:
-        found = group.find_shared(source, plan.nbytes) if plan.nbytes else None
-        if found is None:
-            by_messages_(source, target)
-            return
-        where, mapped = found
-        call = call_in(plan.call, where)
-        memory.signals.barrier(call)
-        views = views_in(mapped, source, fused_call)
-        transport = WindowTransport(memory.signals, views, len(program.lanes), plan.arithmetic)
-        rounds = Rounds(
-            group.rank,
-            views[group.rank],
-            plan.arithmetic,
-            [transport] * group.size,
-            partial(memory.signals.wait_until, call=call),
-        )
-        play(program, pieces, rounds, in_flight=1)
-
-    return start
-
-
-def by_cross_memory(group: Group, plan: Plan) -> Start:
+def by_cross_memory(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective on the memory of the node's processes; where the kernel forbids it, through windows."""
     cross = group.cross_memory(plan.call)
     otherwise = by_library(group, plan) if plan.collective == "broadcast" else by_windows(group, plan)
-    if cross is None:
-        return otherwise
-    fused = FusedCall(plan.length, plan.dtype, plan.arithmetic, plan.call)
-    arguments = (plan.root,) if plan.collective == "broadcast" else ()
-    return CROSS[plan.collective](cross, fused, otherwise, *arguments)
+    return otherwise if cross is None else CROSS[plan.collective](cross, plan, otherwise)
 
 
-def by_messages(group: Group, plan: Plan) -> Start:
-    """Prepare a schedule that is played by messages."""
-    program = group.program(group.schedule(plan))
+def by_messages(group: Group, plan: Plan) -> Prepared:
+    """Prepare a schedule that is played by messages; a mixed one within nodes through mailboxes, if memory suffices."""
+    schedule = group.plans.schedule(plan)
+    program = group.plans.program(schedule)
     if plan.collective == "all_to_all":
         return _parcels(group, plan, program)
+    if plan.transport == "mixed" and (mailboxes := group.mailboxes(plan.call)) is not None:
+        pace = _pace(group, plan, program, by_node=True)
+        if (seats := seats_of(group, plan, schedule, mailboxes.pool, pace)) is not None:
+            pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight)
+            return _played(group, plan, program, pace, (mailboxes, seats))
     return _played(group, plan, program, _pace(group, plan, program))
-
-
-def by_both(group: Group, plan: Plan) -> Start:
-    """Prepare a schedule that is played by messages between nodes and through mailboxes within them."""
-    mailboxes = group.mailboxes(plan.call)
-    schedule = group.schedule(plan)
-    program = group.program(schedule)
-    pace = _pace(group, plan, program, by_node=True)
-    seats = None if mailboxes is None else seats_of(group, plan, schedule, mailboxes.pool, pace)
-    if mailboxes is None or seats is None:
-        return _played(group, plan, program, _pace(group, plan, program))
-    pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight)
-    return _played(group, plan, program, pace, (mailboxes, seats))
 
 
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
@@ -144,18 +91,13 @@ def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pac
 
 
 def _pace(group: Group, plan: Plan, program: Program, by_node: bool = False) -> Pace:
-    """Return the pace of a payload in a program."""
     wire_itemsize = plan.encoding.nbytes(1 << 16) / (1 << 16) if plan.encoding is not None else None
     return pace_of(program, group.size, plan.length, plan.dtype.itemsize, group.table.network, wire_itemsize, by_node)
 
 
 def _played(
-    group: Group,
-    plan: Plan,
-    program: Program,
-    pace: Pace,
-    within: tuple[Mailboxes, Seats] | None = None,
-) -> Start:
+    group: Group, plan: Plan, program: Program, pace: Pace, within: tuple[Mailboxes, Seats] | None = None
+) -> Prepared:
     """Prepare to play a program by messages, and `within` nodes through mailboxes.
 
     The wire is that of all messages; in a program that distinguishes nodes, of those between nodes, as for `verify`.
@@ -200,10 +142,10 @@ def _played(
             if plan.collective == "reduce_scatter":
                 bytes_at(target, end - begin)[:] = scratch[begin:end]
 
-    return start
+    return started(start)
 
 
-def _parcels(group: Group, plan: Plan, program: Program) -> Start:
+def _parcels(group: Group, plan: Plan, program: Program) -> Prepared:
     """Prepare an all_to_all, which has separate memory for sent and for received chunks."""
     shape = group.size, plan.nbytes // group.size
 
@@ -218,14 +160,14 @@ def _parcels(group: Group, plan: Plan, program: Program) -> Start:
                     parcels[action].append(Parcel(peer, chunks[chunk]))
                 group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.call, number)
 
-    return start
+    return started(start)
 
 
-BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Start]] = {
+BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Prepared]] = {
     "library": by_library,
     "windows": by_windows,
     "cma": by_cross_memory,
     "messages": by_messages,
-    "mixed": by_both,
+    "mixed": by_messages,
 }
 """Functions that prepare plans, by transport."""

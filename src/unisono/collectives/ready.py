@@ -4,55 +4,59 @@
     later        start_ready ──────────────────────────────▶ play     one or two
 
 What is kept are addresses, so it is played only on tensors that lie there. `allreduce.py`, whose calls are the
-shortest, has a form of its own, whose plays also hold views of shared memory.
+shortest, looks it up by itself; its plays also hold views of shared memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain
+from unisono.transports.plan import Play
 
-MAX_READY = 256
-"""Largest number of collectives that are kept for one set of parameters, and of allreduces."""
+MAX_READY = 1024
+"""Largest number of collectives that a group keeps."""
 
-Parameters = tuple[object, ...]
-"""Name of a collective, and all that determines it beside its tensors."""
+Key = tuple[Any, ...]
+"""All that determines a collective: its name and parameters, and the addresses, lengths and dtypes of its tensors."""
 
 
-def start_ready(group: Group, parameters: Parameters, *tensors: torch.Tensor) -> bool:
+def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
     """Carry a collective out on tensors for which it is kept, and return True; else return False."""
-    kept = group.ready.get(parameters)
-    if kept is None or not all(map(_is_plain_memory, tensors)):
-        return False
-    play = kept.get(_place_of(tensors))
+    play = group.ready.get(_key_of(parameters, tensors))
     if play is None:
         return False
     _carry_out(group, play, tensors)
     return True
 
 
-def start_and_keep(group: Group, parameters: Parameters, play: Callable[[], None], *tensors: torch.Tensor) -> None:
+def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    kept = group.ready.setdefault(parameters, {})
-    if len(kept) == MAX_READY:
-        kept.clear()
-    kept[_place_of(tensors)] = play
+    keep_ready(group, _key_of(parameters, tensors), play)
     _carry_out(group, play, tensors)
 
 
-def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor)
+def keep_ready(group: Group, key: Key, play: Play) -> None:
+    """Keep a prepared collective for later calls; the other ones are dropped where there are too many."""
+    if len(group.ready) == MAX_READY:
+        group.ready.clear()
+    group.ready[key] = play
 
 
-def _place_of(tensors: tuple[torch.Tensor, ...]) -> tuple[object, ...]:
-    return tuple([place for tensor in tensors for place in (tensor.data_ptr(), tensor.numel(), tensor.dtype)])
+def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
+    """Return the key of a collective; an empty one, for which nothing is kept, unless the tensors are plain."""
+    key = [*parameters]
+    for tensor in tensors:
+        if not (tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor)):
+            return ()
+        key += tensor.data_ptr(), tensor.numel(), tensor.dtype
+    return tuple(key)
 
 
-def _carry_out(group: Group, play: Callable[[], None], tensors: tuple[torch.Tensor, ...]) -> None:
+def _carry_out(group: Group, play: Play, tensors: tuple[torch.Tensor, ...]) -> None:
     try:
         play()
     except BaseException:  # other ranks may still write into them, whatever has ended the wait

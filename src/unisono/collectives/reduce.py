@@ -20,9 +20,11 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.transports.arithmetic import arithmetic_of
+from unisono.transports.plan import Plan
+from unisono.transports.staging import staged_reduce
 
 
 def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> None:
@@ -38,17 +40,17 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
         check_root(group, root, "reduce")
         if group.rank == root:
             check_output(group, tensor, "reduce")
-        arithmetic = arithmetic_of(tensor.dtype, op)
+        arithmetic_of(tensor.dtype, op)  # raises for what cannot be reduced
     if group.size == 1:
         return
     named = "" if op == "sum" else f", op {op}"
     call = call_of(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
     flat = flat_of(tensor)
     if group.uses_shared_memory(call):
-        view, itemsize = arithmetic.view(memory_of(flat)), tensor.dtype.itemsize
-        group.memory_for(call).staging.reduce(view, itemsize, arithmetic, call, root)()
+        plan = Plan("reduce", "direct", "windows", flat.numel(), tensor.dtype, None, op, root, call)
+        play = staged_reduce(group.memory_for(call), plan, plan.arithmetic.view(memory_of(flat)), root)
     else:
-        start = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))
-        start_and_keep(group, parameters, bind(start, flat.data_ptr(), flat.data_ptr()), flat)
+        play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(flat.data_ptr(), flat.data_ptr())
+    start_and_keep(group, parameters, play, flat)
     if group.rank == root and flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))

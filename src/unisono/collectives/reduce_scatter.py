@@ -17,7 +17,7 @@ import torch
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
-from unisono.collectives.prepare import bind, prepare
+from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
@@ -31,11 +31,9 @@ def reduce_scatter(
     op: str = "sum",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat.
+    """Reduce `tensor` over all ranks and return this rank's chunk of the result, flat, as `World.reduce_scatter`.
 
-    Rank r receives elements [n r // p, n (r+1) // p) of the flattened result, in `out` if given: of that many elements
-    and the tensor's dtype. `tensor` does not change, unless `out` is this rank's chunk of it. `algorithm`, `wire`, `op`
-    and errors are those of `allreduce`. Also raises TensorError for an `out` that does not fit.
+    The result is in `out` if given, which may be this rank's chunk of `tensor`. Raises TensorError if it does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
     result = torch.empty(stop - start, dtype=tensor.dtype) if out is None else out
@@ -51,14 +49,13 @@ def reduce_scatter(
     if group.size == 1:
         buffer.detach().view(-1).copy_(flat)
     else:
-        play = bind(prepare(group, plan), flat.data_ptr(), buffer.data_ptr())
+        play = prepare(group, plan)(flat.data_ptr(), buffer.data_ptr())
         start_and_keep(group, parameters, play, flat, buffer)
     copy_back([result], [buffer])
     return result
 
 
 def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
-    """Raise TensorError for an `out` that does not fit this rank's chunk."""
     if out.numel() != stop - start or out.dtype != tensor.dtype or not out.is_cpu:
         raise TensorError(
             f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, does not fit this rank's "

@@ -1,4 +1,4 @@
-"""States that ranks report when one waits for long, and the messages made from them. Pure functions only.
+"""States that ranks report when one waits for long, and the messages made from them.
 
 rank 0   waits 10 s in call 7 of world   ── query ──▶  all ranks
 rank 1   State: world is at call 6, waits in call 3 of "dup 1 of world", at train.py:12
@@ -6,18 +6,24 @@ rank 2   no answer; its process is stopped
 
 "rank 0 of 3 has waited 10 s in allreduce(5 x float32), call 7 of world, at train.py:11; missing: rank 1, which waits
  in barrier(), call 3 of dup 1 of world, at train.py:12; rank 2, which is stopped ..."
+
+All are pure functions, but `call_site`: the line at which the main thread is in the user's program, outside of unisono,
+PyTorch and Python.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import NamedTuple
+
+from unisono.uncaught import is_of_program
 
 MAX_LISTED_RANKS = 8
 """Largest number of ranks that are described one by one."""
-
-MISMATCH_REMEDY = "every rank of a group must make the same calls in the same order"
 
 ENDED_REMEDY = "every rank of a world must make as many calls as the others"
 
@@ -61,11 +67,6 @@ STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
 Answer = State | str
 """Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
-
-
-def difference(one: int, words: str, other: int, other_words: str) -> str:
-    """Return the error message for two ranks in different calls."""
-    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH_REMEDY}"
 
 
 def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
@@ -155,3 +156,25 @@ def _describe_activity(wait: Wait, answer: Answer) -> str:
 
 def _at(call_site: str) -> str:
     return f", at {call_site}" if call_site else ""
+
+
+def call_site() -> str:
+    """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
+    frame = innermost = _innermost_frame()
+    while frame is not None:
+        if is_of_program(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "" if innermost is None else f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
+
+
+def is_outermost(function: Callable[..., object]) -> bool:
+    """Return True if `function` is the outermost frame of the main thread."""
+    frame = _innermost_frame()
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is function.__code__
+
+
+def _innermost_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)

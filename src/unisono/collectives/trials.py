@@ -25,16 +25,17 @@ import numpy as np
 import torch
 
 from unisono.call import call_of, call_to_choose
-from unisono.choosing.priced import LIBRARY, Choice
 from unisono.collectives.payload import name_of
+from unisono.collectives.plans import AUTO, PlanRequest, plan_of
 from unisono.errors import UsageError
 from unisono.files import cache_folder, write_atomically
 from unisono.mpi import MPI
-from unisono.processor_model import processor
+from unisono.network.choice import LIBRARY, Choice
+from unisono.processor import processor
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
-    from unisono.collectives.plans import Plan
+    from unisono.transports.plan import Plan
 
 VARIABLE = "UNISONO_TUNE"
 """Environment variable: "off", on one rank at least, keeps the built-in choices."""
@@ -123,7 +124,7 @@ class Trials:
 
 def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
-    from unisono.collectives.prepare import bind, prepare  # noqa: PLC0415 - it prepares what a group's plans say
+    from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
     sides = torch.empty(nbytes, dtype=torch.uint8).zero_(), torch.empty(nbytes, dtype=torch.uint8).zero_()
     source, target = sides[0].data_ptr(), sides[1].data_ptr()
@@ -131,8 +132,9 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
         target = source
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
-    plans = [group.plan_chosen(plan, choice, nbytes) for choice in found]
-    starts = [bind(prepare(group, one), source, target) for one in plans]
+    asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
+    plans = [plan_of(asked, choice) for choice in found]
+    starts = [prepare(group, one)(source, target) for one in plans]
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
     try:

@@ -6,8 +6,8 @@
     time-out     every wait is ended: StallError
 
 A thread checks the current calls of this rank five times a second. While no rank waits for long, it sends and
-writes nothing. The ranks of a node answer in shared memory (`node_states.py`), those of other nodes by messages
-(`watch_messages.py`). A report is a pure function of the answers (`states.py`).
+writes nothing. The ranks of a node answer in shared memory, those of other nodes by messages (`state_queries.py`). A
+report is a pure function of the answers (`states.py`).
 
 Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
 each other. Each rank keeps its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
@@ -19,31 +19,29 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from unisono import witness
-from unisono.collectives.call_site import call_site, is_outermost
-from unisono.collectives.calls import CallProgress, Calls, CurrentCall
-from unisono.collectives.state_queries import REPLY_TIMEOUT_SECONDS, StateQueries
+from unisono.call import difference
+from unisono.collectives.calls import Calls, CurrentCall
+from unisono.collectives.state_queries import POLL_SECONDS, REPLY_TIMEOUT_SECONDS, CallNotice, StateQueries
 from unisono.collectives.states import (
     SILENT,
     State,
     Wait,
-    difference,
+    call_site,
     failure,
     is_hopeless,
+    is_outermost,
     is_reporter,
     missing_ranks,
     report,
 )
-from unisono.collectives.watch_messages import POLL_SECONDS, CallNotice
-from unisono.errors import MismatchError, StallError, UnisonoError
+from unisono.errors import MismatchError, StallError
+from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
-from unisono.timeouts import TIMEOUT
 
 COMPARE_AFTER_SECONDS = 2.0
 """Seconds in one call after which a rank sends its call to its neighbours in the world."""
@@ -53,11 +51,6 @@ REPORT_AFTER_SECONDS = 10.0
 
 ERROR_GRACE_SECONDS = 1.0
 """Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
-
-
-class _WatchedCalls(NamedTuple):
-    calls: Calls
-    progress: CallProgress
 
 
 class Watch:
@@ -70,13 +63,13 @@ class Watch:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
         self._report_after = min(REPORT_AFTER_SECONDS, timeout / 2)
         self._comm = comm.Dup()
-        self._entries: dict[str, _WatchedCalls] = {}
-        self._lock = threading.Lock()  # over the worlds that are watched, and what is made of them
+        self._worlds: dict[str, Calls] = {}
+        self._lock = threading.Lock()  # over the worlds that are watched, and what is seen of them
         self._pending: list[CallNotice] = []  # of calls that this rank may not have entered
         self._ended = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
-        self._state_queries = StateQueries(self._comm, node, self._state, self._on_notice, self._is_blocked)
+        self._queries = StateQueries(self._comm, node, self._state, self._on_notice, self._is_blocked)
         self._thread.start()
         atexit.register(self._leave)
 
@@ -93,32 +86,30 @@ class Watch:
     def add(self, calls: Calls) -> None:
         """Begin to watch the calls of a world."""
         with self._lock:
-            self._entries[calls.name] = _WatchedCalls(calls, CallProgress())
+            self._worlds[calls.name] = calls
 
     def remove(self, calls: Calls) -> None:
         """Stop watching the calls of a world, whose memory is about to be freed."""
         with self._lock:
-            if calls.name in self._entries and self._entries[calls.name].calls is calls:
-                del self._entries[calls.name]
+            if self._worlds.get(calls.name) is calls:
+                del self._worlds[calls.name]
 
     def report_mismatch(self, calls: Calls, verdict: str) -> None:
         """Report to every rank of a world that two of them differ."""
         notified = calls.failure is not None
         calls.fail(MismatchError, verdict)
         if not notified:
-            self._state_queries.send(
-                CallNotice(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks
-            )
+            self._queries.send(CallNotice(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
 
     def stop(self) -> None:
         """Leave without the other ranks. Nothing is sent afterwards."""
         self._end_thread()
-        self._state_queries.stop()
+        self._queries.stop()
 
     def free(self) -> None:
         """Free the communicator and the memory; called by all ranks together."""
         self._end_thread()
-        self._state_queries.free()
+        self._queries.free()
         self._comm.Free()
 
     def _end_thread(self) -> None:
@@ -131,21 +122,21 @@ class Watch:
         self._stop.set()
         self._thread.join()
         self._ended = True
-        self._state_queries.publish(self._state())
-        self._state_queries.leave()
+        self._queries.node.write(self._state())
+        self._queries.leave()
 
     # What its threads do
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             with self._lock:
-                if self._state_queries.queried:
-                    self._state_queries.publish(self._state_now())
-                for entry in self._entries.values():
-                    self._check(*entry)
+                if self._queries.node.queried:
+                    self._queries.node.write(self._state_now())
+                for calls in self._worlds.values():
+                    self._check(calls)
 
-    def _check(self, calls: Calls, progress: CallProgress) -> None:
-        current = calls.current
+    def _check(self, calls: Calls) -> None:
+        current, progress = calls.current, calls.progress
         if current is None or current.number != progress.number:
             progress.begin(0 if current is None else current.number)
             return
@@ -155,21 +146,22 @@ class Watch:
             return
         seconds = progress.seconds
         if calls.signals is None and seconds > COMPARE_AFTER_SECONDS:
-            self._compare(calls, current, progress)
+            self._compare(calls, current)
         if progress.queried is None and seconds > (self.timeout if progress.reported else self._report_after):
             if not progress.reported or calls.ends:
-                progress.queried = self._state_queries.query(calls.ranks)
+                progress.queried = self._queries.query(calls.ranks)
         elif progress.queried is not None:
-            self._report(calls, current, progress, progress.queried)
+            self._report(calls, current, progress.queried)
 
-    def _compare(self, calls: Calls, current: CurrentCall, progress: CallProgress) -> None:
+    def _compare(self, calls: Calls, current: CurrentCall) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
+        progress = calls.progress
         if not progress.compared:
             progress.compared = True
-            self._state_queries.query(self._state_queries.node)
+            self._queries.query(self._queries.node.ranks)
         elif not progress.notified:
             progress.notified = True
-            for rank, answer in self._state_queries.read_node().items():
+            for rank, answer in self._queries.node.read().items():
                 waits = answer.waits if isinstance(answer, State) and rank in calls.ranks else ()
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
@@ -178,7 +170,7 @@ class Watch:
                         )
             own, size = self._rank_in(calls), len(calls.ranks)
             notice = CallNotice(calls.name, own, calls.number, calls.words(calls.number))
-            self._state_queries.send(notice, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
+            self._queries.send(notice, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
 
     def _check_notice(self, calls: Calls, notice: CallNotice) -> None:
         """End a world if this rank was in another call than the notice says."""
@@ -186,17 +178,17 @@ class Watch:
         if mine and mine != notice.words and calls.failure is None:
             self.report_mismatch(calls, difference(notice.rank, notice.words, self._rank_in(calls), mine))
 
-    def _report(self, calls: Calls, current: CurrentCall, progress: CallProgress, queried: float) -> None:
+    def _report(self, calls: Calls, current: CurrentCall, queried: float) -> None:
         """Report the missing ranks once all have answered; end a wait that is hopeless or has lasted too long."""
-        others = [rank for rank in calls.ranks if rank != self.rank]
-        answers = self._state_queries.read(others, queried)
+        progress, others = calls.progress, [rank for rank in calls.ranks if rank != self.rank]
+        answers = self._queries.read(others, queried)
         if time.monotonic() - queried < REPLY_TIMEOUT_SECONDS and SILENT in answers.values():
             return
         wait = Wait(calls.name, current.number, current.words, progress.seconds)
         missing = missing_ranks(wait, others, answers)
         about = self.rank, self.size, wait, call_site(), missing, answers
         if not progress.reported and is_reporter(self.rank, wait, answers):
-            _print(report(*about))
+            witness.print_error(f"unisono: {report(*about)}\n")
         over = progress.reported or any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
         progress.reported, progress.queried = True, None
         if over and calls.ends:
@@ -207,25 +199,25 @@ class Watch:
             return self._state_now()
 
     def _state_now(self) -> State:
-        entries = list(self._entries.values())
+        worlds = list(self._worlds.values())
         waits = [
-            Wait(calls.name, current.number, current.words, progress.seconds)
-            for calls, progress in entries
-            if (current := calls.current) is not None and current.number == progress.number and calls.failure is None
+            Wait(calls.name, current.number, current.words, calls.progress.seconds)
+            for calls in worlds
+            if (current := calls.current) is not None
+            and current.number == calls.progress.number
+            and calls.failure is None
         ]
-        numbers = {calls.name: calls.position for calls, _ in entries}
-        broken = tuple(calls.name for calls, _ in entries if calls.failure is not None)
-        ended = self._ended or is_outermost(
-            Watch._leave
-        )  # of another watch of this process, which waits for other ranks
+        numbers = {calls.name: calls.position for calls in worlds}
+        broken = tuple(calls.name for calls in worlds if calls.failure is not None)
+        # another watch of this process may have left, and wait for other ranks
+        ended = self._ended or is_outermost(Watch._leave)
         return State("" if ended else call_site(), () if ended else tuple(waits), numbers, broken, ended)
 
     def _on_notice(self, notice: CallNotice) -> None:
-        """Handle a received notice."""
         with self._lock:
-            entry = self._entries.get(notice.world)
-            if notice.verdict and entry is not None:
-                entry.calls.fail(MismatchError, notice.verdict)
+            calls = self._worlds.get(notice.world)
+            if notice.verdict and calls is not None:
+                calls.fail(MismatchError, notice.verdict)
             elif not notice.verdict:
                 self._pending.append(notice)
 
@@ -234,14 +226,14 @@ class Watch:
         with self._lock:
             notices, self._pending = self._pending, []
             for notice in notices:
-                entry = self._entries.get(notice.world)
-                if entry is None or notice.number > entry.calls.number:
+                calls = self._worlds.get(notice.world)
+                if calls is None or notice.number > calls.number:
                     self._pending.append(notice)
                 else:
-                    self._check_notice(entry.calls, notice)
+                    self._check_notice(calls, notice)
             return any(
-                calls.busy and calls.in_library and progress.seconds < COMPARE_AFTER_SECONDS
-                for calls, progress in self._entries.values()
+                calls.busy and calls.in_library and calls.progress.seconds < COMPARE_AFTER_SECONDS
+                for calls in self._worlds.values()
             )
 
     def _rank_in(self, calls: Calls) -> int:
@@ -254,16 +246,6 @@ class Watch:
             return  # the wait was ours after all, and has raised the error
         assert calls.failure is not None
         kind, words = calls.failure
-        witness.report_abort(f"rank {self.rank} of {self.size}: {_name_of(kind)}: {words}\n")
+        witness.report_abort(f"rank {self.rank} of {self.size}: {kind.__module__}.{kind.__qualname__}: {words}\n")
         time.sleep(ERROR_GRACE_SECONDS)  # for the other ranks' last words
         os._exit(1)
-
-
-def _name_of(kind: type[UnisonoError]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _print(words: str) -> None:
-    terminal = sys.__stderr__ or sys.stderr  # libraries redirect the other
-    terminal.write(f"unisono: {words}\n")
-    terminal.flush()

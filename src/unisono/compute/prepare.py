@@ -24,7 +24,7 @@ from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.response_norm import use_response_norms
 from unisono.errors import UsageError
-from unisono.processor_model import Processor
+from unisono.processor import Processor
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Data sets that come with the package, by the names that a recipe gives them: handwritten digits.
+"""Data sets that come with the package, by the names that a recipe gives them, in the memory of every rank.
 
 Digits are 1,797 grey images of 8 x 8, the test set of 13 writers. Source: E. Alpaydin and C. Kaynak, Optical
 Recognition of Handwritten Digits, UCI, 1998, whose test part this is.
@@ -7,12 +7,19 @@ Recognition of Handwritten Digits, UCI, 1998, whose test part this is.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from unisono.data.feed import Feed, FeedFacts
+from unisono.data.loading import Batch, Reader
+from unisono.data.order import Numbers, ShuffleOptions
+from unisono.data.storage import Sampler
+from unisono.engine import Observe, observed
+from unisono.world import World
 
 TEST = 360
 """Number of test images: every fifth one, so that each writer and each digit is in both parts."""
@@ -49,11 +56,41 @@ def load_digits() -> Dataset:
     targets = torch.from_numpy(rows[:, -1].astype(np.int64))
     in_test = torch.arange(len(targets)) % 5 == 0
     assert int(in_test.sum()) == TEST, "the file has 1,797 rows"
-    return Dataset(
-        train=Samples(inputs[~in_test], targets[~in_test]),
-        test=Samples(inputs[in_test], targets[in_test]),
-        classes=10,
-    )
+    train, test = (Samples(inputs[chosen], targets[chosen]) for chosen in (~in_test, in_test))
+    return Dataset(train, test, classes=10)
 
 
 BUILTIN_DATASETS: dict[str, Callable[[], Dataset]] = {"digits": load_digits}
+
+
+class RowReader(Reader):
+    """Batches of samples in the memory of every rank."""
+
+    def __init__(self, samples: Samples, world: World, observe: Observe | None) -> None:
+        """Keep the samples. `observe` is called with the span of each batch that is read."""
+        self.sampler, self._samples, self._observe = Sampler(len(samples), world), samples, observe
+
+    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:  # noqa: ARG002  nothing is random
+        """Yield the rows with these numbers."""
+        for numbers in wanted:
+            rows = torch.from_numpy(numbers)
+            with observed(self._observe, "read batch", "loading"):
+                batch = self._samples.inputs[rows], self._samples.labels[rows]
+            yield batch
+
+
+def in_memory_feed(
+    data: Dataset,
+    world: World,
+    seed: int,
+    observe: Observe | None = None,
+    shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
+) -> Feed:
+    """Return the feed of a small data set, of which every rank holds a copy.
+
+    `observe` is called with the span of each shuffle and of each batch that is read.
+    """
+    train, test = (RowReader(samples, world, observe) for samples in (data.train, data.test))
+    samples, shape = len(data.train), data.train.inputs.shape[1:]
+    facts = FeedFacts(samples, len(data.test), data.classes, shape[0], torch.zeros(1, *shape), f"{samples} in memory")
+    return Feed(facts, train, test, world, seed, shuffle=shuffle, own=samples, observe=observe)

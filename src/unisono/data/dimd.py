@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import TransformOptions
 from unisono.data.loading import Batch, Prefetcher
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
@@ -59,10 +59,10 @@ def partitioned_load(
     check_alike(index.folder, index.fingerprint, world)
     transform = transform_of(index, TransformOptions(size, augment, windows, context))
     wanted = StorageOptions(AUTO) if groups is None else StorageOptions(groups=groups)
-    chosen = resolve_storage(wanted, index, world)
-    if chosen.options.name == STREAMED:
-        raise PackError(f"{index.folder} does not fit: {chosen.reason}; take Loader, which streams it, or more nodes")
-    loader = Prefetcher(index, read_storage(chosen.options, index, world), transform, threads)
+    place, reason = resolve_storage(wanted, index, world)
+    if place.name == STREAMED:
+        raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
+    loader = Prefetcher(index, read_storage(place, index, world), transform, threads)
     return InMemoryPartition(world, len(index), loader, seed)
 
 

@@ -7,7 +7,7 @@ order of an epoch (`order.py`) ── share of this rank, step by step ──▶
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -15,10 +15,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from unisono.data.builtin import Dataset, Samples
-from unisono.data.loading import Batch
+from unisono.data.loading import Batch, Reader
 from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of, test_ranges
-from unisono.data.storage import Sampler
 from unisono.engine import Observe, observed
 from unisono.world import World
 
@@ -32,31 +30,6 @@ class InputFacts(Protocol):
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
-        ...
-
-
-class Reader(Protocol):
-    """Batches of the samples of one set, by their numbers: of a pack a `Prefetcher`."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """Order of the samples, and the place of each."""
-        ...
-
-    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
-        """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
-        ...
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
-        ...
-
-    def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
         ...
 
 
@@ -111,13 +84,10 @@ class Feed(FeedFacts):
         `observe` is called with the span of each shuffle.
         """
         super().__init__(**vars(facts))
+        self.facts = facts
+        """Facts alone, without batches."""
         self._train, self._test, self._world, self._seed = train, test, world, seed
         self._shuffle, self._own, self._observe = shuffle, own, observe
-
-    @property
-    def facts(self) -> FeedFacts:
-        """Facts alone, without batches."""
-        return FeedFacts(**{name: getattr(self, name) for name in FeedFacts.__dataclass_fields__})
 
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
@@ -150,10 +120,6 @@ class Feed(FeedFacts):
         """Return the whole test set on this rank, in batches of at most `batch` samples. Not collective."""
         return self._tested(batch, 0, 1)
 
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return self._train.blank(samples)
-
     def stop_threads(self) -> None:
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
         self._train.stop()
@@ -167,46 +133,3 @@ class Feed(FeedFacts):
 
     def _tested(self, batch: int, rank: int, ranks: int) -> Iterator[Batch]:
         return self._test.batches(np.array(part) for part in test_ranges(self.test_samples, batch, rank, ranks))
-
-
-class RowReader:
-    """Batches of samples in the memory of every rank."""
-
-    def __init__(self, samples: Samples, world: World, observe: Observe | None) -> None:
-        """Keep the samples. `observe` is called with the span of each batch that is read."""
-        self.sampler, self._samples, self._observe = Sampler(len(samples), world), samples, observe
-
-    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:  # noqa: ARG002  nothing is random
-        """Yield the rows with these numbers."""
-        for numbers in wanted:
-            rows = torch.from_numpy(numbers)
-            with observed(self._observe, "read batch", "loading"):
-                batch = self._samples.inputs[rows], self._samples.labels[rows]
-            yield batch
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape of the inputs of a batch."""
-        return torch.zeros(samples, *self._samples.inputs.shape[1:])
-
-    def stop(self) -> None:
-        """Do nothing: there are no threads."""
-
-    def close(self) -> None:
-        """Do nothing: there is no shared memory."""
-
-
-def in_memory_feed(
-    data: Dataset,
-    world: World,
-    seed: int,
-    observe: Observe | None = None,
-    shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
-) -> Feed:
-    """Return the feed of a small data set, of which every rank holds a copy.
-
-    `observe` is called with the span of each shuffle and of each batch that is read.
-    """
-    train, test = (RowReader(samples, world, observe) for samples in (data.train, data.test))
-    samples, channels = len(data.train), data.train.inputs.shape[1]
-    facts = FeedFacts(samples, len(data.test), data.classes, channels, train.blank(1), f"{samples} in memory")
-    return Feed(facts, train, test, world, seed, shuffle=shuffle, own=samples, observe=observe)

@@ -27,27 +27,25 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import TransformOptions
 from unisono.data.loading import Batch
 from unisono.data.order import parse_shuffle, steps_of
 from unisono.data.pack.layout import check_installed
 from unisono.data.storage import StorageOptions
+from unisono.engine.closing import Closing
 from unisono.errors import UsageError
 from unisono.world import World
 
 DEFAULTS = {"shuffle": "epoch"}
 """Settings that states of older releases do not have."""
 
-AT_LEAST_ONE = ("groups", "buffer_megabytes", "windows", "threads")
-"""Arguments that must be 1 at least; other numbers may be 0."""
 
-
-class Loader:
+class Loader(Closing):
     """Batches of a pack, which all ranks iterate together; each step is `batch` samples over all ranks."""
 
     def __init__(
@@ -82,16 +80,8 @@ class Loader:
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
-        check_numbers(
-            seed=seed,
-            groups=groups,
-            buffer_megabytes=buffer_megabytes,
-            cache_megabytes=cache_megabytes,
-            size=size,
-            windows=windows,
-            context=context,
-            threads=threads,
-        )
+        _check_numbers(seed=seed, size=size, cache_megabytes=cache_megabytes, context=context)
+        _check_numbers(1, groups=groups, buffer_megabytes=buffer_megabytes, windows=windows, threads=threads)
         if groups > 1 and storage != "partitioned":
             raise UsageError(f'groups = {groups}, but storage = "{storage}": only "partitioned" takes groups; omit it')
         place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
@@ -148,7 +138,7 @@ class Loader:
 
         Raises UsageError for a negative number.
         """
-        check_numbers(epoch=epoch)
+        _check_numbers(epoch=epoch)
         if epoch != self.epoch:
             self._move(epoch, 0)
 
@@ -180,16 +170,11 @@ class Loader:
         self._stop()
         self._feed.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:  # the other ranks may never come to free the memory together
-            self._feed.stop_threads()
+        super().__exit__(kind, error, trace)
+        self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
 
     def _settings(self) -> dict[str, Any]:
         shuffle = str(self._shuffle)
@@ -206,10 +191,10 @@ class Loader:
             self._running = None
 
 
-def check_numbers(**given: int) -> None:
+def _check_numbers(least: int = 0, **given: int) -> None:
     """Raise UsageError for arguments that are too small."""
     for name, value in given.items():
-        if value < (least := int(name in AT_LEAST_ONE)):
+        if value < least:
             raise UsageError(f"{name} = {value}; it is {least} at least")
 
 

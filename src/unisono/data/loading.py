@@ -13,6 +13,7 @@ of ranks and after any resume.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,17 +24,16 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.kinds import find_kind
-from unisono.data.order import Numbers
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, uniform_numbers
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
-    from unisono.data.kinds.kind import SampleTransform
+    from unisono.data.kinds import SampleTransform
     from unisono.data.pack.index import Index
-    from unisono.data.storage import Storage
+    from unisono.data.storage import Sampler, Storage
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -54,8 +54,27 @@ def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
-class Prefetcher:
+class Reader(ABC):
+    """Batches of the samples of one set, by their numbers."""
+
+    sampler: Sampler
+    """Order of the samples, and the place of each."""
+
+    @abstractmethod
+    def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
+        """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
+
+    def stop(self) -> None:  # noqa: B027  there may be no threads
+        """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
+
+    def close(self) -> None:  # noqa: B027  there may be no shared memory
+        """Stop the threads and free the memory. Collective."""
+
+
+class Prefetcher(Reader):
     """Batches of a pack's samples, prepared in advance by threads of its own."""
+
+    sampler: Storage
 
     def __init__(
         self,
@@ -73,7 +92,7 @@ class Prefetcher:
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._kind = find_kind(index.about.kind)
         self._index, self.sampler, self._make_transform = index, storage, transform
-        self._dtype = torch.int64 if self._kind.integers else torch.float32
+        self._dtype = torch.int64 if self._kind.labels_are_tokens else torch.float32
         first = transform()  # loads libraries once here, not in all threads at once
         self.shape, self._batch = first.shape, first.batch
         self._threads, self._own = threads, threading.local()

@@ -1,4 +1,4 @@
-"""Order of samples: a pure function of (seed, epoch, shuffle), the same on every rank and for any number of ranks.
+"""Order and random numbers of samples: pure functions of (seed, epoch, ...), the same for any number of ranks.
 
 10 samples, batches of 4, 2 ranks:
 
@@ -24,12 +24,15 @@ of the epoch's own permutation. The next epoch of the one above, with "every:2,p
 
 A run that is resumed on other ranks, in whatever step, goes on in the same order: only the owners differ. A rank keeps
 its samples if it has whole parts of a batch, as it has where the ranks divide the parts.
+
+Random numbers of a sample, for its changes in training, are counter-based: SplitMix64 (Steele, Lea and Flood 2014),
+whose counter begins at a hash of seed, epoch and sample; 53 bits of each output make a number in [0, 1).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +83,17 @@ def parse_shuffle(text: str) -> ShuffleOptions:
             '"every:4,parts:2"'
         )
     return ShuffleOptions(every, int(found["parts"] or 0))
+
+
+def joined_ranges(begins: Numbers, sizes: Numbers) -> Numbers:
+    """Return ranges one after the other: of sizes[i] numbers, from begins[i] on.
+
+    >>> joined_ranges(np.array([3, 0]), np.array([3, 2])).tolist()
+    [3, 4, 5, 0, 1]
+    """
+    numbers: Numbers = (begins - sizes.cumsum() + sizes).repeat(sizes)
+    numbers += np.arange(len(numbers))
+    return numbers
 
 
 def permutation(samples: int, seed: int, epoch: int) -> Numbers:
@@ -140,8 +154,7 @@ def own_numbers(
 
 def random_draw(numbers: Numbers, seed: int, worker: int, draw: int, samples: int) -> Numbers:
     """Return a worker's draw of so many of the samples `numbers`: none twice, independent of its other draws; int64."""
-    chance = np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | draw)))
-    return chance.choice(numbers, samples, replace=False)
+    return worker_rng(seed, worker, draw).choice(numbers, samples, replace=False)
 
 
 def steps_of(samples: int, batch: int) -> int:
@@ -175,3 +188,35 @@ def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
 
 def _ranks_of_step(length: int, ranks: int) -> Numbers:
     return ((np.arange(length) + 1) * ranks - 1) // max(1, length)
+
+
+DRAWS_PER_SAMPLE = 24
+"""Largest count of numbers for a sample: an image tries ten crops with two each, then draws position and mirroring."""
+
+INCREMENT, FIRST_FACTOR, SECOND_FACTOR = (
+    np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+"""Increment of the counter, and the factors that mix it."""
+
+
+def uniform_numbers(seed: int, epoch: int, samples: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """Return `count` random numbers in [0, 1) for each sample: float64, shape (samples, count)."""
+    words = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], np.uint64)
+    key = _mixed(_mixed(words[:1]) + words[1:] * INCREMENT)
+    begins = _mixed(key + samples.astype(np.uint64) * INCREMENT)
+    counters = begins[:, None] + np.arange(1, count + 1, dtype=np.uint64) * INCREMENT
+    return (_mixed(counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class CounterRNG:
+    """Random number generator of one sample: each call of `random()` returns the next of its numbers."""
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self.random: Callable[[], float] = iter(numbers).__next__
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * FIRST_FACTOR
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * SECOND_FACTOR
+    mixed: NDArray[np.uint64] = numbers ^ (numbers >> np.uint64(31))
+    return mixed

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.data.feed import Feed, FeedFacts
-from unisono.data.kinds import find_kind
-from unisono.data.kinds.kind import SampleTransform, TransformOptions
+from unisono.data.kinds import SampleTransform, TransformOptions, find_kind
 from unisono.data.loading import DECODING, Prefetcher
 from unisono.data.order import ShuffleOptions, permutation
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
-from unisono.data.storage.choose import StorageChoice, resolve_storage
+from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.ownership import form_groups, scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
@@ -48,9 +47,10 @@ def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe 
     fingerprint = f"{train.fingerprint}, {test.fingerprint}"
     check_alike(options.folder, fingerprint, world)
     transform = transform_of(train, options.transform)
-    chosen = _choose(options, train, world)
+    place, reason = resolve_storage(options.storage, train, world)
+    _check_storage(options, place, train)
     with observed(observe, "read training set", "loading"):
-        storage = read_storage(chosen.options, train, world)
+        storage = read_storage(place, train, world)
     with observed(observe, "read test set", "loading"):
         test_storage = read_storage(StorageOptions("replicated" if options.out_of_step else "partitioned"), test, world)
     if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
@@ -62,6 +62,9 @@ def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe 
     loader = Prefetcher(train, storage, transform, options.threads, observe=observe)
     # both may decode at once: a worker reads ahead while it tests
     tester = Prefetcher(test, test_storage, transform, options.threads, f"test {DECODING}", observe)
+    copies = place.groups if place.name == "partitioned" else 1
+    formed, crossing = form_groups(world.placement, copies).note, scope_note(options.shuffle, world.placement)
+    lines = ("storage", reason), ("storage", formed), ("shuffle", crossing)
     facts = FeedFacts(
         samples=len(train),
         test_samples=len(test),
@@ -70,33 +73,23 @@ def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe 
         first=loader.blank(1),
         fingerprint=fingerprint,
         labels_per_sample=find_kind(train.about.kind).labels_per_sample(train.about.shape),
-        notes=_notes(chosen, options.shuffle, world),
+        notes=tuple(f"{subject}: {line}" for subject, line in lines if line),
     )
     return Feed(facts, loader, tester, world, seed, shuffle=options.shuffle, own=own, observe=observe)
 
 
-def _choose(options: FeedOptions, train: Index, world: World) -> StorageChoice:
-    """Return the storage of the training set. Collective. Raises PackError if it does not take the other options."""
+def _check_storage(options: FeedOptions, place: StorageOptions, train: Index) -> None:
+    """Raise PackError if the storage of the training set does not take the other options."""
     if options.out_of_step and options.storage.name == AUTO:
         raise PackError(
             'data.storage = "auto", but ranks out of step own other samples in another storage, which a replay has '
             'to repeat: set "partitioned" or "replicated"'
         )
-    chosen = resolve_storage(options.storage, train, world)
-    if chosen.options.name == STREAMED and options.shuffle != ShuffleOptions():
+    if place.name == STREAMED and options.shuffle != ShuffleOptions():
         raise PackError(
             f'data.shuffle = "{options.shuffle}", but {train.folder} is streamed, and nothing moves between ranks: '
             'set "epoch", or another data.storage'
         )
-    return chosen
-
-
-def _notes(chosen: StorageChoice, shuffle: ShuffleOptions, world: World) -> tuple[str, ...]:
-    """Return lines on the storage and the shuffle: what was chosen, and what crosses switches."""
-    copies = chosen.options.groups if chosen.options.name == "partitioned" else 1
-    formed, crossing = form_groups(world.placement, copies).note, scope_note(shuffle, world.placement)
-    lines = ("storage", chosen.reason), ("storage", formed), ("shuffle", crossing)
-    return tuple(f"{subject}: {line}" for subject, line in lines if line)
 
 
 def check_alike(folder: Path, own: str, world: World) -> None:

@@ -15,19 +15,25 @@ predicted │      ╱ ┃              updates    ·  │ ··        A vertica
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from unisono.errors import UsageError
-from unisono.foresight.compare import hidden_or_not, step_parts, whole_step
+from unisono.foresight.compare import errors_of, explain, ms
 from unisono.foresight.ledger import LedgerEntry
 from unisono.plan.chart import COLORS, GRAY, chart
+from unisono.plan.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+WORST = 5
+"""Number of runs with the largest errors that are listed."""
 
 
 class Calibration(NamedTuple):
@@ -56,7 +62,7 @@ def calibrate(entries: Sequence[LedgerEntry], by: str = "version") -> list[Calib
 
 def _calibration(name: str, entries: Sequence[LedgerEntry]) -> Calibration:
     median, high = np.percentile([one.error for one in entries], [50, 95]).tolist()
-    intervals = [one for one in entries if one.has_interval]
+    intervals = [one for one in entries if one.prediction.has_interval]
     share = float(np.mean([one.prediction.share for one in intervals])) if intervals else 0.0
     return Calibration(name, len(entries), median, high, len(intervals), sum(one.covered for one in intervals), share)
 
@@ -95,15 +101,40 @@ def worst_runs(entries: Sequence[LedgerEntry], count: int) -> list[LedgerEntry]:
     return sorted(entries, key=lambda one: one.error, reverse=True)[:count]
 
 
+def ledger_lines(entries: Sequence[LedgerEntry], by: str) -> Iterator[str]:
+    """Yield a table of the groups, and the worst runs with the cost that was wrong."""
+    rows = [(by, "runs", "error, median", "95th percentile", "within the interval")]
+    for found in calibrate(entries, by):
+        cover = f"{found.covered} of {found.intervals}, nominally {found.share:.0%}"
+        errors = f"{found.median:.1%}", f"{found.high:.1%}"
+        rows.append((found.group, str(found.runs), *errors, cover if found.intervals else "no intervals"))
+    yield from text_table(rows, left={0})
+    yield ""
+    yield "the largest errors of a step, |predicted - measured| / measured:"
+    for one in worst_runs(entries, WORST):
+        name = one.run or one.prediction.run.recipe
+        step = f"predicted {ms(one.prediction.step)}, measured {ms(one.measurement.step.median)}"
+        yield f"{one.error:6.1%}  {name}, {one.version}: {step}; {explain(one.prediction, one.measurement)}"
+
+
+def ledger_data(entries: Sequence[LedgerEntry], complaints: Sequence[str], by: str) -> dict[str, Any]:
+    """Return the groups, the runs and the complaints as data for JSON: seconds, and shares of 1."""
+    return {
+        "by": by,
+        "groups": [one._asdict() for one in calibrate(entries, by)],
+        "runs": [{**asdict(one), "error": one.error, "covered": one.covered} for one in entries],
+        "complaints": list(complaints),
+    }
+
+
 ROW = 0.7
 """Height of a part's row in which the dots of its groups lie, in rows."""
 
 
 def part_errors(entry: LedgerEntry) -> dict[str, float]:
     """Return the errors of a run's parts: predicted less measured seconds, over those of the measured step."""
-    found = entry.prediction, entry.measurement
-    parts = [whole_step(*found), *step_parts(*found), *hidden_or_not(*found)]
-    return {one.part: -one.off / entry.measurement.step.median for one in parts}
+    parts = errors_of(entry.prediction, entry.measurement)
+    return {name: -one.off / entry.measurement.step.median for name, one in parts.items()}
 
 
 def draw_calibration(entries: Sequence[LedgerEntry], by: str, path: Path) -> None:

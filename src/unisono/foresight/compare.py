@@ -16,12 +16,15 @@ instead of 10 ms: communication took 40% longer, link.bandwidth is too high.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from unisono.foresight.measurement import Measurement
+from unisono.foresight.measurement import Measurement, Spread
 from unisono.foresight.seal import SealedPrediction
+from unisono.plan.text_table import text_table
 from unisono.plan.trials import LARGEST_ERROR
-from unisono.processor import compare_use
+from unisono.processor import compare_use, describe
 
 RIGHT = 0.02
 """Error of a step, relative to its prediction, up to which no cost is called wrong."""
@@ -39,7 +42,12 @@ class PartError(NamedTuple):
 
     part: str
     predicted: float
-    measured: float
+    spread: Spread
+
+    @property
+    def measured(self) -> float:
+        """Median of the measured seconds."""
+        return self.spread.median
 
     @property
     def off(self) -> float:
@@ -52,46 +60,42 @@ class PartError(NamedTuple):
         return self.off / self.predicted if self.predicted else None
 
 
-def step_parts(prediction: SealedPrediction, measured: Measurement) -> list[PartError]:
-    """Return the parts that add up to the step."""
+IN_TURN, OF_WAITING = ("computing", "waiting", "loading"), ("exchanges", "updates")
+"""Parts that add up to the step, and those that are behind its waiting, hidden or not."""
+
+
+def errors_of(prediction: SealedPrediction, measured: Measurement) -> dict[str, PartError]:
+    """Return the step and its parts by their names."""
     parts = prediction.parts
-    return [
-        PartError("computing", parts.computing, measured.computing.median),
-        PartError("waiting", parts.communication + parts.update, measured.waiting.median),
-        PartError("loading", parts.loading, measured.loading.median),
-    ]
+    found = {
+        "step": (prediction.step, measured.step),
+        "computing": (parts.computing, measured.computing),
+        "waiting": (parts.communication + parts.update, measured.waiting),
+        "loading": (parts.loading, measured.loading),
+        "exchanges": (prediction.communicating, measured.communicating),
+        "updates": (prediction.updating, measured.updating),
+    }
+    return {name: PartError(name, predicted, spread) for name, (predicted, spread) in found.items()}
 
 
-def whole_step(prediction: SealedPrediction, measured: Measurement) -> PartError:
-    """Return the step itself."""
-    return PartError("step", prediction.step, measured.step.median)
-
-
-def hidden_or_not(prediction: SealedPrediction, measured: Measurement) -> list[PartError]:
-    """Return all exchanges and all updates of a step, hidden or not."""
-    return [
-        PartError("exchanges", prediction.communicating, measured.communicating.median),
-        PartError("updates", prediction.updating, measured.updating.median),
-    ]
-
-
-def wrong_part(prediction: SealedPrediction, measured: Measurement) -> PartError | None:
+def wrong_part(parts: Mapping[str, PartError]) -> PartError | None:
     """Return the part whose error explains most of the step's error: "computing", "loading", "exchanges", "updates", or
     "waiting" where neither of the last two explains it; None where the step was right."""
-    step = whole_step(prediction, measured)
+    step = parts["step"]
     if abs(step.off) <= RIGHT * step.predicted:
         return None
     sign = 1.0 if step.off > 0 else -1.0
-    worst = max(step_parts(prediction, measured), key=lambda one: sign * one.off)
+    worst = max((parts[name] for name in IN_TURN), key=lambda one: sign * one.off)
     if worst.part != "waiting":
         return worst
-    cause = max(hidden_or_not(prediction, measured), key=lambda one: sign * one.off)
+    cause = max((parts[name] for name in OF_WAITING), key=lambda one: sign * one.off)
     return cause if sign * cause.off >= EXPLAINS * sign * worst.off else worst
 
 
 def explain(prediction: SealedPrediction, measured: Measurement) -> str:
     """Return a sentence: the cost that was wrong, the value behind it, and a remedy."""
-    step, part = whole_step(prediction, measured), wrong_part(prediction, measured)
+    parts = errors_of(prediction, measured)
+    step, part = parts["step"], wrong_part(parts)
     if part is None:
         return f"the step was right: it took {ms(step.measured)}, predicted {ms(step.predicted)}"
     which, remedy = _value_and_remedy(part, prediction, measured)
@@ -109,9 +113,8 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
 
 def summarize(prediction: SealedPrediction, measured: Measurement) -> str:
     """Return a line: the measured and the predicted step, and where they differ the reason, as far as it is known."""
-    step = whole_step(prediction, measured)
-    interval = f" ({ms(prediction.low)} - {ms(prediction.high)})" if prediction.high > prediction.low else ""
-    line = f"measured {ms(step.measured)} a step, predicted {ms(step.predicted)}{interval}"
+    step = errors_of(prediction, measured)["step"]
+    line = f"measured {ms(step.measured)} a step, predicted {step_words(prediction)}"
     if abs(step.off) <= LARGEST_ERROR * step.predicted:
         return line
     why = _use_of_cores(prediction, measured) or explain(prediction, measured)
@@ -148,12 +151,10 @@ def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: M
         return _named(prediction, which, "updates have changed since"), again
     if part.part == "exchanges":
         return _named(prediction, _link(part, prediction, high, low), "exchanges have changed since"), again
-    hid = "less" if part.off > 0 else "more"
-    return f"exchanges and updates took about as long as predicted, but {hid} of them was hidden", _unhidden(part)
-
-
-def _unhidden(part: PartError) -> str:
-    return "leave them a core, or try another overlap" if part.off > 0 else "no value is wrong"
+    hid, remedy = (
+        ("less", "leave them a core, or try another overlap") if part.off > 0 else ("more", "no value is wrong")
+    )
+    return f"exchanges and updates took about as long as predicted, but {hid} of them was hidden", remedy
 
 
 def _named(prediction: SealedPrediction, value: str, otherwise: str) -> str:
@@ -168,6 +169,73 @@ def _link(part: PartError, prediction: SealedPrediction, high: str, low: str) ->
     return f"link.latency is too {low}" if links < part.predicted / 2 else f"link.bandwidth is too {high}"
 
 
+def step_words(prediction: SealedPrediction) -> str:
+    """Return the predicted step as text, with its interval where it has one."""
+    interval = f" ({ms(prediction.low)} - {ms(prediction.high)})" if prediction.has_interval else ""
+    return f"{ms(prediction.step)}{interval}"
+
+
 def ms(seconds: float) -> str:
     """Return seconds as text, in milliseconds."""
     return f"{seconds * 1e3:,.3g} ms" if abs(seconds) < 0.1 else f"{seconds * 1e3:,.1f} ms"
+
+
+def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator[str]:
+    """Yield the predicted and measured parts of a run's step, and the sentence that says which cost was wrong."""
+    yield _title(prediction, measured)
+    yield ""
+    head = ("", "predicted", "measured", "5% - 95%", "error")
+    parts = errors_of(prediction, measured)
+    names = {**{name: name for name in (*IN_TURN, "step")}, **{name: f"{name}, hidden or not" for name in OF_WAITING}}
+    rows = [(words, *_cells(parts[name])) for name, words in names.items()]
+    yield from text_table([head, *rows], left={0})
+    yield ""
+    if prediction.has_interval:
+        within = prediction.low <= measured.step.median <= prediction.high
+        yield (
+            f"interval: {ms(prediction.low)} - {ms(prediction.high)}, nominally {prediction.share:.0%} of steps: "
+            f"{'it covers' if within else 'it does not cover'} the measured step"
+        )
+    if prediction.all_steps:
+        yield (
+            f"{prediction.run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took "
+            f"{measured.all_steps:,.1f} s, the run {measured.wall:,.1f} s with its start, tests and checkpoints"
+        )
+    if prediction.doubt:
+        yield f"trials decided nothing: {prediction.doubt}"
+    if measured.processor.shared:
+        yield f"shared: {describe(measured.processor)}"
+    if measured.disturbed:
+        yield f"disturbed: {measured.disturbed}"
+    yield explain(prediction, measured)
+
+
+def check_data(prediction: SealedPrediction, measured: Measurement) -> dict[str, Any]:
+    """Return the comparison as data for JSON, in seconds."""
+    parts = errors_of(prediction, measured)
+    wrong = wrong_part(parts)
+    return {
+        "prediction": asdict(prediction),
+        "measurement": asdict(measured),
+        "parts": [
+            {"part": one.part, "predicted": one.predicted, "measured": one.measured, "error": one.relative}
+            for one in parts.values()
+        ],
+        "wrong": None if wrong is None else wrong.part,
+        "explanation": explain(prediction, measured),
+    }
+
+
+def _cells(one: PartError) -> tuple[str, ...]:
+    error = "-" if one.relative is None else f"{one.relative:+.1%}"
+    return ms(one.predicted), ms(one.measured), f"{ms(one.spread.low)} - {ms(one.spread.high)}", error
+
+
+def _title(prediction: SealedPrediction, measured: Measurement) -> str:
+    run, nodes = prediction.run, prediction.run.nodes
+    on = f"{run.ranks} rank{'s' * (run.ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    machine = f", {run.machine}" if run.machine else ""
+    return (
+        f"{run.recipe}: {run.model}, {run.rule}, {run.batch} samples a step, {on}{machine}; sealed {prediction.sealed}"
+        f", measured over {measured.steps} steps after the first {measured.skipped}"
+    )

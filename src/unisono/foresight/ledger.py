@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from unisono.errors import UsageError
-from unisono.foresight.measurement import Measurement, from_data, read_measurement
+from unisono.foresight.measurement import Measurement, read_measurement
 from unisono.foresight.seal import Seal, SealedPrediction, read_seal, seals_of
+from unisono.tables import parse
 
 LEDGER = "ledger.jsonl"
 """Name of the ledger beside the folders of its runs."""
@@ -50,11 +51,6 @@ class LedgerEntry:
     def error(self) -> float:
         """Error of the predicted step, relative to the measured one."""
         return abs(self.prediction.step - self.measurement.step.median) / self.measurement.step.median
-
-    @property
-    def has_interval(self) -> bool:
-        """True where the prediction has an interval."""
-        return self.prediction.high > self.prediction.low
 
     @property
     def covered(self) -> bool:
@@ -109,26 +105,26 @@ def read(path: Path) -> tuple[list[LedgerEntry], list[str]]:
         if not line.strip():
             continue
         try:
-            entries.append(_entry_of(line))
+            entries.append(_entry_of(line, f"{path}, line {number}, is not used"))
         except UsageError as error:
-            complaints.append(f"{path}, line {number}, is not used: {error}")
+            complaints.append(str(error))
     return entries, complaints
 
 
-def _entry_of(line: bytes) -> LedgerEntry:
-    """Return the entry of a line. Raises UsageError for a torn and for a foreign one."""
+def _entry_of(line: bytes, source: str) -> LedgerEntry:
+    """Return the entry of a line. Raises UsageError, which begins with `source`, for a torn and for a foreign one."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError("it is torn, or no JSON") from error
+        raise UsageError(f"{source}: it is torn, or no JSON") from error
     if not isinstance(data, dict) or "check" not in data or "entry" not in data:
-        raise UsageError("it is no entry of a ledger")
+        raise UsageError(f"{source}: it is no entry of a ledger")
     content = json.dumps(data["entry"], sort_keys=True).encode()
     if data["check"] != f"{zlib.crc32(content):08x}":
-        raise UsageError("its bytes were changed: it does not match its check")
-    entry = from_data(LedgerEntry, data["entry"])
+        raise UsageError(f"{source}: its bytes were changed: it does not match its check")
+    entry = parse(LedgerEntry, data["entry"], source, UsageError, strict=False)
     if not entry.measurement.step.median > 0:
-        raise UsageError("its measured step is not above 0 s")
+        raise UsageError(f"{source}: its measured step is not above 0 s")
     return entry
 
 

@@ -16,18 +16,16 @@ gives neither, unless something else takes its cores or its links.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from math import isfinite
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from unisono.errors import UsageError
 from unisono.processor import ALONE, ProcessorUse
+from unisono.tables import from_json
 
 WARMUP_STEPS = 5
 """Steps that are not measured after a start and after a search: they plan exchanges and fill caches."""
@@ -86,9 +84,7 @@ class Measurement:
     """Use of the ranks' cores by others since the seal."""
 
 
-def measure(
-    seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1, wall: float = 0.0, seal: str = ""
-) -> Measurement | None:
+def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) -> Measurement | None:
     """Return the measurement of steps after the first `skip`; None where no whole period is left."""
     ranks, steps, _ = seconds.shape
     periods = (steps - skip) // period
@@ -115,9 +111,7 @@ def measure(
         skipped=skip,
         period=period,
         all_steps=float(seconds[slowest][:, sequential].sum(dtype=np.float64)),
-        wall=wall,
         disturbed=disturbance(step),
-        seal=seal,
     )
 
 
@@ -152,56 +146,7 @@ def disturbance(step: Sequence[float] | npt.NDArray[np.float64]) -> str:
 def read_measurement(path: Path) -> Measurement:
     """Return the measurement in a file. Raises UsageError where there is none, or it cannot be read."""
     try:
-        return from_json(Measurement, path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except UsageError as error:
-        raise UsageError(f"{path} is no measurement: {error}") from error
-
-
-Kind = TypeVar("Kind")
-
-
-def as_json(value: Any, **derived: Any) -> bytes:
-    """Return a dataclass as a JSON file with sorted keys; `derived` are keys beside its own."""
-    return json.dumps({**asdict(value), **derived}, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
-
-
-def from_json(kind: type[Kind], content: bytes) -> Kind:
-    """Return the dataclass of this kind. Raises UsageError, naming the key, for content that does not describe one."""
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON: {error}") from error
-    return from_data(kind, data)
-
-
-def from_data(kind: type[Kind], data: Any, key: str = "") -> Kind:
-    """Return the dataclass of this kind from JSON data, which is that of `key`. Raises UsageError as `from_json`."""
-    if not isinstance(data, Mapping):
-        raise UsageError(f"{key or 'the whole'} is {type(data).__name__}, not a table")
-    hints, found, inside = get_type_hints(kind), {}, f"{key}." if key else ""
-    for one in fields(kind):  # type: ignore[arg-type]  # a dataclass
-        if one.name in data:
-            found[one.name] = _value(hints[one.name], data[one.name], f"{inside}{one.name}")
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise UsageError(f"{inside}{one.name} is missing")
-    return kind(**found)
-
-
-def _value(hint: Any, value: Any, key: str) -> Any:
-    if is_dataclass(hint):
-        return from_data(hint, value, key)  # type: ignore[arg-type]  # hints name classes
-    if get_origin(hint) is Mapping:
-        if isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values()):
-            return dict(value)
-        raise UsageError(f"{key} = {value!r}; it is a table of texts")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and number and isfinite(value):
-        return float(value)
-    if hint is not float and type(value) is hint:
-        return value
-    raise UsageError(f"{key} = {value!r}; it is {_WORDS[hint]}")
-
-
-_WORDS: Mapping[Any, str] = {float: "a number", int: "a whole number", str: "text"}
+    return from_json(Measurement, content, f"{path} is no measurement")

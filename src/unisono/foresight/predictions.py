@@ -20,8 +20,8 @@ import hashlib
 from dataclasses import replace
 from importlib.metadata import version
 
-from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction, StepParts
-from unisono.plan.choose import Candidate
+from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction
+from unisono.plan.choose import Candidate, StepParts, parts_of
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import predict_run
@@ -36,49 +36,38 @@ def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
 
     Raises UsageError as `predict_run`.
     """
-    plan, _, played = predict_run(run)
-    program, updating = program_of(played)
-    return SealedPrediction(
-        sealed=BEFORE,
-        version=version("unisono"),
-        run=facts,
-        parts=StepParts(plan.computing, plan.communication, plan.update, plan.loading),
-        low=plan.low,
-        high=plan.high,
-        share=INTERVAL_SHARE,
-        program=replace(program, schedule=plan.schedule),
-        costs=CostFacts(*played.costs.collective, played.costs.computing.update),
-        communicating=plan.communicating,
-        updating=updating,
-        time=_now(),
-    )
+    row, _, played = predict_run(run)
+    parts = StepParts(row.computing, row.communication, row.update, row.loading)
+    found = _prediction(BEFORE, facts, played, parts, (row.low, row.high, INTERVAL_SHARE))
+    return replace(found, program=replace(found.program, schedule=row.schedule))
 
 
 def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> SealedPrediction:
     """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
-    chosen = choice.candidate
-    costs, prediction = chosen.costs, chosen.prediction
-    whole = costs.computing.whole
+    chosen, costs = choice.candidate, choice.candidate.costs
     silent = predict(chosen.rule, replace(costs, collective=FREE)).step
-    update = max(0.0, silent - whole)
-    parts = StepParts(whole, max(0.0, prediction.step - whole - update), update)
+    parts = parts_of(costs.computing.whole, silent, chosen.prediction.step)
+    interval = choice.interval(parts.computing + parts.update)
+    found = _prediction(f"after {steps} tuning steps", facts, chosen, parts, interval)
+    return replace(found, doubt=choice.doubt, processor=choice.use)
+
+
+def _prediction(
+    sealed: str, facts: RunFacts, chosen: Candidate, parts: StepParts, interval: tuple[float, float, float]
+) -> SealedPrediction:
+    """Return the prediction of a step that was played; `interval` has both ends and the nominal share."""
     program, updating = program_of(chosen)
-    low, high, share = choice.interval(whole + update)
     return SealedPrediction(
-        sealed=f"after {steps} tuning steps",
-        version=version("unisono"),
-        run=facts,
-        parts=parts,
-        low=low,
-        high=high,
-        share=share,
-        program=program,
-        costs=CostFacts(*costs.collective, costs.computing.update),
-        communicating=prediction.communicating,
-        updating=updating,
-        time=_now(),
-        doubt=choice.doubt,
-        processor=choice.use,
+        sealed,
+        version("unisono"),
+        facts,
+        parts,
+        *interval,
+        program,
+        CostFacts(*chosen.costs.collective, chosen.costs.computing.update),
+        chosen.prediction.communicating,
+        updating,
+        datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )
 
 
@@ -106,7 +95,3 @@ def digest_of(tasks: StepProgram) -> str:
         f"{task} {task.lane} {task.reads} {task.writes} {task.group} {task.parameters} {task.peer}" for task in tasks
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

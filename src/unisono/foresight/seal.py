@@ -17,30 +17,15 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.files import write_atomically
-from unisono.foresight.measurement import as_json, from_json
+from unisono.plan.choose import StepParts
 from unisono.processor import ALONE, ProcessorUse
+from unisono.tables import as_json, from_json
 
 SEAL, MEASUREMENT = "prediction", "measurement"
 """Beginnings of the names of files in a run's folder."""
 
 BEFORE = "before the first step"
 """Time of a seal that was made from a machine file."""
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """Parts of a step, in seconds; each is the part that does not hide behind those before it."""
-
-    computing: float
-    communication: float = 0.0
-    update: float = 0.0
-    loading: float = 0.0
-    """0 where it was not predicted."""
-
-    @property
-    def step(self) -> float:
-        """Seconds of the step."""
-        return self.computing + self.communication + self.update + self.loading
 
 
 @dataclass(frozen=True)
@@ -133,6 +118,11 @@ class SealedPrediction:
         return self.run.steps * self.step
 
     @property
+    def has_interval(self) -> bool:
+        """True where the prediction has an interval."""
+        return self.high > self.low
+
+    @property
     def from_machine(self) -> bool:
         """True where the prediction was made from a machine file."""
         return bool(self.run.machine)
@@ -157,8 +147,7 @@ def write_seal(folder: Path, prediction: SealedPrediction) -> Seal:
 
     Raises UsageError where it cannot be written. The caller holds the lock of the folder.
     """
-    number = len(seals_of(folder)) + 1
-    path = folder / (f"{SEAL}.json" if number == 1 else f"{SEAL}-{number}.json")
+    path = _path(folder, len(seals_of(folder)) + 1)
     content = as_json(prediction, step=prediction.step, all_steps=prediction.all_steps)
     try:
         with write_atomically(path) as aside:
@@ -175,18 +164,17 @@ def read_seal(path: Path) -> Seal:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return Seal(path, hashlib.sha256(content).hexdigest(), from_json(SealedPrediction, content))
-    except UsageError as error:
-        raise UsageError(f"{path} is no sealed prediction: {error}") from error
+    prediction = from_json(SealedPrediction, content, f"{path} is no sealed prediction")
+    return Seal(path, hashlib.sha256(content).hexdigest(), prediction)
 
 
 def seals_of(folder: Path) -> list[Path]:
     """Return the paths of the seals in a run's folder, the oldest first."""
-    found, number = [], 1
-    path = folder / f"{SEAL}.json"
-    while path.exists():
+    found: list[Path] = []
+    while (path := _path(folder, len(found) + 1)).exists():
         found.append(path)
-        number += 1
-        path = folder / f"{SEAL}-{number}.json"
     return found
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / (f"{SEAL}.json" if number == 1 else f"{SEAL}-{number}.json")

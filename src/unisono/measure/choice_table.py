@@ -6,7 +6,7 @@ bytes     ring          tree         library                   rows
 16384     2.3 ms        2.9 ms       2.8 ms      ring          ring     the rest
 
 In a machine file it is [choices]: [choices.network], [[choices.supernode]] and the rows, [[choices.allreduce]] and so
-on. `choosing/default.toml` describes them.
+on. `network/default.toml` describes them.
 """
 
 from __future__ import annotations

@@ -26,13 +26,15 @@ from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, Me
 from unisono.measure.system import ProbedSite
 from unisono.measure.topology import slow_links
 from unisono.placement import Placement
-from unisono.plan.machines import TABLES, MachineFacts, machine_text
-from unisono.plan.measured_rows import (
+from unisono.plan.machines import (
     CONVOLUTION_KIND,
     LINEAR_KIND,
+    TABLES,
     CollectiveRow,
+    MachineFacts,
     ProbeFacts,
     ProductRow,
+    machine_text,
 )
 
 DIGITS = 5
@@ -237,5 +239,5 @@ def file_of(machine: MachineFacts) -> str:
     found = machine.probe
     head = f"# Measured with Unisono {found.version}, on {found.date}; ranks: {found.ranks}, nodes: {found.nodes}, "
     head += f"{found.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
-    head += "out. docs/planning.md describes\n# the rows, src/unisono/choosing/default.toml those of [choices], "
+    head += "out. docs/planning.md describes\n# the rows, src/unisono/network/default.toml those of [choices], "
     return f"{head}which may be edited.\n\n{machine_text(machine)}"

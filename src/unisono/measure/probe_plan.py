@@ -25,7 +25,7 @@ from unisono.measure.links import Links
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.measured_rows import CONVOLUTION_KIND, FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import CONVOLUTION_KIND, FLOAT32_WIRE, LINEAR_KIND
 
 SHARES = {
     "links": 0.15,

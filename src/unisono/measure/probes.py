@@ -31,7 +31,7 @@ from torch import nn
 from unisono.errors import UsageError, install_command
 from unisono.measure.timing import collective_call
 from unisono.plan.exchange_cost import BYTES_OF_A_SUM
-from unisono.plan.measured_rows import FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import FLOAT32_WIRE, LINEAR_KIND
 from unisono.wires import encoded_share
 from unisono.world import World
 
@@ -177,8 +177,8 @@ class DecodingProbe(Probe):
         try:
             from PIL import Image  # noqa: PLC0415  packages of images are optional
 
-            from unisono.data.images.augmentation import Box  # noqa: PLC0415
             from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
+            from unisono.data.kinds.image import Box  # noqa: PLC0415
         except ImportError as error:
             raise UsageError(f"{error.name} is missing: {install_command('data')}") from error
         shape = (self.height, self.width)

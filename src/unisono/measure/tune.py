@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 
-from unisono.choosing.priced import LIBRARY
-from unisono.choosing.schedule_table import COLLECTIVES, SHARED_MEMORY_COLLECTIVES
 from unisono.measure.choice_table import rows
 from unisono.measure.links import Links, measure_links
 from unisono.measure.player import machine_of
 from unisono.measure.probe_plan import ProbeFindings
 from unisono.measure.timing import MAX_TRIALS, Timing, collective_call, times, timing_of, worth_another
 from unisono.network import Network, estimate
+from unisono.network.choice import COLLECTIVES, LIBRARY, SHARED_MEMORY_COLLECTIVES
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
 from unisono.schedules import candidates, find

@@ -1,4 +1,4 @@
-"""Networks, one file and one row each, and the user's own: `module:function`, a function of classes and channels.
+"""Networks, a row each and a file for each family; the user's own, `module:function`, take classes and channels.
 
 PyTorch is loaded only when a network is made.
 """
@@ -20,18 +20,18 @@ CIFAR_LAYERS = (8, 20, 32, 44, 56, 110)
 MODELS = Registry(
     "network",
     {
-        "small_convnet": "unisono.models.small_convnet:SmallConvnet",
-        **{f"resnet{layers}": f"unisono.models.resnet_cifar:resnet{layers}" for layers in CIFAR_LAYERS},
-        "resnet50": "unisono.models.resnet50:ResNet50",
-        "alexnet": "unisono.models.alexnet:AlexNet",
-        "alexnet_bn": "unisono.models.alexnet:AlexNetBN",
-        "overfeat_fast": "unisono.models.overfeat_fast:OverFeatFast",
-        "vgg_a": "unisono.models.vgg:vgg_a",
-        "vgg16": "unisono.models.vgg:vgg16",
-        "vgg19": "unisono.models.vgg:vgg19",
-        "googlenet": "unisono.models.googlenet:GoogLeNet",
-        "googlenet_bn": "unisono.models.googlenet:googlenet_bn",
-        "inception_bn": "unisono.models.inception_bn:InceptionBN",
+        "small_convnet": "unisono.models.convnet:SmallConvnet",
+        **{f"resnet{layers}": f"unisono.models.resnet:resnet{layers}" for layers in CIFAR_LAYERS},
+        "resnet50": "unisono.models.resnet:ResNet50",
+        "alexnet": "unisono.models.convnet:AlexNet",
+        "alexnet_bn": "unisono.models.convnet:AlexNetBN",
+        "overfeat_fast": "unisono.models.convnet:OverFeatFast",
+        "vgg_a": "unisono.models.convnet:vgg_a",
+        "vgg16": "unisono.models.convnet:vgg16",
+        "vgg19": "unisono.models.convnet:vgg19",
+        "googlenet": "unisono.models.inception:GoogLeNet",
+        "googlenet_bn": "unisono.models.inception:googlenet_bn",
+        "inception_bn": "unisono.models.inception:InceptionBN",
         "cd_dnn": "unisono.models.cd_dnn:CDDNN",
         "gpt_small": "unisono.models.gpt_small:GPTSmall",
     },

@@ -1,6 +1,38 @@
-"""Parts that several networks for images share."""
+"""Networks of convolutions, then wide layers: AlexNet, OverFeat, VGG, and a small one. A bar or "pool" is a pool.
+
+AlexNet (Krizhevsky et al. 2012) in Caffe's form: convolutions in two groups, local response normalisation, dropout.
+
+    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
+
+A relu follows each layer but the last; the second, fourth and fifth convolution are in two groups. For 1,000 classes
+and 3 channels it has 60,965,224 parameters, as in Theano-MPI's table 2, and an image takes 0.72 billion multiply-adds,
+0.67 in convolutions. In swCaffe's form (section 6.1) each convolution and the two wide layers have batch norm in place
+of local response normalisation, and there is no dropout.
+
+OverFeat's fast network (Sermanet et al. 2014, table 1), which PCL-DNN measures:
+
+    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 512 ─ 3x3, 1,024 ─ 3x3, 1,024 ─ pool ─ 3,072 ─ 4,096 ─ classes
+    231           56     28         24     12       12           12           12     6
+
+The second row is the size there. It has 145,920,872 parameters, and an image takes 2.80 billion multiply-adds.
+
+VGG with 11 (A), 16 (D) and 19 (E) layers (Simonyan and Zisserman 2015, table 1), 3x3 all:
+
+    A    64    │ 128     │ 256 256         │ 512 512         │ 512 512         │ 4,096 ─ 4,096 ─ classes
+    16   64 64 │ 128 128 │ 256 256 256     │ 512 512 512     │ 512 512 512     │
+    19   64 64 │ 128 128 │ 256 256 256 256 │ 512 512 512 512 │ 512 512 512 512 │
+
+A has 132,863,336 parameters and takes 7.61 billion multiply-adds per image, 16 has 138,357,544 (Theano-MPI's table 2)
+and takes 15.47, 19 has 143,667,240 and takes 19.63.
+
+The small one, for grey images of 8 x 8, has 159,626 parameters for 10 classes:
+
+    1 x 8 x 8 ─ 3x3 ─ 32 x 8 x 8 ─ 3x3 ─ 64 x 8 x 8 ─ pool ─ 64 x 4 x 4 ─ 3x3 ─ 128 x 4 x 4 ─ pool ─ 512 ─ 128 ─ classes
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,15 +50,155 @@ class Convnet(nn.Module):
         return scores
 
 
+class Convolution(NamedTuple):
+    """Convolution with a relu."""
+
+    out_channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+
+
+def features(channels: int, *parts: Convolution | nn.Module) -> nn.Sequential:
+    """Return convolutions of images with so many channels, each followed by a relu, and the layers between them."""
+    layers = list[nn.Module]()
+    for part in parts:
+        if isinstance(part, Convolution):
+            out_channels, kernel, stride, padding, groups = part
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride, padding, groups=groups), nn.ReLU(inplace=True)]
+            channels = out_channels
+        else:
+            layers.append(part)
+    return nn.Sequential(*layers)
+
+
 def wide_classifier(inputs: int, first: int, second: int, classes: int) -> nn.Sequential:
     """Return two hidden layers of these widths with relu and dropout, and a layer of `classes` scores."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(inputs, first),
-        nn.ReLU(inplace=True),
-        nn.Dropout(),
-        nn.Linear(first, second),
-        nn.ReLU(inplace=True),
-        nn.Dropout(),
-        nn.Linear(second, classes),
-    )
+    hidden = [
+        layer
+        for into, width in ((inputs, first), (first, second))
+        for layer in (nn.Linear(into, width), nn.ReLU(inplace=True), nn.Dropout())
+    ]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(second, classes))
+
+
+class SmallConvnet(Convnet):
+    """Network from images of shape (samples, channels, 8, 8)."""
+
+    def __init__(self, classes: int, channels: int = 1) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes))
+
+
+class OverFeatFast(Convnet):
+    """Network from images of shape (samples, channels, 231, 231)."""
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        self.features = features(
+            channels,
+            *(Convolution(96, 11, 4), nn.MaxPool2d(2), Convolution(256, 5), nn.MaxPool2d(2)),
+            *(Convolution(width, 3, padding=1) for width in (512, 1024, 1024)),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = wide_classifier(1024 * 6 * 6, 3072, 4096, classes)
+
+
+class VGG(Convnet):
+    """Network from images of shape (samples, channels, 224, 224); `depths` are the convolutions between two pools."""
+
+    def __init__(self, classes: int, channels: int, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        parts = list[Convolution | nn.Module]()
+        for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
+            parts += [*[Convolution(width, 3, padding=1)] * depth, nn.MaxPool2d(2)]
+        self.features = features(channels, *parts)
+        self.classifier = wide_classifier(512 * 7 * 7, 4096, 4096, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
+
+
+def vgg_a(classes: int, channels: int = 3) -> VGG:
+    """Return VGG-A."""
+    return VGG(classes, channels, (1, 1, 2, 2, 2))
+
+
+def vgg16(classes: int, channels: int = 3) -> VGG:
+    """Return VGG-16."""
+    return VGG(classes, channels, (2, 2, 3, 3, 3))
+
+
+def vgg19(classes: int, channels: int = 3) -> VGG:
+    """Return VGG-19."""
+    return VGG(classes, channels, (2, 2, 4, 4, 4))
+
+
+ALEXNET = (
+    Convolution(96, 11, 4, 2),
+    Convolution(256, 5, padding=2, groups=2),
+    Convolution(384, 3, padding=1),
+    Convolution(384, 3, padding=1, groups=2),
+    Convolution(256, 3, padding=1, groups=2),
+)
+"""Convolutions of AlexNet: a pool follows the first two and the last."""
+
+
+class AlexNet(Convnet):
+    """Network from images of shape (samples, channels, 224, 224)."""
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        first, second, *others = ALEXNET
+        self.features = features(
+            channels,
+            *(first, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
+            *(second, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
+            *others,
+            nn.MaxPool2d(3, 2),
+        )
+        self.classifier = wide_classifier(256 * 6 * 6, 4096, 4096, classes)
+
+
+class _Norm(nn.BatchNorm1d):
+    """Batch norm that uses its running statistics where a rank's share is a single sample, which has no variance."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (samples, features) to the same shape."""
+        if len(inputs) > 1:
+            return super().forward(inputs)
+        return nn.functional.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
+class AlexNetBN(Convnet):
+    """Network from images of shape (samples, channels, 224, 224)."""
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        layers = list[nn.Module]()
+        for number, (out_channels, kernel, stride, padding, groups) in enumerate(ALEXNET):
+            convolution = nn.Conv2d(channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+            layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)))
+            layers += [nn.MaxPool2d(3, 2)] if number in (0, 1, 4) else []
+            channels = out_channels
+        self.features = nn.Sequential(*layers)
+        hidden = [
+            layer
+            for inputs in (256 * 6 * 6, 4096)
+            for layer in (nn.Linear(inputs, 4096, bias=False), _Norm(4096), nn.ReLU(inplace=True))
+        ]
+        self.classifier = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(4096, classes))

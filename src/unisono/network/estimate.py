@@ -4,23 +4,29 @@
     piece 1       ├─ the busiest link takes one piece after another ─ ...        at most `in_flight` at once
     piece 2            ├─ ...
 
+In the first piece, each round waits for the rounds of its partners:
+
+    rank 3   ── round 0 ──┐
+    rank 2   ── round 0 ──┴─ round 1 ──┐          tree, 4 ranks: the last round ends after 4 rounds, one after another,
+    rank 0   ── round 0 ───────────────┴─ round 1 ──          though no rank but 2 has as many
+
 It chooses a schedule when nothing has been measured. `price` models one rank, `simulate` models all.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from unisono.network.chain import chain_seconds, count_transfers, slowed, with_sources
 from unisono.network.links import EVEN, Amount, Network, Uneven
 from unisono.network.price import (
     MAX_EXAMINED_RANKS,
     Load,
     latency,
+    link_seconds,
     loads,
     most_expensive,
     sharing_beta,
@@ -29,7 +35,9 @@ from unisono.network.price import (
     uplink_chunks,
 )
 from unisono.placement import Placement
-from unisono.schedules.schedule import Algorithm, Program
+from unisono.schedules.schedule import Action, Algorithm, Program
+
+PIECE_BYTES, IN_FLIGHT = 1 << 19, 8
 
 MAX_TRANSFERS = 500_000
 """Largest number of transfers of the examined ranks above 256: a second of work, or two."""
@@ -51,18 +59,12 @@ class _Busy(NamedTuple):
 
 
 def estimate(
-    algorithm: Algorithm,
-    placement: Placement,
-    network: Network,
-    nbytes: Amount,
-    piece_bytes: int = 1 << 19,
-    in_flight: int = 8,
-    uneven: Uneven = EVEN,
+    algorithm: Algorithm, placement: Placement, network: Network, nbytes: Amount, uneven: Uneven = EVEN
 ) -> Amount:
-    """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most `piece_bytes` bytes.
+    """Return the seconds for a payload of `nbytes` bytes in pieces whose chunks have at most PIECE_BYTES bytes.
 
     The first piece takes as long as its longest chain of rounds, each waiting for its partners'. The others follow at
-    the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most `in_flight` at once.
+    the pace of the busiest link (a node's, a supernode's uplink) or rank (its sums), at most IN_FLIGHT at once.
     Uplinks and nodes' links are charged for the ranks that use them: a ring, where few do, costs less than its
     `price`. If all ranks do the same, the result is within a few percent of `simulate`. If they use a link in turn
     (`multicolor` and `pipeline` with several ranks per node), it is up to twice as long. Of `uneven`, the slow links
@@ -72,11 +74,11 @@ def estimate(
     chain goes through some ranks and those from which their results come (`with_sources`). All supernodes are assumed
     to be equally busy.
     """
-    slow = _slow_nodes(placement, uneven)
+    slow = {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
     nodes = sorted({placement.node_of(rank) for rank in _examined(algorithm, placement)} | set(slow))
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
-    pieces = max(1, int(-(-nbytes // (chunks * piece_bytes))))
+    pieces = max(1, int(-(-nbytes // (chunks * PIECE_BYTES))))
     chunk = nbytes / (pieces * chunks)
     busy = _busy(programs, placement, network, chunk, slow)
     shared, crossing = replace(network, beta=network.beta * busy.mates), busy.crossing * busy.mates
@@ -86,7 +88,7 @@ def estimate(
         some = with_sources(_ends(placement, slow), algorithm, placement.ranks)
         chain = chain_seconds(some, placement, shared, chunk, crossing, slow)
         chain = max(chain, _largest_price(programs, placement, network, nbytes / pieces, busy.crossing, slow))
-    pace = max(busy.seconds, chain / min(in_flight, pieces))
+    pace = max(busy.seconds, chain / min(IN_FLIGHT, pieces))
     return max(chain, busy.seconds) + (pieces - 1) * pace
 
 
@@ -119,11 +121,6 @@ def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
         return list(range(placement.ranks))
     transfers = count_transfers(algorithm(0, placement.ranks)) * max(map(len, placement.nodes))
     return spread(placement.ranks, max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // transfers)))
-
-
-def _slow_nodes(placement: Placement, uneven: Uneven) -> dict[int, float]:
-    """Return the factors of the nodes with slower links."""
-    return {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
 
 
 class LeastCost(NamedTuple):
@@ -170,3 +167,109 @@ def _busy(
     return _Busy(
         max(max(seconds_a_byte) * chunk, message_seconds), crossing, Fraction(link, alone or 1) if link else Fraction(1)
     )
+
+
+MAX_CHAINED_TRANSFERS = 200_000
+"""Largest number of transfers of all ranks on these chains: a second of work."""
+
+
+def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mapping[int, Program]:
+    """Return the programs of some ranks and of those from which their results come: in each lane the sender of the last
+    chunks that a rank receives, the one from which that rank received its own, and so on.
+
+    In a tree these are all ranks on the way from the root. Returns no program if there were too many transfers.
+
+        tree, 8 ranks, results of ranks 3 and 7         3 ◀─ 2 ◀─ 0        7 ◀─ 6 ◀─ 4 ◀─ 0
+    """
+    found: dict[int, Program] = {}
+    left, lanes = MAX_CHAINED_TRANSFERS, len(algorithm(0, ranks).lanes)
+    waiting = deque((rank, lane) for rank in dict.fromkeys(ends) for lane in range(lanes))
+    seen = set(waiting)
+    while waiting and left > 0:
+        rank, lane = waiting.popleft()
+        if rank not in found:
+            found[rank] = algorithm(rank, ranks)
+            left -= count_transfers(found[rank])
+        rounds = reversed(found[rank].lanes[lane])
+        received = (t.peer for transfers in rounds for t in transfers if t.action is Action.RECEIVE)
+        source = next(received, rank), lane
+        if source not in seen:
+            seen.add(source)
+            waiting.append(source)
+    return found if left > 0 else {}
+
+
+def count_transfers(program: Program) -> int:
+    """Return the number of transfers of all rounds."""
+    return sum(len(transfers) for lane in program.lanes for transfers in lane)
+
+
+def slowed(network: Network, times: float) -> Network:
+    """Return the network as a node with a slower link sees it."""
+    return replace(network, beta=network.beta * times) if times > 1 else network
+
+
+def chain_seconds(
+    programs: Mapping[int, Program],
+    placement: Placement,
+    network: Network,
+    chunk: Amount,
+    crossing: Amount,
+    slow: Mapping[int, float],
+) -> Amount:
+    """Return the end of the last round of one piece, if a round starts once it and its partners' rounds have begun.
+
+    It then lasts as long as the slowest of them takes alone; `slow` has the factors of nodes with slower links. A round
+    that never begins is left to `verify`.
+    """
+    rounds: list[_Round] = []
+    sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, program in programs.items():
+        links = slowed(network, slow.get(placement.node_of(rank), 1))
+        for lane, (lane_rounds, lane_loads) in enumerate(
+            zip(program.lanes, loads(program, rank, placement), strict=True)
+        ):
+            for number, (transfers, load) in enumerate(zip(lane_rounds, lane_loads, strict=True), 1):
+                for action, peer, _, _ in transfers:
+                    ends = sent[rank, peer, lane] if action is Action.SEND else received[peer, rank, lane]
+                    ends.append(len(rounds))
+                passing = latency(load, network) + link_seconds(load, load, links, crossing, chunk)
+                own = load.added * network.gamma * chunk + load.messages * network.overhead
+                rounds.append(_Round(passing, own, number == 1, number == len(lane_rounds)))
+    partners: list[list[int]] = [[] for _ in rounds]
+    for between, senders in sent.items():
+        for one, other in zip(senders, received[between], strict=False):
+            partners[one].append(other)
+            partners[other].append(one)
+    return _last_end(rounds, partners)
+
+
+class _Round(NamedTuple):
+    passing: Amount
+    """Seconds for its messages alone."""
+    summing: Amount
+    first: bool
+    """True for the first round of its lane."""
+    last: bool
+
+
+def _last_end(rounds: Sequence[_Round], partners: Sequence[Sequence[int]]) -> Amount:
+    latest: Amount = 0
+    began: dict[int, Amount] = {number: 0 for number, one in enumerate(rounds) if one.first}
+    awaiting = [1 + len(others) for others in partners]
+    just_begun = deque(began)
+    while just_begun:
+        starting = just_begun.popleft()
+        for number in (starting, *partners[starting]):
+            awaiting[number] -= 1
+            if awaiting[number]:
+                continue
+            involved = (number, *partners[number])
+            end = max(began[one] for one in involved) + max(rounds[one].passing for one in involved)
+            end += rounds[number].summing
+            latest = max(latest, end)
+            if not rounds[number].last:
+                began[number + 1] = end
+                just_begun.append(number + 1)
+    return latest

@@ -89,7 +89,6 @@ def shaped(
     alpha: float = 25e-6,
     gamma: float = 2.5e-10,
     within_alpha: float = 2e-6,
-    within_beta: float = 2e-10,
 ) -> Network:
     """Return a network of hosts with links of `rate_bits_per_second` per direction, `hosts_per_supernode` per switch.
 
@@ -103,7 +102,7 @@ def shaped(
         raise NetworkError(f"{hosts_per_supernode} hosts at {rate_bits_per_second} bit/s; both must be positive")
     beta = 8 / rate_bits_per_second
     uplink_beta = oversubscription * beta / hosts_per_supernode if oversubscription else None
-    return Network(alpha, beta, gamma, uplink_beta, within_alpha, within_beta)
+    return Network(alpha, beta, gamma, uplink_beta, within_alpha, within_beta=2e-10)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,16 @@
              END    sums of rounds end                   ENTER   late ranks begin
     step     the next event or the next end of a flow; all that is due at that time; the shares of links anew
 
-Times of rounds and messages are recorded: `critical_path` explains the result by them.
+Times of rounds and messages are recorded: the critical path explains the result by them.
+
+Between two ranks one message flows at a time, as on one connection: others wait in a queue. Links are shared as evenly
+as possible (max-min fairness, by progressive filling):
+
+    link 0  ├ flow a ┤├ flow b ┤              a and b get half of link 0 each,
+    link 1  ├ flow b ┤├────────── flow c ─┤   and c what b leaves of link 1
+
+No flow can get a higher rate without taking it from a flow whose rate is not higher.
+Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2.
 """
 
 from __future__ import annotations
@@ -12,18 +21,20 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.errors import ScheduleError
-from unisono.network.flows import GroupedFlows
 from unisono.network.links import Network
-from unisono.network.routes import Routes
-from unisono.network.traffic import Numbers, Seconds, Traffic
+from unisono.network.traffic import Numbers, Routes, Seconds, Traffic
 
 EXACT_RESOLUTION, COARSE_RESOLUTION = 1e-9, 2e-3
 """Fractions of the elapsed time within which events count as simultaneous."""
 
-MAX_EXACT_FLOWS = 4_000_000
-"""Number of flows, groups counted once, over all steps, after which time becomes coarse."""
+MAX_EXACT_FLOWS = 20_000_000
+"""Number of flows, over all steps, after which time becomes coarse: some seconds of work."""
+
+SHARE_TOLERANCE = 1e-12
+"""Relative difference below which shares are equal: sums of the same numbers in another order."""
 
 START, ARRIVE, END, ENTER = range(4)
 """Kinds of events."""
@@ -62,7 +73,7 @@ class Play:
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
         self.place = np.empty(every.rounds * every.pieces, np.int64)
-        self.flows = GroupedFlows(every, routes)
+        self.flows = Flows(every, routes)
 
     def run(self) -> None:
         """Run to the end. Raises ScheduleError if rounds wait forever."""
@@ -85,7 +96,7 @@ class Play:
     def _step(self) -> None:
         """Advance to the next event, and handle all its consequences at that time."""
         self.steps += 1
-        self.exact_flows_left -= len(self.flows.counts)
+        self.exact_flows_left -= len(self.flows.flowing)
         flows_end = self.flows.ends(self.now)
         soonest = min(self.events[0][0] if self.events else np.inf, float(flows_end.min(initial=np.inf)))
         if self.exact_flows_left < 0:
@@ -100,8 +111,7 @@ class Play:
         flowed, before = flows_end <= until, self.now
         self.now = soonest
         if self.resolution == COARSE_RESOLUTION:  # some too late, some too early: correct on average
-            ends = np.repeat(flows_end[flowed], self.flows.counts[flowed])
-            self.now = float(np.concatenate([times, ends]).mean())
+            self.now = float(np.concatenate([times, flows_end[flowed]]).mean())
         due[ARRIVE].append(self.flows.flow(self.now - before, flowed))
         entering = self._open(np.concatenate(due[ENTER])) if due[ENTER] else due[ARRIVE][-1][:0]
         ended = np.concatenate([*due[END], self._sum(self._arrive(np.concatenate(due[ARRIVE])))])
@@ -207,3 +217,70 @@ def _runs(first: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
     counts = first[number + 1] - first[number]
     of = np.repeat(np.arange(len(number)), counts)
     return first[number][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of], of
+
+
+def fair_rates(routes: Numbers, capacities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the bytes per second of each flow; `routes` has a row of links per flow, one at least with a limit.
+
+    A link is full if it limits all its users. All such links are filled at once, so there are few passes.
+    """
+    if routes.size < len(capacities):  # few flows use few of many links
+        used, numbers = np.unique(routes, return_inverse=True)
+        routes, capacities = numbers.reshape(routes.shape), capacities[used]
+    rates = np.empty(len(routes))
+    waiting = np.arange(len(routes))
+    left, width = capacities.copy(), routes.shape[1]
+    while len(waiting):
+        route = routes[waiting]
+        users = np.bincount(route.ravel(), minlength=len(left))
+        share = np.divide(left, users, out=np.full(len(left), np.inf), where=users > 0)
+        offered = share[route].min(axis=1)
+        if offered.min() >= offered.max() * (1 - SHARE_TOLERANCE):
+            rates[waiting] = offered
+            break
+        least_offered = np.full(len(left), np.inf)
+        np.minimum.at(least_offered, route.ravel(), np.repeat(offered, width))
+        full = (least_offered >= share * (1 - SHARE_TOLERANCE)) & (users > 0)
+        limited = full[route].any(axis=1)
+        rates[waiting[limited]] = offered[limited]
+        taken = np.repeat(offered[limited], width)
+        left = np.maximum(left - np.bincount(route[limited].ravel(), taken, minlength=len(left)), 0)
+        waiting = waiting[~limited]
+    return rates
+
+
+class Flows:
+    """Messages that flow, and those that wait for their connection. Numbers of piece k: those of piece 0, plus k times
+    all."""
+
+    def __init__(self, every: Traffic, routes: Routes) -> None:
+        self.nbytes, self.routes, self.messages = every.nbytes, routes, len(every.nbytes)
+        self.busy = np.zeros(routes.pairs, bool)  # for each pair of ranks, whether a message flows
+        self.place = np.empty(routes.pairs, np.int64)
+        self.queue = self.flowing = np.empty(0, np.int64)
+        self.left, self.rates = np.empty(0), np.empty(0)  # of each message that flows
+
+    def ends(self, now: float) -> Seconds:
+        """Return the seconds at which each message arrives, if rates stay as they are."""
+        return now + self.left / self.rates
+
+    def start(self, messages: Numbers) -> None:
+        """Queue messages, start the first one of each idle pair of ranks, and recompute the shares of links."""
+        queue = np.concatenate([self.queue, messages])
+        pair = self.routes.pair[queue % self.messages]
+        order = np.arange(len(queue))
+        self.place[pair[::-1]] = order[::-1]  # of equal pairs, the first one stays
+        first = (self.place[pair] == order) & ~self.busy[pair]
+        self.busy[pair[first]] = True
+        starting, self.queue = queue[first], queue[~first]
+        self.flowing = np.concatenate([self.flowing, starting])
+        self.left = np.concatenate([self.left, self.nbytes[starting % self.messages]])
+        self.rates = fair_rates(self.routes.links[self.flowing % self.messages], self.routes.capacities)
+
+    def flow(self, seconds: float, ended: NDArray[np.bool_]) -> Numbers:
+        """Let bytes flow; return the messages that have arrived, those that `ended`."""
+        arrived = self.flowing[ended]
+        self.busy[self.routes.pair[arrived % self.messages]] = False
+        self.left = (self.left - self.rates * seconds)[~ended]
+        self.flowing, self.rates = self.flowing[~ended], self.rates[~ended]
+        return arrived

@@ -7,6 +7,20 @@ Source: the model of Thakur, Rabenseifner and Gropp, 2005, as swCaffe uses it in
 beta_1 is `beta` and beta_2 is `crossing_beta` of a whole supernode: all its nodes cross at once in halving. Of a ring
 one does, and shares the uplink with nobody (`sharing_beta`). A price follows from the schedule alone, without waits
 between ranks. `estimate` adds these waits, `simulate` the sharing of links at each moment.
+
+`bound` is the least time of a collective, whatever the schedule: that of the bytes that must pass the links between
+nodes. n bytes, N nodes of k ranks, p = N k. Each chunk has to be combined from N nodes, given to N nodes, or both:
+
+    collective       bytes over all links out of nodes     4 ranks on 4 nodes, per link
+    allreduce        2 (N-1) n                             3/2 n
+    reduce_scatter     (N-1) n                             3/4 n
+    all_gather         (N-1) n                             3/4 n
+    broadcast          (N-1) n                             3/4 n, and n into each node but the root's: n
+    all_to_all       N k (p-k) n / p                       3/4 n
+
+All links together carry these bytes at best: bytes / sum of the rates. And no link is faster than the bytes that its
+own node must send or receive. The same holds for supernodes and their uplinks. Latency, sums and transfers within nodes
+are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +31,7 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from unisono.network.links import Amount, Network, NetworkError
+from unisono.network.links import EVEN, Amount, Network, NetworkError, Uneven
 from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program, Round
 
@@ -222,3 +236,32 @@ def _rank_price(mine: Lanes, mates: Lanes, network: Network, crossing: Amount, c
     busiest = link_seconds(everything, total(mates), network, crossing, chunk)
     own = everything.added * network.gamma * chunk + everything.messages * network.overhead
     return alphas + max(*lanes, busiest) + own
+
+
+def bound(collective: str, placement: Placement, network: Network, nbytes: Amount, uneven: Uneven = EVEN) -> float:
+    """Return the least seconds of a collective on `nbytes` bytes of each rank; 0 on a single node."""
+    node_betas = [float(network.beta) * factor for factor in uneven.factors(placement)]
+    least = _least(collective, list(map(len, placement.nodes)), node_betas, float(nbytes))
+    if not (placement.supernodes and network.oversubscribed):
+        return least
+    ranks = [0] * len(set(placement.supernodes))
+    for supernode, node in zip(placement.supernodes, placement.nodes, strict=True):
+        ranks[supernode] += len(node)
+    return max(least, _least(collective, ranks, [float(network.uplink_beta or 0)] * len(ranks), float(nbytes)))
+
+
+def _least(collective: str, ranks: Sequence[int], betas: Sequence[float], nbytes: float) -> float:
+    """Return the least seconds for groups of ranks, each with a link of `betas` seconds per byte."""
+    if len(ranks) == 1:
+        return 0.0
+    everyone, rates = sum(ranks), sum(1 / beta for beta in betas)
+    if collective == "all_to_all":
+        own = [mine * (everyone - mine) / everyone for mine in ranks]
+        return nbytes * max(beta * share for beta, share in zip(betas, own, strict=True))
+    if collective in ("reduce_scatter", "all_gather"):
+        own = [max(mine, everyone - mine) / everyone for mine in ranks]
+    else:
+        own = [1.0] * len(ranks)
+    times = 2 if collective == "allreduce" else 1
+    together = times * (len(ranks) - 1) / rates
+    return nbytes * max(together, *(beta * share for beta, share in zip(betas, own, strict=True)))

@@ -1,17 +1,32 @@
-"""Optimizers that scale the rate of each layer by two norms (LARS, LAMB): a step in three parts.
+"""Optimizers that scale the rate of each layer by two norms, LARS and LAMB: a step in three parts.
 
     direction    elementwise: what the weights are moved along, before the scale
     norms        of a layer's weights and of its direction; with shards, from sums over the ranks
     move         elementwise: state and weights
 
-Parameters of one dimension (norms, biases) are no layers: their rate is the group's. So are layers of which either norm
-is 0.
+Parameters of one dimension (norms, biases) are no layers: their rate is the group's, and they do not decay. Nor is the
+rate scaled for layers of which either norm is 0.
+
+LARS (You, Gitman and Ginsburg 2017): SGD, with each layer's rate proportional to its weights' norm over its gradient's.
+
+    v = momentum v + rate scale (g + decay w),    w = w - v,    scale = trust |w| / (|g| + decay |w|)
+
+For w = [[3, 4]] and g = [[0, 1]] without decay: |w| = 5, |g| = 1, the scale is 0.001 x 5 / 1; at a rate of 2 the first
+step is 2 x 0.005 g, and w = [[3, 3.99]].
+
+LAMB (You et al. 2020, algorithm 2): Adam's step, with a length proportional to the norm of each layer's weights.
+
+    m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g g
+    u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w,    w = w - rate |w| / |u| u          in step t
+
+For the same w and g: in the first step u = [[0, 1]], as Adam's is, up to eps; at a rate of 0.01 the step is
+0.01 x 5 / 1 u, and w = [[3, 3.95]].
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -64,3 +79,101 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         direction = self.direction(parameter, gradient, state, group, layer)
         norms = (float(parameter.norm()), float(direction.norm())) if layer else None
         self.move(parameter, direction, state, group, self.rate(norms, group), layer)
+
+
+class LARS(LayerwiseOptimizer):
+    """SGD with momentum, with a rate that is scaled layer by layer."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    def direction(
+        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], _: dict[str, Any], __: bool
+    ) -> torch.Tensor:
+        """Return the gradient."""
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(weights)
+        return gradient
+
+    def scale(self, weights: float, direction: float, group: dict[str, Any]) -> float:
+        """Return trust |w| / (|g| + decay |w|)."""
+        trust, decay = group["trust"], group["weight_decay"]
+        factor: float = trust * weights / (direction + decay * weights)
+        return factor
+
+    def move(
+        self,
+        weights: torch.Tensor,
+        direction: torch.Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        rate: float,
+        layer: bool,
+    ) -> None:
+        """Subtract the velocity from the weights, with decay for a layer."""
+        velocity = state["momentum_buffer"].mul_(group["momentum"])
+        if layer:
+            velocity.add_(weights, alpha=rate * group["weight_decay"])
+        weights.sub_(velocity.add_(direction, alpha=rate))
+
+
+class LAMB(LayerwiseOptimizer):
+    """Adam, with a step that is scaled layer by layer."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def direction(
+        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any], layer: bool
+    ) -> torch.Tensor:
+        """Return Adam's step u, for a layer with its decay."""
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weights), torch.zeros_like(weights)
+        first, second = group["betas"]
+        state["step"] += 1
+        mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        step: torch.Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        return step.add_(weights, alpha=group["weight_decay"]) if layer else step
+
+    def scale(self, weights: float, direction: float, _: dict[str, Any]) -> float:
+        """Return |w| / |u|."""
+        return weights / direction
+
+    def move(
+        self,
+        weights: torch.Tensor,
+        direction: torch.Tensor,
+        _: dict[str, Any],
+        __: dict[str, Any],
+        rate: float,
+        ___: bool,
+    ) -> None:
+        """Subtract the step from the weights."""
+        weights.sub_(direction, alpha=rate)
+
+
+def make_lars(groups: list[dict[str, Any]], rate: float, momentum: float) -> LARS:
+    """Return the optimizer of a recipe."""
+    return LARS(groups, rate, momentum=momentum)
+
+
+def make_lamb(groups: list[dict[str, Any]], rate: float, momentum: float) -> LAMB:
+    """Return the optimizer of a recipe; the momentum is the first beta."""
+    return LAMB(groups, rate, betas=(momentum, 0.999))

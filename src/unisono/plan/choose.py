@@ -1,13 +1,26 @@
-"""Choice of the overlap and the buckets of a step, by prediction."""
+"""Choice of the overlap and the buckets of a step, by prediction, and the order in which buckets are exchanged.
+
+Among the buckets that are ready, the one that the next forward pass needs first goes first. All ranks have to use the
+same order, so it is planned, once, from measurements:
+
+    ready from    fc8 |  fc7  |  fc6 a b c d         | conv2 | conv1           (backward: the last layer comes first)
+    exchanged     fc8 fc7 fc6a fc6b           conv2  conv1 fc6c fc6d ...
+    next forward                                           conv1 conv2 ... fc6 fc7 fc8
+
+A sharded rule exchanges each bucket in two halves (r reduce-scatter, g all-gather), which go by the same rule: what
+the link would do later goes where it would be idle:
+
+    exchanged     r8 r7 r6a r6b g6a g7 g8      r2 g2  r1 g1 g6b ...
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from unisono.plan.order import sequence, sequence_of_halves
 from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
 from unisono.step.layout import ActivationExchange, Bucket, Layout
@@ -72,6 +85,22 @@ class Candidate(NamedTuple):
     prediction: Prediction
     rule: BaseRule
     costs: Costs
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Parts of a predicted step, in seconds; each is the part that does not hide behind those before it."""
+
+    computing: float
+    communication: float = 0.0
+    update: float = 0.0
+    loading: float = 0.0
+    """Seconds that the step takes longer because of loading; 0 where it was not predicted."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of the step."""
+        return self.computing + self.communication + self.update + self.loading
 
 
 class PredictionInputs(NamedTuple):
@@ -146,7 +175,7 @@ def candidates(
     found = [
         _best(
             [
-                predicted(inputs, size, name, outstanding, end_ratio)
+                predicted(inputs, Setting(name, size, outstanding=outstanding, end_ratio=end_ratio))
                 for end_ratio in end_ratios(name, sizes, inputs.nodes)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
@@ -173,11 +202,11 @@ def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] =
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
-    largest, ratio = candidate.setting.bucket_bytes, candidate.setting.end_ratio
-    size = largest // FINER_BUCKET_RATIO
-    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(largest, ratio)):
+    setting, ratio = candidate.setting, candidate.setting.end_ratio
+    size = setting.bucket_bytes // FINER_BUCKET_RATIO
+    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(setting.bucket_bytes, ratio)):
         return None
-    return predicted(inputs, size, candidate.setting.overlap, candidate.setting.outstanding, ratio)
+    return predicted(inputs, setting._replace(bucket_bytes=size))
 
 
 def in_equal_buckets(
@@ -187,21 +216,19 @@ def in_equal_buckets(
 
     A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
     """
-    if candidate.setting.end_ratio == END_RATIOS[0]:
+    equal = candidate.setting._replace(end_ratio=END_RATIOS[0])
+    if candidate.setting == equal:
         return None
-    overlap, outstanding = candidate.setting.overlap, candidate.setting.outstanding
-    return _best([predicted(inputs, size, overlap, outstanding) for size in sorted(sizes)])
+    return _best([predicted(inputs, equal._replace(bucket_bytes=size)) for size in sorted(sizes)])
 
 
-def predicted(
-    inputs: PredictionInputs, size: int, overlap: str, outstanding: int, end_ratio: int = END_RATIOS[0]
-) -> Candidate:
-    """Return a setting with its predicted times.
+def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
+    """Return a setting with its predicted times, and its orders planned anew.
 
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
-    computing, buckets = inputs.computing, inputs.buckets(size, end_ratio)
-    own_order = inputs.deferred and overlap == "chain"
+    computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
+    own_order = inputs.deferred and setting.overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
     if own_order and inputs.rule.traits.state is RankState.SHARDED:
         by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
@@ -214,15 +241,73 @@ def predicted(
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
-    rule = replace(inputs.rule, overlap=overlap, outstanding=outstanding)
-    setting = Setting(overlap, size, order, outstanding, halves, end_ratio)
+    rule = replace(inputs.rule, overlap=setting.overlap, outstanding=setting.outstanding)
     costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
-    return Candidate(setting, predict(rule, costs), rule, costs)
+    return Candidate(setting._replace(sequence=order, halves=halves), predict(rule, costs), rule, costs)
 
 
-def predicted_again(setting: Setting, inputs: PredictionInputs) -> Candidate:
-    """Return a setting with the times that are predicted from other inputs."""
-    return predicted(inputs, setting.bucket_bytes, setting.overlap, setting.outstanding, setting.end_ratio)
+def parts_of(computing: float, silent: float, step: float) -> StepParts:
+    """Return the parts of a predicted step without its loading; `silent` are the seconds of a step whose exchanges take
+    no time.
+
+    >>> parts_of(4.0, silent=5.0, step=8.0)
+    StepParts(computing=4.0, communication=3.0, update=1.0, loading=0.0)
+    """
+    update = max(0.0, silent - computing)
+    return StepParts(computing, max(0.0, step - computing - update), update)
+
+
+def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:
+    """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
+    needed first goes next."""
+    return _serve(computing, loads, [cost.seconds(load.nbytes) for load in loads])
+
+
+def sequence_of_halves(
+    computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float
+) -> tuple[int, ...]:
+    """Return the order of exchange of these buckets in halves: each number twice, the first time for its
+    reduce-scatter, the second for its all-gather.
+
+    An all-gather is ready when `updated_share` of its bucket has been updated. So the link gathers the weights of large
+    last layers while earlier gradients are still computed, and has nothing of them left after the first layers'.
+    """
+    taken = [cost.seconds(load.nbytes) / 2 for load in loads]
+    return _serve(computing, loads, taken, [load.nbytes * computing.update * updated_share for load in loads])
+
+
+def _serve(
+    computing: Computing, loads: Sequence[Bucket], taken: Sequence[float], between: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """Return the order in which a link serves buckets for `taken` seconds each: the earliest due date first.
+
+    With `between` it serves each twice, with at least these seconds from the end of the first time to the second. For
+    the second it waits if that is more urgent than what is there, and comes before the end of what is there.
+    """
+    due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
+    coming = [(max(computing.ready[one] for one in load.parameters), 0, at) for at, load in enumerate(loads)]
+    heapq.heapify(coming)
+    waiting: list[tuple[float, int, int]] = []
+    order: list[int] = []
+    now = 0.0
+    while coming or waiting:
+        if not waiting:
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            _, turn, number = heapq.heappop(coming)
+            heapq.heappush(waiting, (due[number], turn, number))
+        first, _, number = waiting[0]
+        ends = now + taken[number]
+        second = coming if between is not None else ()  # nothing is served twice without it
+        if urgent := [there for there, turn, other in second if turn and due[other] < first and there < ends]:
+            now = min(urgent)
+            continue
+        _, turn, number = heapq.heappop(waiting)
+        order.append(number)
+        now += taken[number]
+        if between is not None and not turn:
+            heapq.heappush(coming, (now + between[number], 1, number))
+    return tuple(order)
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:

@@ -20,13 +20,12 @@ from functools import cache
 from math import ceil
 from typing import NamedTuple
 
-from unisono.choosing.pace import pace_of
-from unisono.choosing.priced import LIBRARY
-from unisono.choosing.schedule_table import COLLECTIVES, ScheduleTable
 from unisono.errors import UsageError
 from unisono.network import EVEN, Network, NetworkError, Uneven, bound, price, simulate
-from unisono.network.critical_path import Cause, Delay
+from unisono.network.choice import COLLECTIVES, LIBRARY, ScheduleTable
+from unisono.network.pace import pace_of
 from unisono.network.price import MAX_EXAMINED_RANKS, spread
+from unisono.network.simulate import Cause, Delay
 from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, check, find, names
 from unisono.schedules.numbering import round_robin

@@ -28,17 +28,15 @@ Nearest rows are those of the nearest bytes on the wire, then of numbers of node
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
-from unisono.choosing.priced import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.network import Network, Uneven, estimate
+from unisono.network.choice import LONG_BYTES_PER_RANK, choose_by_price
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.machines import MachineFacts
-from unisono.plan.measured_rows import FLOAT32_WIRE, CollectiveRow
+from unisono.plan.machines import FLOAT32_WIRE, CollectiveRow, MachineFacts
 from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import AUTO
@@ -47,14 +45,15 @@ from unisono.wires import encoded_share
 BYTES_OF_A_SUM = 3
 """Bytes of memory that are read and written for each byte that is summed into place."""
 
-COLLECTIVES_OF_A_SHARD = 3
-"""Collectives for a bucket under a sharded rule: its reduce-scatter, flags and all-gather."""
-
 FREE = Cost(0.0, 0.0)
 """Cost where nothing goes over a link."""
 
-BASES = ("measured", "corrected", "estimated")
-"""Bases of a cost, the surest first."""
+BASES: Mapping[str, str] = {
+    "measured": "measured",
+    "corrected": "estimated from the link, times what was measured over its own estimate",
+    "estimated": "estimated from the link",
+}
+"""Bases of a cost, the surest first, and words for them."""
 
 
 class ExchangeCost(NamedTuple):
@@ -68,19 +67,19 @@ class ExchangeCost(NamedTuple):
     """One of BASES; empty where nothing goes over a link."""
 
 
-class PricedExchange(NamedTuple):
+class _PricedCall(NamedTuple):
     """Collective among ranks of a machine that is to be priced."""
 
-    collective: str
-    wire: str | None
+    machine: MachineFacts
     nodes: int
     ranks_per_node: int
-    algorithm: str = AUTO
-    """Name of the schedule, or "auto"."""
+    collective: str
+    wire: str | None
+    schedule: str = ""
+    """Name of the schedule; empty where each call chooses."""
 
     @property
     def ranks(self) -> int:
-        """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
 
@@ -98,76 +97,56 @@ def exchange_cost(
     Raises NetworkError for a machine without a bandwidth, and TensorError for an unknown wire.
     """
     calls = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
-    found = [_cost(machine, PricedExchange(*call, nodes, ranks_per_node, algorithm)) for call in calls]
+    schedule = "" if algorithm == AUTO else algorithm
+    found = [_cost(_PricedCall(machine, nodes, ranks_per_node, *call, schedule)) for call in calls]
     cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
     bases = [one.basis for one in found if one.basis]
-    return ExchangeCost(found[0].schedule, cost, max(bases, key=BASES.index, default=""))
+    return ExchangeCost(found[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
 
 
-def even_cost(
-    known: Cost,
-    machine: MachineFacts,
-    nodes: int,
-    ranks_per_node: int,
-    wire: str | None = None,
-    sharded: bool = False,
-    algorithm: str = AUTO,
-) -> Cost:
-    """Return the cost that `known`, that of `exchange_cost` for the same arguments, has without the machine's slow
-    links: times the estimate without over the estimate with them, since a slow link may be in measured rows as well."""
-    bare = replace(machine, collectives=())
-    slow = exchange_cost(bare, nodes, ranks_per_node, wire, sharded, algorithm).cost if machine.collectives else known
-    even = exchange_cost(replace(bare, slow_links={}), nodes, ranks_per_node, wire, sharded, algorithm).cost
-    found = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
-    return fit(MEASURED_BUCKET_BYTES, found)
-
-
-def _cost(machine: MachineFacts, exchange: PricedExchange) -> ExchangeCost:
-    collective, wire, nodes, _, algorithm = exchange
-    share = encoded_share(wire)
-    rows = rows_of(machine.collectives, collective, wire or FLOAT32_WIRE, nodes, exchange.ranks)
-    if rows and algorithm in (AUTO, rows[-1].schedule):
+def _cost(call: _PricedCall) -> ExchangeCost:
+    known, share = call.machine.collectives, encoded_share(call.wire)
+    rows = rows_of(known, call.collective, call.wire or FLOAT32_WIRE, call.nodes, call.ranks)
+    if rows and call.schedule in ("", rows[-1].schedule):
         cost = fit([row.bytes for row in rows], [row.seconds for row in rows])
         return ExchangeCost(rows[-1].schedule, cost, "measured")
-    if nodes == 1:
+    if call.nodes == 1:
         return ExchangeCost("", FREE)
-    if rows := nearest_rows(machine.collectives, collective, share, nodes, exchange.ranks):
-        found = [_corrected(machine, exchange, row) for row in rows]
-        cost = fit([row.bytes for row in rows], [seconds for _, seconds in found])
-        return ExchangeCost(found[-1][0], cost, "corrected")
-    found = [_estimated(machine, exchange, nbytes, _named(exchange)) for nbytes in MEASURED_BUCKET_BYTES]
-    return ExchangeCost(found[-1][0], fit(MEASURED_BUCKET_BYTES, [seconds for _, seconds in found]), "estimated")
+    if rows := nearest_rows(known, call.collective, share, call.nodes, call.ranks):
+        sizes, basis = tuple(row.bytes for row in rows), "corrected"
+        found = [_corrected(call, row) for row in rows]
+    else:
+        sizes, basis = MEASURED_BUCKET_BYTES, "estimated"
+        found = [_estimated(call, nbytes) for nbytes in sizes]
+    return ExchangeCost(found[-1][0], fit(sizes, [seconds for _, seconds in found]), basis)
 
 
-def _corrected(machine: MachineFacts, exchange: PricedExchange, row: CollectiveRow) -> tuple[str, float]:
+def _corrected(call: _PricedCall, row: CollectiveRow) -> tuple[str, float]:
     """Return the schedule and the estimate for the bytes of a row, times what the row took over its own estimate.
 
-    The schedule is the exchange's own. Without one it is the row's, which `auto` took there, if a node has as many
-    ranks, and the payload is long for all of them: on thousands of nodes `auto` takes no ring.
+    The schedule is the call's own. Without one it is the row's, which `auto` took there, if a node has as many ranks,
+    and the payload is long for all of them: on thousands of nodes `auto` takes no ring.
     """
-    measured = PricedExchange(row.collective, row.wire, row.nodes, row.ranks // row.nodes)
-    _, before = _estimated(machine, measured, row.bytes, row.schedule)
-    long = row.bytes * encoded_share(exchange.wire) >= LONG_BYTES_PER_RANK * exchange.ranks
-    alike = long and measured.ranks_per_node == exchange.ranks_per_node
-    schedule, after = _estimated(machine, exchange, row.bytes, _named(exchange) or (row.schedule if alike else ""))
+    each = row.ranks // row.nodes
+    _, before = _estimated(
+        _PricedCall(call.machine, row.nodes, each, row.collective, row.wire, row.schedule), row.bytes
+    )
+    long = row.bytes * encoded_share(call.wire) >= LONG_BYTES_PER_RANK * call.ranks
+    alike = row.schedule if long and each == call.ranks_per_node else ""
+    schedule, after = _estimated(call._replace(schedule=call.schedule or alike), row.bytes)
     return schedule, after * row.seconds / before
 
 
-def _named(exchange: PricedExchange) -> str:
-    """Return the name of the schedule that the exchange has; empty where each call chooses."""
-    return "" if exchange.algorithm == AUTO else exchange.algorithm
-
-
-def _estimated(machine: MachineFacts, exchange: PricedExchange, nbytes: int, named: str = "") -> tuple[str, float]:
-    """Return the schedule called `named`, if it offers the collective, else that of `auto`, and its estimated seconds.
+def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
+    """Return the schedule of a call, if it offers the collective, else that of `auto`, and its estimated seconds.
 
     `auto` does not know of slow links, in a plan as in a run; the estimate does.
     """
-    collective, wire, nodes, ranks_per_node, _ = exchange
+    machine, nodes, ranks_per_node, collective, wire, schedule = call
     placement = placement_of(machine, nodes, ranks_per_node)
     network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
-    offered = named in names() and getattr(find(named, placement), collective) is not None
-    schedule = named if offered else choose_by_price(collective, placement, network, sent).algorithm
+    if schedule not in names() or getattr(find(schedule, placement), collective) is None:
+        schedule = choose_by_price(collective, placement, network, sent).algorithm
     algorithm = getattr(find(schedule, placement), collective)
     return schedule, float(estimate(algorithm, placement, network, sent, uneven=uneven_of(machine, nodes)))
 

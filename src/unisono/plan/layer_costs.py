@@ -37,8 +37,7 @@ from math import log
 from typing import NamedTuple
 
 from unisono.errors import UsageError
-from unisono.plan.machines import EfficiencyFacts, MachineFacts
-from unisono.plan.measured_rows import CONVOLUTION_KIND, LINEAR_KIND, ProductRow
+from unisono.plan.machines import CONVOLUTION_KIND, LINEAR_KIND, EfficiencyFacts, MachineFacts, ProductRow
 from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Computing
 

@@ -16,8 +16,7 @@ decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding tak
 reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores compute as well, for 12 of the 15 ms, they
 need 12 + 20 = 32 ms for both.
 
-**Assumed:** all cores decode where nothing else uses them, computing and decoding lose nothing by taking turns, and
-reading and decoding overlap. Their rates are those of the machine file.
+**Assumed:** computing and decoding lose nothing by taking turns, and reading and decoding overlap.
 """
 
 from __future__ import annotations

@@ -5,59 +5,59 @@
     unisono probe OUT.toml ───┤
     unisono tune ─────────────┘
 
-    [node]        cores, accelerators, flops, cache_bytes, simd_width, memory_bytes, memory_bandwidth
-    [efficiency]  convolution, linear           share of flops that such products reach; 1 is assumed without it
-    [link]        bandwidth, adapters, latency, overhead
-    [topology]    supernode, oversubscription   nodes under a switch, and times that its uplink is too narrow
-    [disk]        bandwidth                     bytes per second of a node
-    [decoding]    pixels                        JPEG pixels per second of a core
-    [slow_links]  "3" = 4.0                     nodes whose links are slower, and how many times
-    [assumed]     "link.latency" = "why"        values that are in no source; tables of predictions name them
-    [measured]    "link.latency" = "how"        values that `unisono probe` has measured
-    [[network]]                                 samples/s of whole networks, which go before flops (`measured_rows.py`)
-    [choices]                                   tables by which `auto` chooses (`choosing/default.toml`)
-    [probe], [[product]], [[message]], [[collective]]     the measurement and its rows (`measured_rows.py`)
+    [node] [efficiency] [link] [topology] [disk] [decoding] [probe]      a dataclass each, with the same keys
+    [slow_links]  "3" = 4.0               nodes whose links are slower, and how many times
+    [assumed]     "link.latency" = "why"  values that are in no source; tables of predictions name them
+    [measured]    "link.latency" = "how"  values that `unisono probe` has measured
+    [choices]                             tables by which `auto` chooses (`network/default.toml`)
+    [[network]] [[product]] [[message]] [[collective]]      rows that were measured, or that a paper has
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
 
-Keys, types and ranges are checked, errors are one line. Tables may lack keys, rows have every key. Numbers are above 0,
-or not below a field's `least`; texts are not empty, and one of a field's `one_of`.
+Machines that are not there yet are made by `changed_machine`: "bandwidth=2x" is link.bandwidth times 2.
+
+Tables may lack keys, rows have every key. A spread is that of the middle half of the trials: the third quartile less
+the first, over the median; 0 for a single trial.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import tomli_w
 
-from unisono.choosing import schedule_table
 from unisono.errors import UsageError
-from unisono.network import Network
-from unisono.plan.measured_rows import CollectiveRow, MessageRow, NetworkRow, ProbeFacts, ProductRow
+from unisono.network import Network, choice
+from unisono.tables import known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
+
+LINEAR_KIND, CONVOLUTION_KIND = "linear", "convolution"
+"""Kinds of measured products."""
+
+FLOAT32_WIRE = "float32"
+"""Wire of a row whose payload was sent as it is."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
     """Computing and memory of a node; 0: not known."""
 
-    cores: int = 0
-    accelerators: int = 0
-    flops: float = 0.0
+    cores: int = number(0, above=0)
+    accelerators: int = number(0, above=0)
+    flops: float = number(0.0, above=0)
     """Peak FLOPs per second of the whole node, float32."""
-    cache_bytes: int = 0
+    cache_bytes: int = number(0, above=0)
     """Bytes of cache for a thread's blocks."""
-    simd_width: int = 0
+    simd_width: int = number(0, above=0)
     """float32 numbers in a vector register."""
-    memory_bytes: float = 0.0
-    memory_bandwidth: float = 0.0
+    memory_bytes: float = number(0.0, above=0)
+    memory_bandwidth: float = number(0.0, above=0)
     """Bytes per second of the whole node."""
 
 
@@ -65,20 +65,20 @@ class NodeFacts:
 class EfficiencyFacts:
     """Share of a node's peak that a kind of product reaches."""
 
-    convolution: float = 1.0
-    linear: float = 1.0
+    convolution: float = number(1.0, above=0)
+    linear: float = number(1.0, above=0)
 
 
 @dataclass(frozen=True)
 class LinkFacts:
     """Link of a node."""
 
-    bandwidth: float = 0.0
+    bandwidth: float = number(0.0, above=0)
     """Bytes per second of an adapter, in each direction."""
-    adapters: int = 1
-    latency: float = 0.0
+    adapters: int = number(1, above=0)
+    latency: float = number(0.0, above=0)
     """Seconds before the first byte arrives."""
-    overhead: float = 0.0
+    overhead: float = number(0.0, above=0)
     """Seconds that a rank is busy with each message."""
 
     @property
@@ -91,9 +91,9 @@ class LinkFacts:
 class TopologyFacts:
     """Network above the nodes."""
 
-    supernode: int = 0
+    supernode: int = number(0, above=0)
     """Nodes under a switch; 0: all."""
-    oversubscription: float = 1.0
+    oversubscription: float = number(1.0, above=0)
     """Bandwidth of a supernode's nodes over that of its uplink."""
 
 
@@ -101,7 +101,7 @@ class TopologyFacts:
 class DiskFacts:
     """Storage that a node reads samples from."""
 
-    bandwidth: float = 0.0
+    bandwidth: float = number(0.0, above=0)
     """Bytes per second that a node reads; 0: not known."""
 
 
@@ -109,8 +109,90 @@ class DiskFacts:
 class DecodingFacts:
     """Decoding of images."""
 
-    pixels: float = 0.0
+    pixels: float = number(0.0, above=0)
     """JPEG pixels per second of a core; 0: not known."""
+
+
+@dataclass(frozen=True)
+class ProbeFacts:
+    """Measurement that a machine file comes from; empty for one that was written by hand."""
+
+    date: str = ""
+    version: str = ""
+    """Version of Unisono."""
+    hosts: tuple[str, ...] = ()
+    """Host name of each node."""
+    ranks: int = number(0, above=0)
+    nodes: int = number(0, above=0)
+    seconds: float = number(0.0, above=0)
+    """Seconds that all measurements took."""
+    left_out: tuple[str, ...] = ()
+    """Reason for each part that was not measured."""
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """Speed of a node at training steps of a network of the catalogue, on inputs of the network's own shape.
+
+    It goes before node.flops.
+    """
+
+    name: str
+    batch: int = number(above=0)
+    """Samples of an accelerator in a step; of the node, if it has none."""
+    samples_per_second: float = number(above=0)
+
+
+@dataclass(frozen=True)
+class ProductRow:
+    """Speed of a node at (rows, inner) @ (inner, columns) of float32, made by all its ranks at once, one for each."""
+
+    kind: str = field(metadata={"one_of": (LINEAR_KIND, CONVOLUTION_KIND)})
+    rows: int = number(above=0)
+    """Samples of a rank, times the output's area in a convolution."""
+    inner: int = number(above=0)
+    """Inputs, times the kernel's area."""
+    columns: int = number(above=0)
+    """Outputs."""
+    kernel: int = number(above=0)
+    """Area of the kernel: 9 for 3x3; 1 for a linear layer."""
+    forward: float = number(above=0)
+    """FLOP/s of the node in the forward pass."""
+    backward: float = number(above=0)
+    """FLOP/s of the node in the backward pass, both gradients, which have twice the FLOPs."""
+    spread: float = number(at_least=0)
+
+    @property
+    def step(self) -> float:
+        """FLOP/s of the node in both passes together."""
+        return 3 / (1 / self.forward + 2 / self.backward)
+
+
+@dataclass(frozen=True)
+class MessageRow:
+    """Time of a message between two nodes while all others do the same in pairs."""
+
+    bytes: int = number(above=0)
+    seconds: float = number(above=0)
+    """Half the time there and back, median."""
+    spread: float = number(at_least=0)
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Time of a collective with the schedule that `auto` took."""
+
+    collective: str = field(metadata={"one_of": ("allreduce", "reduce_scatter", "all_gather")})
+    schedule: str
+    wire: str
+    nodes: int = number(above=0)
+    ranks: int = number(above=0)
+    """Number of ranks on all nodes."""
+    bytes: int = number(above=0)
+    """Bytes of the whole payload in float32, before it is encoded."""
+    seconds: float = number(above=0)
+    """Median over the trials of the slowest rank's seconds."""
+    spread: float = number(at_least=0)
 
 
 @dataclass(frozen=True)
@@ -124,19 +206,19 @@ class MachineFacts:
     topology: TopologyFacts = field(default_factory=TopologyFacts)
     disk: DiskFacts = field(default_factory=DiskFacts)
     decoding: DecodingFacts = field(default_factory=DecodingFacts)
+    probe: ProbeFacts = field(default_factory=ProbeFacts)
+    slow_links: Mapping[int, float] = field(default_factory=dict, metadata={"at_least": 1})
+    """Times that the link of a node is slower than `link`, by the node's number."""
     assumed: Mapping[str, str] = field(default_factory=dict)
     """Reason for each value that is in no source, by its key: "link.latency"."""
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurement of each value that was measured, by its key."""
-    slow_links: Mapping[int, float] = field(default_factory=dict)
-    """Times that the link of a node is slower than `link`, by the node's number."""
-    probe: ProbeFacts = field(default_factory=ProbeFacts)
-    networks: tuple[NetworkRow, ...] = ()
-    products: tuple[ProductRow, ...] = ()
-    messages: tuple[MessageRow, ...] = ()
-    collectives: tuple[CollectiveRow, ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by which `auto` chooses, as `choosing/schedule_table.py` reads them."""
+    """Tables by which `auto` chooses, as `network/choice.py` reads them."""
+    networks: tuple[NetworkRow, ...] = rows("network")
+    products: tuple[ProductRow, ...] = rows("product")
+    messages: tuple[MessageRow, ...] = rows("message")
+    collectives: tuple[CollectiveRow, ...] = rows("collective")
 
     @property
     def assumptions(self) -> Mapping[str, str]:
@@ -157,27 +239,8 @@ class MachineFacts:
         return Network(self.link.latency, beta, gamma, uplink, overhead=self.link.overhead)
 
 
-TABLES: Mapping[str, type[Any]] = {
-    "node": NodeFacts,
-    "efficiency": EfficiencyFacts,
-    "link": LinkFacts,
-    "topology": TopologyFacts,
-    "disk": DiskFacts,
-    "decoding": DecodingFacts,
-    "probe": ProbeFacts,
-}
-"""Tables of a machine file, each an attribute of that name."""
-
-REASONS = ("assumed", "measured")
-"""Tables with words for values of the file."""
-
-ROWS: Mapping[str, type[Any]] = {
-    "network": NetworkRow,
-    "product": ProductRow,
-    "message": MessageRow,
-    "collective": CollectiveRow,
-}
-"""Lists of rows, each an attribute of that name and an s."""
+TABLES: Mapping[str, Any] = {name: kind for name, kind in get_type_hints(MachineFacts).items() if is_dataclass(kind)}
+"""Tables of values, by their names."""
 
 
 def machine_names() -> list[str]:
@@ -197,131 +260,91 @@ def find_machine(name: str) -> MachineFacts:
     """
     path = machine_file(name)
     if not path.is_file():
-        known = ", ".join(machine_names())
-        raise UsageError(f"no machine {name}: there are {known}, or give a TOML file, such as ./mine.toml")
+        there = ", ".join(machine_names())
+        raise UsageError(f"no machine {name}: there are {there}, or give a TOML file, such as ./mine.toml")
     return read_machine(path)
 
 
 def read_machine(path: Path) -> MachineFacts:
     """Return the machine of a file. Raises UsageError for one that is no machine."""
+    source = f"{path} is no machine"
     try:
-        return parse_machine(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
-        raise UsageError(f"{path} is no machine: {error}") from error
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: {error}") from error
+    return parse_machine(tables, source)
 
 
-def parse_machine(tables: Mapping[str, Any]) -> MachineFacts:
+def parse_machine(tables: Mapping[str, Any], source: str) -> MachineFacts:
     """Return the machine that the tables of a file describe.
 
-    Raises UsageError for a key or a value that it cannot have.
+    Raises UsageError, beginning with `source`, for a key or a value that it cannot have.
     """
-    known = {"name", *TABLES, *REASONS, *ROWS, "slow_links", "choices"}
-    if unknown := sorted(set(tables) - known):
-        raise UsageError(f"{unknown[0]} is not one of {', '.join(sorted(known))}{_nearest(unknown[0], known)}")
-    name = tables.get("name", "")
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"name = {name!r}; it is text, such as a processor and a network")
-    parsed: dict[str, Any] = {
-        **{table: parse_table(table, kind, tables.get(table, {})) for table, kind in TABLES.items()},
-        **{table: _parse_reasons(table, tables) for table in REASONS},
-        **{f"{row}s": parse_rows(row, kind, tables.get(row, [])) for row, kind in ROWS.items()},
-    }
-    choices = tables.get("choices", {})
-    schedule_table.parse_table(choices, "choices")
-    slow = parse_factors("slow_links", tables.get("slow_links", {}))
-    return MachineFacts(name, **parsed, slow_links=slow, choices=choices)
-
-
-def _parse_reasons(name: str, tables: Mapping[str, Any]) -> Mapping[str, str]:
-    reasons = tables.get(name, {})
-    if not isinstance(reasons, Mapping):
-        raise UsageError(f"{name} = {reasons!r}; it is a table of reasons")
-    for key, reason in reasons.items():
-        table, _, value = key.partition(".")
-        if table not in TABLES or value not in tables.get(table, {}) or not isinstance(reason, str):
-            raise UsageError(f'{name}."{key}" = {reason!r}; it gives the reason, as text, for a value of this file')
-    return reasons
-
-
-def parse_table(table: str, kind: type[Any], values: Any) -> Any:
-    """Return the dataclass `kind` of a table's values; missing keys have their defaults.
-
-    Raises UsageError for a key or a value that the table cannot have.
-    """
-    known = {one.name: one for one in fields(kind)}
-    if not isinstance(values, Mapping):
-        raise UsageError(f"{table} = {values!r}; it is a table of {', '.join(known)}")
-    if unknown := [key for key in values if key not in known]:
-        raise UsageError(f"{table}.{unknown[0]} is not one of {', '.join(known)}{_nearest(unknown[0], known)}")
-    return kind(**{key: _parse_value(f"{table}.{key}", known[key], value) for key, value in values.items()})
-
-
-def parse_rows(name: str, kind: type[Any], rows: Any) -> tuple[Any, ...]:
-    """Return the dataclasses `kind` of a list of tables, none of which lacks a key.
-
-    Raises UsageError for anything else, naming the row by its number.
-    """
-    if not isinstance(rows, list):
-        raise UsageError(f"{name} = {rows!r}; it is a list of rows: begin each with [[{name}]]")
-    known = [one.name for one in fields(kind)]
-    for number, row in enumerate(rows):
-        if isinstance(row, Mapping) and (missing := [key for key in known if key not in row]):
-            raise UsageError(f"{name} row {number} has no {missing[0]}; it has {', '.join(known)}")
-    return tuple(parse_table(f"{name} row {number}", kind, row) for number, row in enumerate(rows))
-
-
-def parse_factors(table: str, values: Any) -> dict[int, float]:
-    """Return factors of 1 or more by the number of a node. Raises UsageError for anything else."""
-    if not isinstance(values, Mapping):
-        raise UsageError(f'{table} = {values!r}; it is a table of factors by node: "3" = 4.0')
-    for key, value in values.items():
-        if not (key.isascii() and key.isdecimal() and key == str(int(key))):
-            raise UsageError(f'{table}."{key}": a node is a number from 0, as in "3" = 4.0')
-        if not _is_number(value) or not 1 <= value < float("inf"):
-            raise UsageError(f'{table}."{key}" = {value!r}; it is a factor of 1 or more')
-    return {int(key): float(value) for key, value in values.items()}
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    near = get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _parse_value(name: str, field: Field[Any], value: Any) -> Any:
-    if field.type == "str":
-        allowed = field.metadata.get("one_of")
-        if not isinstance(value, str) or not value or (allowed and value not in allowed):
-            raise UsageError(f"{name} = {value!r}; it is {'one of ' + ', '.join(allowed) if allowed else 'text'}")
-        return value
-    if field.type == "tuple[str, ...]":
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f"{name} = {value!r}; it is a list of texts")
-        return tuple(value)
-    wanted = {"int": int, "float": float}[str(field.type)]
-    least = field.metadata.get("least")
-    fits = isinstance(value, int) if wanted is int else True
-    if not (_is_number(value) and fits and (value > 0 or value == least) and value < float("inf")):
-        limit = "above 0" if least is None else f"of {least:g} or more"
-        raise UsageError(f"{name} = {value!r}; it is a {'whole ' if wanted is int else ''}number {limit}")
-    return wanted(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    machine = parse(MachineFacts, tables, source, UsageError)
+    if not machine.name:
+        raise UsageError(f"{source}: name is empty; give one, such as a processor and a network")
+    for table, reasons in (("assumed", machine.assumed), ("measured", machine.measured)):
+        for key in reasons:
+            of, _, value = key.partition(".")
+            if of not in TABLES or value not in tables.get(of, {}):
+                raise UsageError(f'{source}: {table}."{key}" is a reason for a value that this file does not have')
+    choice.parse_table(machine.choices, f"{source}: choices")
+    return machine
 
 
 def machine_text(machine: MachineFacts) -> str:
-    """Return the file of a machine, as `parse_machine` reads it; values that are not known are left out."""
-    content: dict[str, Any] = {"name": machine.name}
-    content |= {name: _known(getattr(machine, name)) for name in TABLES}
-    content["slow_links"] = {str(node): factor for node, factor in machine.slow_links.items()}
-    content |= {name: dict(getattr(machine, name)) for name in REASONS}
-    content["choices"] = machine.choices
-    tables = tomli_w.dumps({key: value for key, value in content.items() if value})
-    rows = [f"\n[[{name}]]\n{tomli_w.dumps(asdict(row))}" for name in ROWS for row in getattr(machine, f"{name}s")]
-    return "".join((tables, *rows))
+    """Return the file of a machine, as `read_machine` reads it; values that are not known are left out."""
+    content = known(machine)
+    lists = {key: content.pop(key) for key in ("network", "product", "message", "collective") if key in content}
+    lines = (f"\n[[{key}]]\n{tomli_w.dumps(row)}" for key, some in lists.items() for row in some)
+    return "".join((tomli_w.dumps(content), *lines))
 
 
-def _known(table: Any) -> dict[str, Any]:
-    """Return the values of a table that differ from their defaults: 0, or what a machine has without a word of it."""
-    return {one.name: value for one in fields(table) if (value := getattr(table, one.name)) != one.default}
+CHANGES: Mapping[str, tuple[str, str]] = {
+    "bandwidth": ("link", "bandwidth"),
+    "latency": ("link", "latency"),
+    "flops": ("node", "flops"),
+    "memory_bandwidth": ("node", "memory_bandwidth"),
+    "oversubscription": ("topology", "oversubscription"),
+    "disk": ("disk", "bandwidth"),
+    "decoding": ("decoding", "pixels"),
+}
+"""Table and key of a machine file by the word that changes it."""
+
+CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscription")
+"""Changes with which measured exchanges are those of another machine."""
+
+
+def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
+    """Return the machine with a value multiplied, as in "bandwidth=2x".
+
+    Rows that were measured change with it: those of products are multiplied with flops, and those of collectives and
+    messages are left out where links or memory change, so that exchanges are estimated from the link alone.
+
+    Raises UsageError for other words, and for a value that the machine file does not have.
+    """
+    name, _, factor = words.partition("=")
+    try:
+        times = float(factor.removesuffix("x"))
+    except ValueError:
+        times = 0.0
+    if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
+        raise UsageError(
+            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
+            "recipe, as in exchange.wire=bfloat16"
+        )
+    table, key = CHANGES[name]
+    facts: Any = getattr(machine, table)
+    if not getattr(facts, key):
+        raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+    machine = _without_rows(machine, name, times)
+    changed = replace(facts, **{key: getattr(facts, key) * times})
+    return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
+
+
+def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
+    """Return the machine without the rows that the change makes wrong; FLOP/s of products are multiplied."""
+    if name == "flops":
+        faster = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
+        return replace(machine, products=tuple(faster))
+    return replace(machine, collectives=(), messages=()) if name in CHANGES_OF_EXCHANGES else machine

@@ -11,11 +11,11 @@ from functools import cached_property
 from math import ceil
 
 from unisono.errors import UsageError
-from unisono.plan.choose_split import SplitModel
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
 from unisono.plan.loading import Loading, SampleFacts, loading_of
 from unisono.plan.machines import MachineFacts
+from unisono.plan.split import SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState

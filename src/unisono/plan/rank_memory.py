@@ -18,14 +18,15 @@ flight and errors of quantization are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from unisono.optimizers.build import make_optimizer
-from unisono.plan.trace import TracedLayer
-from unisono.rules import BaseRule
+from unisono.plan.loading import held_bytes
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.split import COLUMN, TAKES, SplitInputs, size_of
 from unisono.step.rule import RankState
 
 
@@ -46,15 +47,29 @@ class RankMemory(NamedTuple):
         return sum(self)
 
 
-def rank_memory(
-    layers: Sequence[TracedLayer], traced: int, samples: int, ranks: int, rule: BaseRule, kept: float, held: float = 0.0
-) -> RankMemory:
-    """Return the memory of a rank with `samples` samples, of layers traced for `traced`; `kept` is the number of
-    numbers that the optimizer keeps for each weight, `held` the bytes of its encoded samples."""
-    weights = float(sum(layer.parameter_bytes for layer in layers))
-    activations = sum(layer.activation_bytes for layer in layers) * samples / traced
-    state = weights * kept / (ranks if rule.traits.state is RankState.SHARDED else 1)
-    return RankMemory(weights, weights, state, weights if rule.traits.state.has_anchor else 0.0, activations, held)
+def rank_memory(run: PlannedRun) -> RankMemory:
+    """Return the memory of a rank of a run whose layers are whole."""
+    state, weights = run.rule.traits.state, float(sum(layer.parameter_bytes for layer in run.layers))
+    activations = sum(layer.activation_bytes for layer in run.layers) * run.samples_of_rank / run.traced
+    optimizer = weights * run.kept / (run.ranks if state is RankState.SHARDED else 1)
+    held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
+    return RankMemory(weights, weights, optimizer, weights if state.has_anchor else 0.0, activations, held)
+
+
+def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
+    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole.
+
+    A split layer keeps the inputs of its group, or its part of them, for the backward pass.
+    """
+    by_name = {layer.name: layer for layer in inputs.layers}
+    weights, kept = float(sum(inputs.weights)), 0.0
+    for name, words in splits.items():
+        layer, size = by_name[name], size_of(words)
+        weights -= inputs.weights[inputs.numbers[name]] * (1 - 1 / size)
+        whole_input = words.startswith(COLUMN) or layer.gathers
+        kept += layer.inputs * inputs.samples * (size if whole_input else TAKES not in words)
+    own = {key: getattr(whole, key) * weights / sum(inputs.weights) for key in ("weights", "gradients", "optimizer")}
+    return whole._replace(activations=whole.activations + kept, **own)
 
 
 def numbers_kept(optimizer: str, momentum: float) -> float:

@@ -7,13 +7,19 @@
     step           the rule's own program on a clock, in the setting that a run would choose with these times
     update         that step without any communication, less computing: updates that do not hide
     communication  the rest of the step: exchanges that do not hide
-    speedup        the step of one node, same minibatch, over this one
-    efficiency     speedup / nodes
+    speedup        the step of one node, same minibatch, over this one; efficiency: speedup / nodes
 
-Worked example (`docs/planning.md`): 256 images of VGG-A on 16 nodes of 1.67 TFLOP/s with 10 Gbit/s Ethernet.
+Where layers can be split, a row with the splits follows the rows without, if they are faster. It is the same
+prediction, with the tasks of split layers in the program (`split.py`) and their buckets in parts:
 
-Where layers can be split (`split_plan.py`), a row with the splits follows the rows without, if they are faster. It is
-the same prediction, with the tasks of split layers in the program and their buckets in parts.
+    layers, run in data parallelism ┐
+    machine ─▶ costs of links       ┴▶ choose_splits ─▶ splits ─▶ step, memory of a rank
+
+    cost of a byte sent     that of a byte of an allreduce, p / (2 (p - 1)) of it: a rank sends 2 (p - 1) / p of them;
+                            within a node what its rows of one node say, else nothing
+
+A run that chooses its layers (`plan="auto"`) measures what stands on the left, and then goes through the same
+functions. Known limit: the error of predicted steps was measured without splits.
 """
 
 from __future__ import annotations
@@ -25,30 +31,47 @@ from typing import NamedTuple
 
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import (
+    MEASURED_BUCKET_BYTES,
     Candidate,
     PredictionInputs,
     candidates,
     initial_setting,
     is_searched,
-    predicted_again,
+    predicted,
     space_of,
 )
-from unisono.plan.exchange_cost import COLLECTIVES_OF_A_SHARD, even_cost
+from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.loading import held_bytes, least_step
+from unisono.plan.loading import least_step
 from unisono.plan.planned_run import PlannedRun, check_run
-from unisono.plan.rank_memory import rank_memory
+from unisono.plan.rank_memory import memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
-from unisono.plan.split import gradient_bytes, sent_of, with_splits
-from unisono.plan.split_plan import WITH_SPLITS, memory_with, split_inputs
-from unisono.step.costs import Cost
+from unisono.plan.split import (
+    LinkCosts,
+    SplitInputs,
+    SplitModel,
+    gradient_bytes,
+    known_links,
+    sent_of,
+    with_splits,
+)
+from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
 
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
 
+MAX_BUCKETS_OF_A_CHOICE = 64
+"""Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
+
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
+
+COLLECTIVES_OF_A_SHARD = 3
+"""Collectives for a bucket under a sharded rule: its reduce-scatter, flags and all-gather."""
+
+WITH_SPLITS = " + split layers"
+"""Words behind those of a rule whose layers are split."""
 
 
 class PredictedRun(NamedTuple):
@@ -82,8 +105,7 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> PredictedRun:
     """
     check_run(run)
     inputs, played = predict_step(run, run.exchange.cost)
-    held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
-    memory = rank_memory(run.layers, run.traced, run.samples_of_rank, run.ranks, run.rule, run.kept, held)
+    memory = rank_memory(run)
     exchanged = memory.weights / run.rule.traits.period
     row = row_of(run, inputs, played, memory, exchanged, _alone(run) if alone is None else alone)
     slow = _slow_link(run, played.prediction.step)
@@ -136,7 +158,7 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
     """Return the setting that a run on so many ranks chooses, with its prediction."""
     rule = inputs.rule
     if not is_searched(rule) or ranks == 1:
-        return predicted_again(initial_setting(rule, inputs.buckets, ranks), inputs)
+        return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
     overlaps, largest, outstandings = space_of(rule)
     few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
     return candidates(inputs, overlaps, few, outstandings)[0]
@@ -144,12 +166,20 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
 
 def _slow_link(run: PlannedRun, step: float) -> str:
     """Return the sentence about the slow link that costs most; predict the step without any."""
-    slow = {node: times for node, times in run.machine.slow_links.items() if node < run.nodes}
+    slow = uneven_of(run.machine, run.nodes).slow_nodes
     if not slow or run.nodes == 1:
         return ""
-    kind = run.rule.exchange.wire, run.rule.traits.state is RankState.SHARDED, run.rule.algorithm
-    even = even_cost(run.exchange.cost, run.machine, run.nodes, run.ranks_per_node, *kind)
-    return slow_link(slow, step, predict_step(run, even)[1].prediction.step)
+    return slow_link(slow, step, predict_step(run, even_cost(run))[1].prediction.step)
+
+
+def even_cost(run: PlannedRun) -> Cost:
+    """Return the cost that a run's exchanges have without its machine's slow links: times the estimate without over the
+    estimate with them, since a slow link may be in measured rows as well."""
+    known, bare = run.exchange.cost, replace(run.machine, collectives=())
+    slow = replace(run, machine=bare).exchange.cost if run.machine.collectives else known
+    even = replace(run, machine=replace(bare, slow_links={})).exchange.cost
+    found = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
+    return fit(MEASURED_BUCKET_BYTES, found)
 
 
 def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> list[RunPlan]:
@@ -166,3 +196,33 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
     memory = memory_with(splits, found.row.memory, given)
     row = row_of(run, inputs, _chosen(inputs, inputs.ranks), memory, exchanged, alone)
     return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
+
+
+def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> SplitInputs:
+    """Return the inputs of the choice of splits for a step that is predicted in data parallelism.
+
+    Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
+    """
+    placement = placement_of(run.machine, run.nodes, run.ranks_per_node)
+    with_parameters = [layer for layer in run.layers if layer.parameters]
+    weights = tuple(layer.parameter_bytes for layer in with_parameters)
+    setting, least = initial_setting(step.rule, step.buckets, placement.ranks), sum(weights) // MAX_BUCKETS_OF_A_CHOICE
+
+    def of_sent(nodes: int, wire: str | None) -> Cost:
+        """Return the cost of an allreduce by the bytes that a rank sends."""
+        cost = exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost
+        sent = gradient_bytes(1.0, nodes * run.ranks_per_node, 1)
+        return Cost(cost.latency, cost.per_byte / sent if sent else 0.0)
+
+    gradients, activations = (
+        LinkCosts(of_sent(run.nodes, wire), of_sent(1, wire)) for wire in (step.rule.exchange.wire, None)
+    )
+    return SplitInputs(
+        model.facts(placement.ranks),
+        step,
+        setting._replace(bucket_bytes=max(setting.bucket_bytes, least)),
+        {layer.name: number for number, layer in enumerate(with_parameters)},
+        weights,
+        run.samples_of_rank,
+        known_links(placement, gradients, activations),
+    )

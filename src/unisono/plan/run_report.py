@@ -1,34 +1,50 @@
-"""Planned runs as a table, and as JSON data.
+"""Planned runs as a table and as JSON data, also beside those after a change.
 
 nodes  step       low-high       computing  communication  update  speedup  ...
     1   486 ms                     486 ms           0 ms    0 ms     1.0
+
+what if       rule  nodes      step       then  change  mostly                  speedup   then  bottleneck then
+bandwidth=2x   bsp     16  802.0 ms   486.3 ms    -39%  communication -315.7 ms   9.702     16  computing: ...
+
+layer         kind    GFLOP   weights  parallelism  computing  gradients  activations      sent
+features.8    Conv2d  2,841   2.36 MB  data         118.12 ms    3.54 ms      0.00 ms  4.426 MB
+classifier.1  Linear  157.8  411.1 MB  row 16         8.44 ms    0.00 ms      8.80 ms  10.87 MB
+
+A row is compared with that of its own rule; where the change is one of the rule, with the rows of the new one. Lines
+have the steps that change, data have all. The layers are two of VGG-A, 256 images on 16 nodes of `aws_c4_8xlarge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+from unisono.plan.choose import StepParts
+from unisono.plan.exchange_cost import BASES
+from unisono.plan.layer_costs import product_seconds
 from unisono.plan.loading import unknown_rates
 from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
-from unisono.plan.scaling import last_worthwhile
-from unisono.plan.split import describe_borders
-from unisono.plan.split_plan import without_splits
+from unisono.plan.split import SplitInputs, describe_borders, sent_of
 from unisono.plan.text_table import text_table
 from unisono.plan.wall_time import job_seconds, slurm_time
+from unisono.rules import BSP
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
 RESULT = ("speedup", "efficiency")
 SETTING = ("memory", "overlap", "buckets", "schedule", "wire")
+CHANGE = ("what if", "rule", "nodes", "step", "then", "change", "mostly", "speedup", "then", "bottleneck then")
 
-BASIS_WORDS = {
-    "measured": "measured",
-    "corrected": "estimated from the link, times what was measured over its own estimate",
-    "estimated": "estimated from the link",
-}
-"""Words for the basis of the cost of an exchange (`exchange_cost.BASES`)."""
+LAYER = ("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "gradients", "activations", "sent")
+
+DATA = "data"
+"""Parallelism of a layer that is not split."""
+
+LEAST_CHANGE = 0.005
+"""Least change of a step that has a line in the table, as a share of it."""
 
 MIN_WHOLE_SECONDS = 10
 """Seconds of an epoch from which on they are printed as whole ones."""
@@ -100,10 +116,25 @@ def worthwhile(plans: Sequence[RunPlan], least: float) -> dict[str, int]:
     """
     rules = dict.fromkeys(plan.rule for plan in plans)
     speedups = {
-        rule: {1: 1.0} | {one.nodes: one.speedup for one in plans if one.rule in (without_splits(rule), rule)}
+        rule: {1: 1.0} | {one.nodes: one.speedup for one in plans if one.rule in (rule.removesuffix(WITH_SPLITS), rule)}
         for rule in rules
     }
     return {rule: last_worthwhile(sorted(found.items()), least) for rule, found in speedups.items()}
+
+
+def last_worthwhile(speedups: Sequence[tuple[int, float]], least: float) -> int:
+    """Return the last number of nodes, of (nodes, speedup) in rising order, up to which each further node has added at
+    least `least` to the speedup: marginal efficiency, the difference of speedups over that of nodes.
+
+    >>> last_worthwhile([(1, 1.0), (2, 1.9), (4, 3.2), (8, 3.6)], 0.5)
+    4
+    """
+    last = speedups[0][0]
+    for (fewer, before), (nodes, speedup) in pairwise(speedups):
+        if speedup - before < least * (nodes - fewer):
+            break
+        last = nodes
+    return last
 
 
 def _wall_times(plans: Sequence[RunPlan], run: PlannedRun) -> str:
@@ -129,9 +160,9 @@ def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
 
 def _bases(plans: Sequence[RunPlan]) -> str:
     """Return words for the basis of the exchanges on each number of nodes."""
-    found = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASIS_WORDS}
+    found = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASES}
     return "; ".join(
-        f"{BASIS_WORDS[basis]} on {', '.join(nodes)} node{'s' * (list(nodes) != ['1'])}"
+        f"{BASES[basis]} on {', '.join(nodes)} node{'s' * (list(nodes) != ['1'])}"
         for basis, nodes in found.items()
         if nodes
     )
@@ -167,3 +198,162 @@ def _name(plan: RunPlan) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
+
+
+class Comparison(NamedTuple):
+    """Row of a plan, and the row of the same number of nodes after a change."""
+
+    change: str
+    before: RunPlan
+    after: RunPlan
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of the step after the change over those before."""
+        return self.after.step / self.before.step
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """Seconds that each part of the step became longer."""
+        return {one.name: getattr(self.after, one.name) - getattr(self.before, one.name) for one in fields(StepParts)}
+
+
+def compare(before: Sequence[RunPlan], after: Sequence[RunPlan], change: str) -> list[Comparison]:
+    """Return each row before with those after: that of its rule, or all on its nodes where none has its rule.
+
+    A row that the change has added, such as one with split layers, has no row before and is left out.
+    """
+    kept = {row.rule for row in after}
+    return [
+        Comparison(change, one, other)
+        for one in before
+        for other in after
+        if one.nodes == other.nodes and (one.rule == other.rule or one.rule not in kept)
+    ]
+
+
+def changed_rules(before: Sequence[RunPlan], after: Sequence[RunPlan], change: str) -> list[RunPlan]:
+    """Return the rows after a change as those of rules of their own, without rules that it leaves as they are."""
+    rules = {row.rule for row in after if row not in before}
+    return [replace(row, rule=f"{row.rule}, {change}") for row in after if row.rule in rules]
+
+
+def comparison_lines(rows: Sequence[Comparison]) -> Iterator[str]:
+    """Yield a table of the rows whose step changes by LEAST_CHANGE or more, a line each."""
+    larger = [row for row in rows if abs(row.ratio - 1) >= LEAST_CHANGE]
+    if len(larger) < len(rows):
+        yield f"what if: steps that change by less than {LEAST_CHANGE:.1%}, left out: {len(rows) - len(larger)}"
+    if not larger:
+        return
+    yield from text_table([CHANGE, *(_change_cells(row) for row in larger)], left={0, 6, len(CHANGE) - 1})
+
+
+def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return the rows as data for JSON: seconds, and the ratio of the steps."""
+    return [
+        {
+            "change": row.change,
+            "nodes": row.before.nodes,
+            "rule": row.before.rule,
+            "rule_then": row.after.rule,
+            "step": row.before.step,
+            "step_then": row.after.step,
+            "ratio": row.ratio,
+            "differences": row.differences,
+            "speedup": row.before.speedup,
+            "speedup_then": row.after.speedup,
+            "bottleneck_then": row.after.bottleneck,
+        }
+        for row in rows
+    ]
+
+
+def _change_cells(row: Comparison) -> tuple[str, ...]:
+    before, after = row.before, row.after
+    part, seconds = max(row.differences.items(), key=lambda one: abs(one[1]))
+    return (
+        row.change,
+        before.rule if before.rule == after.rule else f"{before.rule} > {after.rule}",
+        str(before.nodes),
+        _ms(before.step),
+        _ms(after.step),
+        f"{row.ratio - 1:+.0%}",
+        f"{part} {seconds * 1e3:+,.1f} ms",
+        f"{before.speedup:.4g}",
+        f"{after.speedup:.4g}",
+        after.bottleneck,
+    )
+
+
+class PlannedLayer(NamedTuple):
+    """Layer in a step on a number of nodes. Times are seconds."""
+
+    name: str
+    kind: str
+    flops: float
+    """FLOPs of a step on all nodes."""
+    weights: int
+    """Bytes of its parameters."""
+    parallelism: str
+    """"data", or its split in words of a parallel plan."""
+    computing: float
+    """Its three passes on a rank."""
+    gradients: float
+    """Their exchange, hidden or not."""
+    activations: float
+    """Their exchanges, which are waited for; 0 in data parallelism."""
+    sent: float
+    """Bytes that a rank sends for both in a step."""
+
+
+def layers_of(run: PlannedRun, splits: Mapping[str, str]) -> list[PlannedLayer]:
+    """Return the layers with parameters or FLOPs of a run with these splits, in the order of the forward pass.
+
+    Gradients are exchanged by an allreduce. The run has a model to split.
+    """
+    assert run.split is not None
+    plain = replace(run, rule=BSP())
+    return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), run.split), splits)
+
+
+def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, str]) -> list[PlannedLayer]:
+    """Return the layers as `layers_of`, from the inputs of their splits."""
+    seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
+    whole, samples = sum(seconds.values()), inputs.samples * inputs.links.placement.ranks
+    facts, found = {one.name: one for one in inputs.layers}, list[PlannedLayer]()
+    for layer in run.layers:
+        if layer.name not in facts or not (layer.flops or layer.parameters):
+            continue
+        one, words = facts[layer.name], splits.get(layer.name)
+        sent = sent_of(inputs, one, words)
+        found.append(
+            PlannedLayer(
+                layer.name or "(model)",
+                layer.kind,
+                layer.flops * samples / run.traced,
+                one.weights,
+                words or DATA,
+                inputs.step.computing.whole * (seconds[layer.name] / whole if whole else 0.0),
+                sent.gradients,
+                sent.activations,
+                sent.gradient_bytes + sent.activation_bytes,
+            )
+        )
+    return found
+
+
+def layer_lines(rows: Sequence[PlannedLayer]) -> Iterator[str]:
+    """Yield the table, a line each."""
+    yield from text_table([LAYER, *(_layer_cells(row) for row in rows)], left={0, 1, 4})
+
+
+def _layer_cells(row: PlannedLayer) -> tuple[str, ...]:
+    return (
+        row.name,
+        row.kind,
+        f"{row.flops / 1e9:,.4g}",
+        f"{row.weights / 1e6:,.4g} MB",
+        row.parallelism,
+        *(f"{one * 1e3:,.2f} ms" for one in (row.computing, row.gradients, row.activations)),
+        f"{row.sent / 1e6:,.4g} MB",
+    )

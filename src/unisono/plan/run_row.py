@@ -5,10 +5,8 @@
     error ──────────┘     └──▶ from, to
 
 **Interval.** Of 25 runs on 2 to 8 emulated hosts that were probed, whose computing was exact, 9 in 10 took at most 4.8%
-more or less than predicted (`benchmarks/foresight/calibration`). So that error is one of communication, and a step with
-communication is given plus and minus 4.8%, but never below its computing and updates, nor below its loading. The
-interval does not cover what stands here in place of measurements: computing, memory, disk and decoding at the rates of
-the machine file, and collectives at their estimate.
+more or less than predicted (`benchmarks/foresight/calibration`). So that error is one of communication: a step without
+any has no interval, and no step is below its computing and updates, nor below its loading.
 
 Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
 node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
@@ -26,14 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import isclose
+from math import ceil, isclose
 
-from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted_again
+from unisono.plan.choose import Candidate, PredictionInputs, StepParts, parts_of, predicted
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.loading import least_step
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import RankMemory
-from unisono.plan.scaling import epoch_seconds
 
 INTERVAL_ERROR = 0.048
 """Error relative to the predicted step that 9 of 10 runs of `benchmarks/foresight/calibration` do not exceed."""
@@ -42,8 +39,8 @@ INTERVAL_SHARE = 0.9
 """Nominal share of runs, 0 to 1, whose step lies in the interval."""
 
 
-@dataclass(frozen=True)
-class RunPlan:
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(StepParts):
     """Prediction of a run by one rule on a number of nodes. Times are seconds of a step, sizes bytes of a rank."""
 
     rule: str
@@ -55,9 +52,6 @@ class RunPlan:
     bucket_bytes: int
     schedule: str
     """Schedule of large buckets; empty where nothing goes over a link."""
-    computing: float
-    communication: float
-    update: float
     communicating: float
     """Seconds in which a collective runs, hidden or not."""
     low: float
@@ -68,8 +62,6 @@ class RunPlan:
     epoch: float | None
     wire: str = "float32"
     """Number format of gradients between nodes."""
-    loading: float = 0.0
-    """Seconds that the step takes longer because of loading."""
     reading: float = 0.0
     """Seconds in which a node reads the step's samples, beside training."""
     decoding: float = 0.0
@@ -80,14 +72,18 @@ class RunPlan:
     """Basis of the cost of exchanges (`exchange_cost.BASES`); empty where nothing goes over a link."""
 
     @property
-    def step(self) -> float:
-        """Seconds of a step."""
-        return self.computing + self.communication + self.update + self.loading
-
-    @property
     def efficiency(self) -> float:
         """Speedup over the number of nodes."""
         return self.speedup / self.nodes
+
+
+def epoch_seconds(samples: int, minibatch: int, step_seconds: float) -> float:
+    """Return the seconds of an epoch: a last smaller minibatch takes a step as well.
+
+    >>> epoch_seconds(1000, 256, 0.5)
+    2.0
+    """
+    return ceil(samples / minibatch) * step_seconds
 
 
 def row_of(
@@ -98,13 +94,13 @@ def row_of(
     `exchanged` are bytes of gradients or weights that a step exchanges, by which the inputs' cost counts; `alone` the
     seconds of the step on one node, with its loading.
     """
-    setting, prediction, loading = played.setting, played.prediction, run.loading
-    computing = inputs.computing.whole
-    update = max(0.0, silent_step(inputs, setting) - computing)
-    communication = max(0.0, prediction.step - computing - update)
-    whole, least = computing + communication + update, least_step(computing, update, loading)
+    setting, loading = played.setting, run.loading
+    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), setting).prediction.step
+    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
+    whole, least = parts.step, least_step(parts.computing, parts.update, loading)
     error, step = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0, max(whole, least)
     row = RunPlan(
+        **vars(replace(parts, loading=step - whole)),
         rule=run.rule_name,
         nodes=run.nodes,
         ranks=run.ranks,
@@ -112,10 +108,7 @@ def row_of(
         overlap=setting.overlap,
         bucket_bytes=setting.bucket_bytes,
         schedule=run.exchange.schedule,
-        computing=computing,
-        communication=communication,
-        update=update,
-        communicating=prediction.communicating,
+        communicating=played.prediction.communicating,
         low=max(least, whole - error),
         high=max(least, whole + error),
         speedup=alone / step,
@@ -123,18 +116,12 @@ def row_of(
         bottleneck="",
         epoch=None if run.epoch_samples is None else epoch_seconds(run.epoch_samples, run.minibatch, step),
         wire=run.rule.exchange.wire or "float32",
-        loading=step - whole,
         reading=loading.reading,
         decoding=loading.decoding,
         basis=run.exchange.basis,
     )
     links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
     return replace(row, bottleneck=bottleneck(row, links, capacity))
-
-
-def silent_step(inputs: PredictionInputs, setting: Setting) -> float:
-    """Return the seconds of a step in this setting whose exchanges take no time."""
-    return predicted_again(setting, inputs._replace(cost=FREE, groups={}, activations=())).prediction.step
 
 
 LEAST_COST = 0.01
@@ -150,7 +137,7 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
     largest = max(row.computing, row.communication, row.update)
     starved = isclose(step, max(row.reading, row.decoding))
     if row.loading and (starved or row.loading >= largest):
-        return _starved(row) if starved else _decoding(row)
+        return _late(row, starved)
     if largest == row.computing:
         hidden = row.communicating - row.communication
         behind = f"; {_ms(hidden)} of communication hide" if row.communicating else ""
@@ -184,24 +171,15 @@ def slow_link(slow: Mapping[int, float], step: float, without: float) -> str:
     )
 
 
-def _decoding(row: RunPlan) -> str:
-    """Return the sentence for a step that waits for cores that decode."""
-    return (
-        f"decoding: {row.loading / row.step:.0%} of the step, on the cores that compute: more cores, or fewer pixels "
-        "of a sample"
-    )
-
-
-def _starved(row: RunPlan) -> str:
-    """Return the sentence for a step that waits for samples, with the remedy."""
-    reads = row.reading > row.decoding
-    part, remedy = (
-        ("reading", "keep the samples in memory, or take a faster disk")
-        if reads
-        else ("decoding", "more cores, or fewer pixels of a sample")
-    )
-    longest = _ms(max(row.reading, row.decoding))
-    return f"starved: {part} takes {longest}, a step without it {_ms(row.step - row.loading)}: {remedy}"
+def _late(row: RunPlan, starved: bool) -> str:
+    """Return the sentence, with the remedy, for a step that waits for samples, or for the cores that decode them."""
+    remedy = "more cores, or fewer pixels of a sample"
+    if not starved:
+        return f"decoding: {row.loading / row.step:.0%} of the step, on the cores that compute: {remedy}"
+    part, longest = "decoding", row.decoding
+    if row.reading > row.decoding:
+        part, longest, remedy = "reading", row.reading, "keep the samples in memory, or take a faster disk"
+    return f"starved: {part} takes {_ms(longest)}, a step without it {_ms(row.step - row.loading)}: {remedy}"
 
 
 def _ms(seconds: float) -> str:

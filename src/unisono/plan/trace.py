@@ -3,12 +3,12 @@
 A copy of the model makes one forward and one backward pass: on the meta device, which has shapes but no memory
 (`trace`), or on values (`trace_values`). Each operator that PyTorch dispatches counts for the module that called it:
 
-    model ─ copy ─▶ forward: the innermost module that runs        operators ─▶ FLOPs, bytes, seconds
+    model ─ copy ─▶ forward: the innermost module that runs        operators ─▶ FLOPs, seconds
                     backward: the module that made the node
 
     layer         a module that ran operators itself: most have no submodules; a block may add, or attend
-    FLOPs         of matrix products and convolutions, 2 for each multiply-add; nothing for element-wise operators
-    bytes         that its operators read and write, views not counted
+    FLOPs         of matrix products and convolutions, 2 for each multiply-add (`operator_flops`); other operators count
+                  nothing: their time is that of memory
     parameters    its own, once for all layers that share them, and those of submodules that it uses without calling
                   them, as torch.nn.MultiheadAttention does with its output projection
 
@@ -28,20 +28,31 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.errors import UsageError
-from unisono.plan.operator_flops import operator_flops
-from unisono.plan.outside_reads import OutsideReads, tensors_in
+
+aten = torch.ops.aten
+
+FACTORS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+"""Place of the first factor among the arguments of a matrix product."""
+
+SAME_OF_A_PART = tuple(
+    getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "requires_grad")
+)
+"""Reads of a parameter that give the same of a part as of the whole."""
 
 
 @dataclass
@@ -54,9 +65,6 @@ class TracedLayer:
     """Name of the module's class."""
     forward_flops: int = 0
     backward_flops: int = 0
-    forward_bytes: int = 0
-    """Bytes that the operators of the forward pass read and write."""
-    backward_bytes: int = 0
     parameters: int = 0
     parameter_bytes: int = 0
     activations: int = 0
@@ -109,10 +117,59 @@ def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContex
 
     The model stays as it is, and so do the random numbers of PyTorch, NumPy and Python. Raises UsageError as `trace`.
     """
+    with _random_numbers_kept():
+        return _trace(_copy_of(model, {}), inputs, within)
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of the parts of a step."""
+
+    forward: float
+    backward: float
+    update: float
+    """Update of all weights by SGD with momentum."""
+
+
+def time_steps(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    within: Callable[[], AbstractContextManager[Any]],
+    steps: int,
+    begin: Callable[[], None],
+) -> list[StepSeconds]:
+    """Return the seconds of whole steps on these values, without hooks, after one that does not count.
+
+    A trace has the share of each layer; its sum is longer than a step, by the time of its hooks. `begin` is called
+    before each step. The model and the random numbers stay as they are.
+    """
+    found = list[StepSeconds]()
+    with _random_numbers_kept():
+        shadow = _copy_of(model, {})
+        optimizer = torch.optim.SGD(shadow.parameters(), 0.0, momentum=0.9) if list(shadow.parameters()) else None
+        for _ in range(1 + steps):
+            begin()
+            times = [time.perf_counter()]
+            with within(), torch.enable_grad():
+                outputs = shadow(*inputs)
+                times.append(time.perf_counter())
+                gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+                if gradients:
+                    torch.autograd.backward(gradients, [torch.ones_like(tensor) for tensor in gradients])
+            times.append(time.perf_counter())
+            if optimizer is not None:
+                optimizer.step()
+            times.append(time.perf_counter())
+            shadow.zero_grad()
+            found.append(StepSeconds(*(later - before for before, later in pairwise(times))))
+    return found[1:]
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
-            return _trace(_copy_of(model, {}), inputs, within)
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
@@ -172,10 +229,8 @@ def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
         if id(parameter) not in seen:
             seen.add(id(parameter))
             layer = layers.setdefault(owner, TracedLayer(owner, type(model).__name__))
-            layer.parameters, layer.parameter_bytes = (
-                layer.parameters + parameter.numel(),
-                layer.parameter_bytes + parameter.nbytes,
-            )
+            layer.parameters += parameter.numel()
+            layer.parameter_bytes += parameter.nbytes
 
 
 class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
@@ -233,12 +288,11 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
             return outputs
         layer = self.layers.setdefault(name, self._called[name])
         flops = operator_flops(operator, args, outputs)
-        nbytes = sum(tensor.nbytes for tensor in tensors_in((args, outputs)))
         if self._running:
-            layer.forward_flops, layer.forward_bytes = layer.forward_flops + flops, layer.forward_bytes + nbytes
+            layer.forward_flops += flops
             layer.forward_seconds += seconds
         else:
-            layer.backward_flops, layer.backward_bytes = layer.backward_flops + flops, layer.backward_bytes + nbytes
+            layer.backward_flops += flops
             layer.backward_seconds += seconds
         return outputs
 
@@ -280,3 +334,77 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
 
     def _begin_backward(self, name: str, _: Any) -> None:
         self._backward_of = name
+
+
+class OutsideReads(TorchFunctionMode):
+    """Context that finds the modules whose own parameters are read while they do not run.
+
+        runs       words(numbers)    hidden(x)    F.linear(h, words.weight)
+        reads      words.weight      hidden.*     words.weight: outside, so `words` stays whole
+
+    A layer that is split has a part of its weight, and exchanges only what goes through its own call. Reads are those
+    of PyTorch's functions and methods; a compiled or scripted function is not looked into.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._owners = {
+            id(one): name for name, module in model.named_modules() for one in module.parameters(recurse=False)
+        }
+        self.running: list[str] = []
+        """Names of the modules that run, the outermost first; the caller keeps it."""
+        self.found: set[str] = set()
+        """Names of the modules whose parameters were read outside."""
+
+    def look(self, value: Any) -> None:
+        """Note the parameters in a value, also inside tuples, lists and mappings, whose module does not run."""
+        owners = {self._owners.get(id(tensor)) for tensor in tensors_in(value)}
+        self.found |= {name for name in owners if name is not None and name not in self.running}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of PyTorch, and look at its arguments."""
+        if func not in SAME_OF_A_PART:
+            self.look((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a value: a tensor, or tuples, lists and mappings of such."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def operator_flops(operator: Any, args: tuple[Any, ...], outputs: Any) -> int:
+    """Return the FLOPs of a call of an operator of `torch.ops`, given its arguments and what it returned.
+
+        (m, k) @ (k, n)            2 m k n; a batch of them: as many times
+        convolution                2 outputs * weights / output channels, in 1 to 3 dimensions, also in groups;
+                                   transposed: 2 inputs * weights / input channels
+        its two gradients          that of the forward pass, each, if it is asked for
+
+    Worked example: 64 channels of 56 x 56 to 128, 3x3, in 2 groups, one sample. The weights are (128, 32, 3, 3), an
+    output needs 32 * 9 = 288 multiply-adds: 2 * 128 * 56 * 56 * 288 = 231 million.
+    """
+    operator = getattr(operator, "overloadpacket", operator)
+    if (first := FACTORS.get(operator)) is not None:
+        return 2 * int(args[first].numel()) * int(args[first + 1].shape[-1])
+    if operator in (aten.mv, aten.dot):
+        return 2 * int(args[0].numel())
+    if operator is aten.convolution:
+        return _convolution_flops(args[1], args[0], outputs, args[6])
+    if operator is aten.convolution_backward:
+        asked = sum(one is not None for one in outputs[:2])
+        return asked * _convolution_flops(args[2], args[1], args[0], args[7])
+    return 0
+
+
+def _convolution_flops(weight: Tensor, inputs: Tensor, outputs: Tensor, transposed: bool) -> int:
+    """Return the FLOPs of a forward pass: a weight is used once for each output, or input if transposed."""
+    return 2 * (inputs if transposed else outputs).numel() * prod(weight.shape[1:])

@@ -2,15 +2,9 @@
 
     │ start │ pack │ tuning │ epoch 0: steps │ test │ checkpoint │ epoch 1: steps │ test │ checkpoint │ ...
 
-    start         interpreter, imports, MPI, end of the run: 20 s
-    pack          bytes of a node's samples / disk.bandwidth, once
-    tuning        5 steps whose communication does not hide, and 6 trials of 5 steps, each 15% slower than the best
-                  (`reducer/tuning.py`); with convolutions timed before the first step, 15 times a step's computing
-    steps         epochs * steps of an epoch * a step, 13% longer than predicted
-    tests         epochs * forward passes of a rank's share of the test samples, and their loading before
-    checkpoints   weights and optimizer / disk.bandwidth: after each epoch, and every so many steps within it
-
-A scheduler ends a job that takes longer, and a job that asks for far more waits longer in the queue.
+`docs/planning.md` has the parts and their sources. A scheduler ends a job that takes longer than it asked for, and a
+job that asks for far more waits longer in the queue. The first steps are tuned: 5 whose communication does not hide,
+and 6 trials of 5 steps, each 15% slower than the best.
 
 Worked example: 100 epochs of 60 steps. A step takes 50 ms: 25 ms of computing, 5 ms of updates, 30 ms of collectives.
 Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 30 * 0.15 * 50 ms = 0.28 s. A test has 160
@@ -28,6 +22,7 @@ from unisono.plan.layer_costs import product_seconds
 from unisono.plan.loading import held_bytes
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_row import RunPlan
+from unisono.plan.trials import TRIAL_RATIO
 
 START_SECONDS = 20.0
 """Seconds of a run besides those that follow from it: 6.0 and 6.5 s were measured with one and two ranks on 2 busy
@@ -40,9 +35,8 @@ A plan's interval has 9 of 10 runs; with its end for each step, 3 of 20 jobs end
 DISK_BANDWIDTH = 1e8
 """Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
 
-MEASURED_STEPS, TRIAL_STEPS, TRIAL_RATIO = 5, 30, 1.15
-"""Steps that are measured before there are times to choose by, steps of trials, and their largest predicted ratio to
-the best (`reducer/tuning.py`)."""
+MEASURED_STEPS, TRIAL_STEPS = 5, 30
+"""Steps that are measured before there are times to choose by, and steps of trials (`reducer/tuning.py`)."""
 
 AUTOTUNE_CALLS = 15
 """Calls of each pass of a convolution before the first step: 5 algorithms, once untimed and twice timed."""

@@ -211,8 +211,8 @@ class BackwardPass:
                     self.gradients[number] = None
         self.update(parameters)
 
-    def pack_weights(self, key: int) -> None:
-        self.memory.pack_weights(self.memory.bucket_slice(key), self.layout.ranks)
+    def pack_weights(self, key: int, ranks: int) -> None:
+        self.memory.pack_weights(self.memory.bucket_slice(key), ranks)
 
     def unpack_weights(self, key: int) -> None:
         self.memory.unpack_weights(self.memory.bucket_slice(key))

@@ -12,6 +12,7 @@ from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import MpiLink
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UnisonoError
+from unisono.launch import TIMEOUT
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.backward_pass import BackwardPass, OptimizerStep
 from unisono.reducer.bucket_memory import BucketMemory
@@ -24,12 +25,11 @@ from unisono.step.program import RankGroup
 from unisono.step.replica import RuleMemory
 from unisono.step.rule import RankState
 from unisono.step.shard_work import ShardWork
-from unisono.timeouts import TIMEOUT
 from unisono.world import World
 
 
 class ShardedPass(BackwardPass):
-    """Replica that the tasks of `step/shards.py` act on."""
+    """Replica that the tasks of `rules/sharded.py` act on."""
 
     def __init__(
         self, memory: BucketMemory, buffers: Buffers, layout: Layout, control_message: ControlMessage, rank: int
@@ -96,7 +96,7 @@ class ShardedPass(BackwardPass):
 
 
 class ExchangingPass(BackwardPass):
-    """Replica that the tasks of a worker's step act on (`step/elastic.py`)."""
+    """Replica that the tasks of a worker's step act on (`rules/easgd.py`)."""
 
     def __init__(
         self,
@@ -108,36 +108,12 @@ class ExchangingPass(BackwardPass):
         exchange: WorkerExchange,
     ) -> None:
         super().__init__(memory, buffers, layout, control_message, optimizer)
-        self._exchange = exchange
-
-    def copy_weights(self, key: int) -> None:
-        """Copy weights to their bucket."""
-        self.memory.pack_weights(self.memory.bucket_slice(key), 1)
+        self.exchange = exchange
+        """This worker's end of its exchanges."""
 
     def copy_buffers(self) -> None:
         """Copy the model's buffers to the memory they are sent from."""
         self._buffers.pack()
-
-    def announce(self, server: int, link: Any) -> None:
-        """Send the header to a server and receive its reply."""
-        self._exchange.announce(server, link)
-
-    def swap(self, key: int, link: Any) -> None:
-        """Send a bucket and receive the centre's."""
-        self._exchange.swap(key, self.bucket(key), link)
-
-    def swap_buffers(self, link: Any) -> None:
-        """Send the buffers and receive the centre's."""
-        self._exchange.swap_buffers(self._buffers.flat, link)
-
-    def replied(self) -> None:
-        """Take a snapshot of this worker where a server has ordered one."""
-        self._exchange.replied()
-
-    def pull(self, key: int, alpha: float) -> None:
-        """Move the weights of a bucket by the share `alpha` towards the centre."""
-        self._exchange.pull(key, self.bucket(key), alpha)
-        self.memory.unpack_weights(self.memory.bucket_slice(key))
 
 
 class ServerLinks:

@@ -23,13 +23,13 @@ from unisono.reducer.control import StepControl
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.reducer.weight_first import forget_unread, have_been_read
+from unisono.rules.easgd import header
+from unisono.rules.sharded import STEP
 from unisono.step import operations as op
 from unisono.step.build import BUFFERS
-from unisono.step.elastic import header
 from unisono.step.layout import Updates
 from unisono.step.play import Cursor, Prepared
 from unisono.step.program import Task, weights
-from unisono.step.shards import STEP
 
 
 class PassRunner:

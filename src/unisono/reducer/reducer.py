@@ -85,7 +85,8 @@ class Reducer:
         self.accumulation = Accumulation(self.memory, float(size) if self.traits.sums else 1.0)
         self.links = ServerLinks(rule, world, collectives) if has_servers(rule) else None
         """Links to the servers of an asynchronous rule."""
-        has_buffers, partitions = bool(self.buffers.slots) and size > 1, list(parts.holders.values())
+        has_buffers = bool(self.buffers.slots) and size > 1
+        partitions = [*parts.holders.values(), *rule.partitions(size)]
         observe = weakly(self._observe)
         self.programs = programs = Programs(
             rule, self.memory, collectives, self.times, observe, has_buffers, self.links, partitions

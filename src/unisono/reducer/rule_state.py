@@ -43,7 +43,7 @@ class RuleState:
         if keeps_anchor:
             for key in self._keys:
                 if (ANCHOR, key) not in self.kept:
-                    self.kept.put(ANCHOR, key, self._memory.read_weights(self._memory.bucket_slice(key)))
+                    self.kept[ANCHOR, key] = self._memory.read_weights(self._memory.bucket_slice(key))
 
     def gather(self) -> None:
         """Prepare the memory for a change of the layout. No task may be running."""
@@ -75,7 +75,7 @@ class RuleState:
         self.lay_out(keeps_anchor=False)
         there = all((ANCHOR, key) in self.kept for key in self._keys)
         for key in self._keys if there else ():
-            self._memory.write_weights(self._memory.bucket_slice(key), self.kept.get(ANCHOR, key))
+            self._memory.write_weights(self._memory.bucket_slice(key), self.kept[ANCHOR, key])
         return there
 
     @property
@@ -99,17 +99,17 @@ class RuleState:
         for name, (whole, covered) in found.items():
             if name == SUM_RESIDUAL and covered:
                 own = self._own(bucket)
-                self.kept.put(SUM_RESIDUAL, key, whole[own].clone())
+                self.kept[SUM_RESIDUAL, key] = whole[own].clone()
                 whole[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
-                self.kept.get_or_zeros(RESIDUAL, key, whole).add_(whole)
+                self.kept.or_zeros(RESIDUAL, key, whole).add_(whole)
             elif name == RESIDUAL and covered:
-                self.kept.get_or_zeros(RESIDUAL, key, whole).add_(whole)
+                self.kept.or_zeros(RESIDUAL, key, whole).add_(whole)
             elif name == SENT:
                 if covered == self._elements(bucket):
-                    self.kept.put(SENT, key, whole)
+                    self.kept[SENT, key] = whole
                     self._memory.elements(bucket).copy_(found[SUM][0])
             elif name != SUM and covered:
-                self.kept.put(name, key, whole)
+                self.kept[name, key] = whole
 
     def _elements(self, bucket: BucketSlice) -> int:
         return sum(last - first for _, first, last, _ in self._memory.ranges(bucket))

@@ -11,7 +11,7 @@ them at once; each serves whoever comes first. Workers and servers out of step a
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -19,14 +19,14 @@ from typing import TypeGuard
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
 from unisono.step.program import Arrival, RankGroup, Step, StepProgram
-from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, Members, RankState, SeatCounts, Traits
+from unisono.step.rule import AUTO, BaseRule, Members, RankState, SeatCounts, Traits
 
 SERVERS = ("rank", "thread")
 """Places of a server: a rank that does nothing else, or a thread beside a worker."""
 
 
 @dataclass(frozen=True)
-class BaseAsynchronousRule(BaseRule):
+class BaseAsynchronousRule(BaseRule, ABC):
     """Rule by which every worker applies its own gradients, and exchanges with servers every `period` steps."""
 
     period: int = 1
@@ -88,6 +88,10 @@ class BaseAsynchronousRule(BaseRule):
         orders = random_arrivals(exchanges, seats.servers, seed)
         return [*super().programs(layout, steps), *serving_programs(self, layout, orders)]
 
+    def keys_of(self, server: int, layout: Layout) -> list[int]:
+        """Return the keys of a server's buckets."""
+        return [key for key, its in self.server_of(layout).items() if its == server]
+
     def server_of(self, layout: Layout) -> dict[int, int]:
         """Return the server of each key: each bucket goes to the server that has the fewest bytes so far."""
         held = [0] * self.servers
@@ -100,10 +104,6 @@ class BaseAsynchronousRule(BaseRule):
     def pair(self, worker: int, server: int, layout: Layout) -> RankGroup:
         """Return the group of a worker and a server: the seats of both."""
         return RankGroup((worker, self.seats(layout.ranks).workers + server), server)
-
-    def guarantee(self, event: Step) -> Guarantee:
-        """Return the guarantee of an event: a worker applies its own gradients; weights differ."""
-        return Guarantee(GradientSource.OWN if event.synchronize else None, equal=False)
 
     @property
     def communicators(self) -> int:

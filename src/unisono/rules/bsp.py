@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from unisono.errors import UsageError
 from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.operations import AGREE, PACK, PACK_SUM, SET_GRADS
-from unisono.step.program import UPDATE, Step, StepProgram, Task, bucket, gradient
+from unisono.step.operations import PACK, PACK_SUM, SET_GRADS
+from unisono.step.program import UPDATE, Step, Task, bucket, gradient
 from unisono.step.rule import BaseRule, Traits
 
 SCALES = {"mean": PACK, "sum": PACK_SUM}
@@ -48,28 +48,21 @@ class BSP(BaseRule):
         """Properties: each bucket is averaged, or summed, over the ranks that hold it."""
         return Traits(groups=True, sums=self.scale == "sum")
 
-    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
-        """Return the tasks of a step."""
-        overlap = self.found_overlap
-        passing = build.backward(layout, overlap.backward_lane(layout.deferred), rank)
-        if not event.synchronize:
-            return (*build.forward(layout, rank), *passing)
+    def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
+        """Return the tasks that follow buckets: each is averaged and applied as soon as it is full."""
         sends = self.collectives(layout, rank)
-        gate = build.ENDED if overlap.after else build.BEGUN
-        follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
+        yield self.due(0), self.agree(sends, self.gate)
         for key in layout.keys:
-            follow.append((key, self._bucket(layout, sends, key)))
+            own = tuple(map(gradient, layout.bucket(key).parameters))
+            yield (
+                self.due(key),
+                (
+                    Task(SCALES[self.scale], key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
+                    *sends.place(self.allreduce(), key, (), (bucket(key),)),
+                    Task(SET_GRADS, key, UPDATE, (), (bucket(key),)),
+                    *build.updates(layout, key, sends),
+                ),
+            )
             if layout.buffers and key == layout.filled[-1]:
-                follow.append((key, build.buffers(sends)))
-        if overlap.after:
-            follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        return (*build.forward(layout, rank), *build.merge(passing, follow), *build.wait(layout))
-
-    def _bucket(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
-        own = tuple(map(gradient, layout.bucket(key).parameters))
-        return [
-            Task(SCALES[self.scale], key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
-            *sends.place(self.allreduce(), key, (), (bucket(key),)),
-            Task(SET_GRADS, key, UPDATE, (), (bucket(key),)),
-            *build.updates(layout, key, sends),
-        ]
+                yield self.due(key), build.buffers(sends)
+        yield build.AT_THE_END, build.wait(layout)

@@ -2,7 +2,7 @@
 
 Each rank makes inner steps alone. All ranks keep an anchor a: the weights after the last outer step. In each period the
 ranks sum the changes a - w, one fragment after another, and the outer optimizer, SGD with Nesterov momentum, moves the
-anchor along their mean (`step/outer.py` has the formulas). With fragments = 4, delay = 1 and every = 16:
+anchor along their mean (`rules/outer.py` has the formulas). With fragments = 4, delay = 1 and every = 16:
 
     step          0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15
     fragment 0            p═══o
@@ -21,21 +21,21 @@ bucket; with every = 16 and the wire "int4", that is 0.0125 n bytes in a step, w
 
 Sources: DiLoCo (Douillard et al., arXiv:2311.08105): outer Nesterov momentum 0.9 at the rate 0.7. Streaming DiLoCo
 (Douillard et al., arXiv:2501.18512): fragments, delay (its tau) and 4 bits. There the weights are mixed with those that
-arrive; here the progress since sending is kept, as `step/outer.py` compares.
+arrive; here the progress since sending is kept, as `rules/outer.py` compares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
 from unisono.rules.local_sgd import LocalSGD
+from unisono.rules.outer import begin_exchange, outer_step, take_outer_step
 from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.operations import AGREE
-from unisono.step.outer import begin_exchange, outer_step, take_outer_step
-from unisono.step.program import Operation, Step, Task
-from unisono.step.rule import GradientSource, Guarantee, RankState, Traits
+from unisono.step.program import Step, Task
+from unisono.step.rule import Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -82,30 +82,24 @@ class DiLoCo(LocalSGD):
         """Properties: the anchor is what the outer optimizer trains, and each fragment has a bucket or more."""
         return Traits(RankState.ANCHORED, (self.every, self.fragments, self.delay), buckets=self.fragments)
 
-    def _exchange(self, event: Step, layout: Layout) -> list[Task]:
-        """Return the tasks of the fragments that are packed in this step, and of those that end in it."""
-        count = min(self.fragments, len(layout.buckets))
-        place, tasks = event.number % self.every, list[Task]()
+    def _exchange(self, event: Step, layout: Layout) -> Iterator[Task]:
+        """Yield the tasks of the fragments that are packed in this step, and of those that end in it."""
+        count, place = min(self.fragments, len(layout.buckets)), event.number % self.every
         for fragment in range(count):
             keys = layout.keys[fragment::count][::-1]
             first = (fragment + 1) * self.every // count - 1 - self.delay
             if place == first:
                 sends = self.collectives(layout)
-                tasks += sends.place(AGREE, 0, (build.ENDED,), (build.CONTROL,))
+                yield from self.agree(sends)
                 if layout.buffers and fragment == count - 1:
-                    tasks += build.buffers(sends)  # before the changes: the next forward pass waits for them
-                tasks += begin_exchange(layout, sends, keys, self.exchange_operation)
+                    yield from build.buffers(sends)  # before the changes: the next forward pass waits for them
+                yield from begin_exchange(layout, sends, keys, self.exchange_operation)
             if place == first + self.delay:
-                tasks += take_outer_step(layout, keys, self._outer_step)
-        return tasks
-
-    @property
-    def _outer_step(self) -> Operation:
-        return outer_step(self.outer_rate, self.outer_momentum, self.nesterov)
+                step = outer_step(self.outer_rate, self.outer_momentum, self.nesterov)
+                yield from take_outer_step(layout, keys, step)
 
     def guarantee(self, event: Step) -> Guarantee:
         """Return the guarantee of an event: own gradients are applied, and each period has an outer step of each
         bucket. Weights are equal at the end of a period only without fragments and delay; anchors always are."""
-        ends = self._ends_period(event)
-        source = GradientSource.OWN if event.synchronize else None
-        return Guarantee(source, equal=ends and self.fragments == 1 and not self.delay, outer=ends)
+        found = super().guarantee(event)
+        return found._replace(equal=found.equal and self.fragments == 1 and not self.delay)

@@ -14,36 +14,36 @@ paper. The server answers whoever comes first (Theano-MPI section 4), so that a 
 the server 4 n in two steps, 2 n a step each way. With `servers=2` each of them carries half of that.
 With Nesterov's momentum in the workers' optimizer (`optimizer.nesterov = true`) it is the paper's EAMSGD, but for the
 point of the force: here it is x + momentum v, where the gradient is taken, there x.
+
+    worker x                     server c
+    copy_weights                                     x as it is now
+    announce        ─────▶       announce            worker's step and loss; number of the exchange, requests
+    swap            ◀────▶       swap                x one way, c the other, at the same time
+    replied                                          everything has come: a snapshot may be taken of the worker
+    pull  x -= α (x - c)         move  c += α (x - c)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
-from unisono.errors import UsageError
+from unisono.errors import StepError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
-from unisono.step.elastic import (
-    ANNOUNCE,
-    COPY_BUFFERS,
-    COPY_WEIGHTS,
-    REPLIED,
-    REPLY,
-    SENT_BUFFERS,
-    SWAP,
-    SWAP_BUFFERS,
-    header,
-    move,
-    move_buffers,
-    pull,
-    server_value,
-)
+from unisono.step.costs import Costs, Duration, latency
 from unisono.step.layout import Layout
+from unisono.step.operations import pack_weights
 from unisono.step.program import (
     COMMUNICATION,
     MAIN,
     UPDATE,
     Arrival,
+    Operation,
+    RankGroup,
+    Role,
     Step,
     StepProgram,
     Task,
@@ -52,6 +52,122 @@ from unisono.step.program import (
     thread,
     weights,
 )
+from unisono.step.symbolic_state import Stage, SymbolicState, each
+
+REPLY = Value("reply", 0)
+"""Replies of all servers to a worker's exchange, and what came with them."""
+
+SENT_BUFFERS = Value("sent buffers", 0)
+"""Memory that buffers are sent from."""
+
+
+server_value = partial(Value, "server")
+"""Dummy value that keeps the tasks of one server in order."""
+
+header = partial(Value, "header")
+"""Reply of a server."""
+
+
+# Operations ---------------------------------------------------------------------------------------------------------
+
+
+def _swap(ranks: Sequence[SymbolicState], task: Task) -> None:
+    worker, server = ranks
+    sent = worker.contents(task, Stage.WEIGHTS)
+    for one in ranks:
+        if task.key in one.received:
+            raise StepError(f"rank {one.rank}: {task} overwrites a bucket that came and was not used")
+    worker.received[task.key] = {number: server.weights[number][task.key] for number in sent}
+    server.received[task.key] = {number: one.version for number, (one,) in sent.items()}
+
+
+def _take_received(one: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
+    came = one.received.pop(task.key, None)
+    if came is None:
+        raise StepError(f"rank {one.rank}: {task} uses bucket {task.key} of the other end, which has not come")
+    return came.items()
+
+
+@each
+def _pull(one: SymbolicState, task: Task) -> None:
+    came, packed = _take_received(one, task), one.take_contents(task, Stage.WEIGHTS).parts
+    for number, version in came:
+        (sent,) = packed[number]
+        if one.weights[number][task.key] != sent.version:
+            raise StepError(f"rank {one.rank}: {task} pulls other weights of parameter {number} than were sent")
+        one.pulled.setdefault((number, task.key), sent.version)
+        one.weights[number][task.key] = one.versions.of("pulled", sent.version, version)
+
+
+@each
+def _move(one: SymbolicState, task: Task) -> None:
+    for number, version in _take_received(one, task):
+        one.weights[number][task.key] = one.versions.of("moved", one.weights[number][task.key], version)
+
+
+def _price_swap(task: Task, costs: Costs) -> Duration:
+    """Return the duration of two messages at once: that of one, by the pair's own cost."""
+    return Duration(costs.collective.seconds(costs.nbytes(task.key)))
+
+
+def _act_announce(replica: Any, task: Task, link: Any) -> None:
+    assert task.group is not None, "a pair announces itself"
+    replica.exchange.announce(task.group.number, link)
+
+
+COPY_BUFFERS = Operation("copy_buffers", lambda replica, _, __: replica.copy_buffers(), letter="n")
+"""Copy of the model's buffers to the memory they are sent from."""
+
+ANNOUNCE = Operation("announce", _act_announce, price=latency, role=Role.COLLECTIVE, letter="h")
+"""Exchange of headers between a worker and a server. A server serves whoever announces itself first."""
+
+SWAP = Operation(
+    "swap",
+    lambda replica, task, link: replica.exchange.swap(task.key, replica.bucket(task.key), link),
+    _swap,
+    _price_swap,
+    Role.COLLECTIVE,
+    "x",
+)
+"""Exchange of a bucket between a worker and a server, both ways at once."""
+
+SWAP_BUFFERS = Operation(
+    "swap_buffers",
+    lambda replica, _, link: replica.exchange.swap_buffers(replica.buffers(), link),
+    price=latency,
+    role=Role.COLLECTIVE,
+    letter="y",
+)
+"""Exchange of the model's buffers, both ways at once."""
+
+REPLIED = Operation("replied", lambda replica, _, __: replica.exchange.replied())
+"""End of a worker's exchange: all has come, nothing is applied yet."""
+
+
+@cache
+def pull(alpha: float) -> Operation:
+    """Return the operation that moves a worker's weights by the share `alpha` towards the centre."""
+
+    def act(replica: Any, task: Task, _: Any) -> None:
+        replica.exchange.pull(task.key, replica.bucket(task.key), alpha)
+        replica.unpack_weights(task.key)
+
+    return Operation("pull", act, _pull, letter="l")
+
+
+@cache
+def move(alpha: float) -> Operation:
+    """Return the operation that moves the centre by the share `alpha` towards a worker's weights."""
+    return Operation("move", lambda centre, task, _: centre.move(task.key, alpha), _move)
+
+
+@cache
+def move_buffers(alpha: float) -> Operation:
+    """Return the operation that moves the centre's buffers by the share `alpha` towards a worker's."""
+    return Operation("move_buffers", lambda centre, _, __: centre.move_buffers(alpha))
+
+
+# Rule ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,60 +188,57 @@ class EASGD(BaseAsynchronousRule):
         if not 0 < self.alpha <= 1:
             raise UsageError(f"EASGD(alpha={self.alpha}): alpha must be above 0 and at most 1")
 
-    def __call__(self, event: Step, worker: int, layout: Layout) -> StepProgram:
-        """Return the tasks of a worker's step."""
-        overlap = self.found_overlap
-        passing = build.backward(layout, overlap.backward_lane(layout.deferred))
-        if not event.synchronize:
-            return (*build.forward(layout), *passing)
-        updates, waiting = build.own_updates(layout), build.wait_for_own(layout)
-        if not self.exchanges(event):
-            return (*build.forward(layout), *build.merge(passing, updates), *waiting)
-        begin = build.AT_THE_END if overlap.after else 0
-        sends = self._send(worker, layout, build.ENDED if overlap.after else build.BEGUN)
-        follow = [(begin, sends), (build.AT_THE_END, self._pull(layout))]
-        follow += [(build.AT_THE_END, tasks) for _, tasks in updates]
-        return (*build.forward(layout), *build.merge(passing, follow), *waiting)
+    def follow(self, event: Step, worker: int, layout: Layout) -> build.Followers:
+        """Return the tasks that follow buckets: the exchange runs during the backward pass, updates follow it."""
+        updates = build.own_updates(layout)
+        if self.exchanges(event):
+            yield self.due(0), self._send(worker, layout)
+            yield build.AT_THE_END, self._pull(layout)
+            updates = ((build.AT_THE_END, tasks) for _, tasks in updates)
+        yield from updates
+        yield build.AT_THE_END, build.wait_for_weights(layout)
 
-    def _send(self, worker: int, layout: Layout, gate: Value) -> list[Task]:
-        """Return the tasks of a worker's exchange with all servers."""
-        found, server_of = list[Task](), self.server_of(layout)
+    def _send(self, worker: int, layout: Layout) -> Iterator[Task]:
+        """Yield the tasks of a worker's exchange with all servers."""
         if layout.buffers:
-            found.append(Task(COPY_BUFFERS, 0, MAIN, (), (SENT_BUFFERS, thread(MAIN))))
+            yield Task(COPY_BUFFERS, 0, MAIN, (), (SENT_BUFFERS, thread(MAIN)))
         for key in layout.keys:
-            own = tuple(map(weights, layout.bucket(key).parameters))
-            found.append(Task(COPY_WEIGHTS, key, UPDATE, (gate, *own), (bucket(key),)))
+            own = map(weights, layout.bucket(key).parameters)
+            yield Task(pack_weights(1), key, UPDATE, (self.gate, *own), (bucket(key),))
         for server in range(self.servers):
-            group, order = self.pair(worker, server, layout), server_value(server)
-            found.append(Task(ANNOUNCE, 0, COMMUNICATION, (gate,), (order, header(server)), group))
-            if layout.buffers and server == 0:
-                found.append(Task(SWAP_BUFFERS, 0, COMMUNICATION, (), (order, SENT_BUFFERS), group))
-            for key in layout.keys:
-                if server_of[key] == server:
-                    found.append(Task(SWAP, key, COMMUNICATION, (), (order, bucket(key)), group))
-        return found
+            yield from self._swap(server, layout, self.pair(worker, server, layout), (self.gate,), (header(server),))
 
-    def _pull(self, layout: Layout) -> list[Task]:
-        """Return the tasks that apply a worker's exchange, once all of it has come."""
+    def _swap(
+        self,
+        server: int,
+        layout: Layout,
+        pair: RankGroup,
+        gate: tuple[Value, ...] = (),
+        announced: tuple[Value, ...] = (),
+    ) -> Iterator[Task]:
+        """Yield the transfers between a worker and a server, which are the same on both ends."""
+        order = server_value(server)
+        yield Task(ANNOUNCE, 0, COMMUNICATION, gate, (order, *announced), pair)
+        if layout.buffers and server == 0:
+            yield Task(SWAP_BUFFERS, 0, COMMUNICATION, (), (order, SENT_BUFFERS), pair)
+        for key in self.keys_of(server, layout):
+            yield Task(SWAP, key, COMMUNICATION, (), (order, bucket(key)), pair)
+
+    def _pull(self, layout: Layout) -> Iterator[Task]:
+        """Yield the tasks that apply a worker's exchange, once all of it has come."""
         came = (*map(bucket, layout.keys), *map(header, range(self.servers)))
         buffers = (SENT_BUFFERS,) if layout.buffers else ()
-        found = [Task(REPLIED, 0, UPDATE, (*came, *buffers, build.ENDED), (REPLY,))]
+        yield Task(REPLIED, 0, UPDATE, (*came, *buffers, build.ENDED), (REPLY,))
         for key in layout.keys:
-            own = tuple(map(weights, layout.bucket(key).parameters))
-            found.append(Task(pull(self.alpha), key, UPDATE, (REPLY,), (bucket(key), *own)))
-        return found
+            own = map(weights, layout.bucket(key).parameters)
+            yield Task(pull(self.alpha), key, UPDATE, (REPLY,), (bucket(key), *own))
 
     def serve(self, event: Arrival, server: int, layout: Layout) -> StepProgram:
         """Return the tasks by which a server serves a worker's exchange."""
-        found, order = list[Task](), server_value(server)
-        group = self.pair(event.worker, server, layout)
-        found.append(Task(ANNOUNCE, 0, COMMUNICATION, (), (order,), group))
-        if layout.buffers and server == 0:
-            found.append(Task(SWAP_BUFFERS, 0, COMMUNICATION, (), (order, SENT_BUFFERS), group))
-        mine = [key for key, its in self.server_of(layout).items() if its == server]
-        found += [Task(SWAP, key, COMMUNICATION, (), (order, bucket(key)), group) for key in mine]
+        found, order = [*self._swap(server, layout, self.pair(event.worker, server, layout))], server_value(server)
         # the centre moves when all has come: of a worker that dies in an exchange nothing is applied
-        found += [Task(move(self.alpha), key, UPDATE, (order,), (bucket(key),)) for key in mine]
+        for key in self.keys_of(server, layout):
+            found.append(Task(move(self.alpha), key, UPDATE, (order,), (bucket(key),)))
         if layout.buffers and server == 0:
             found.append(Task(move_buffers(self.alpha), 0, UPDATE, (order,), (SENT_BUFFERS,)))
         return tuple(found)

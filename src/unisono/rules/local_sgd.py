@@ -9,20 +9,22 @@ momentum, the weights updated with the mean of the gradients. A bucket of n byte
 bytes on each rank, once in `every` steps; for 4 ranks and every = 4 that is 0.375 n a step.
 
 A wire would round weights, so ranks that have one exchange the change of the weights since the last average, with error
-feedback (`step/error_feedback.py`). With "int4" and every = 4, that is 0.05 n a step.
+feedback (`step/error_feedback.py`): an outer step (`rules/outer.py`) at rate 1. With "int4" and every = 4, that is 0.05
+n a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unisono.errors import UsageError
+from unisono.rules.outer import begin_exchange, exchange_change, outer_step, take_outer_step
 from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.operations import AGREE, PACK_WEIGHTS, UNPACK_WEIGHTS
-from unisono.step.outer import begin_exchange, exchange_change, outer_step, take_outer_step
-from unisono.step.program import UPDATE, Operation, Step, StepProgram, Task, bucket, weights
-from unisono.step.rule import AUTO, BaseRule, GradientSource, Guarantee, RankState, Traits
+from unisono.step.operations import UNPACK_WEIGHTS, pack_weights
+from unisono.step.program import UPDATE, Operation, Step, Task, bucket, weights
+from unisono.step.rule import AUTO, BaseRule, Guarantee, RankState, Traits
 
 
 @dataclass(frozen=True)
@@ -51,37 +53,30 @@ class LocalSGD(BaseRule):
         """Properties: with a wire, which would round weights, changes since the last average are exchanged."""
         return Traits(RankState.OWN if self.exchange.wire is None else RankState.SINCE_ANCHOR, (self.every,))
 
-    def __call__(self, event: Step, _: int, layout: Layout) -> StepProgram:
-        """Return the tasks of a step."""
-        passing = build.backward(layout, self.found_overlap.backward_lane(layout.deferred))
-        if not event.synchronize:
-            return (*build.forward(layout), *passing)
-        stepping = build.merge(passing, build.own_updates(layout))
-        return (*build.forward(layout), *stepping, *self._exchange(event, layout), *build.wait_for_own(layout))
+    def follow(self, event: Step, _: int, layout: Layout) -> build.Followers:
+        """Return the tasks that follow buckets: own updates, then the exchange of a period."""
+        yield from build.own_updates(layout)
+        yield build.AT_THE_END, self._exchange(event, layout)
+        yield build.AT_THE_END, build.wait_for_weights(layout)
 
-    def _exchange(self, event: Step, layout: Layout) -> list[Task]:
-        """Return the tasks that average all weights, where the step does. Those of the first layers go first, as the
+    def _exchange(self, event: Step, layout: Layout) -> Iterator[Task]:
+        """Yield the tasks that average all weights, where the step does. Those of the first layers go first, as the
         next forward pass needs them first."""
         if not self._ends_period(event):
-            return []
-        sends = self.collectives(layout)
-        agree = sends.place(AGREE, 0, (build.ENDED,), (build.CONTROL,))
-        keys = layout.keys[::-1]
+            return
+        sends, keys = self.collectives(layout), layout.keys[::-1]
+        yield from self.agree(sends)
         if self.traits.state.has_anchor:
-            step = outer_step(1.0, 0.0, False)
-            exchange = self.exchange_operation
-            tasks = [*begin_exchange(layout, sends, keys, exchange), *take_outer_step(layout, keys, step)]
+            yield from begin_exchange(layout, sends, keys, self.exchange_operation)
+            yield from take_outer_step(layout, keys, outer_step(1.0, 0.0, False))
         else:
-            tasks = [task for key in keys for task in self._average(layout, sends, key)]
-        return [*agree, *tasks, *(build.buffers(sends) if layout.buffers else ())]
-
-    def _average(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
-        own = tuple(map(weights, layout.bucket(key).parameters))
-        return [
-            Task(PACK_WEIGHTS, key, UPDATE, (build.CONTROL, *own), (bucket(key),)),
-            *sends.place(self.allreduce(), key, (), (bucket(key),)),
-            Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own),
-        ]
+            for key in keys:
+                own = tuple(map(weights, layout.bucket(key).parameters))
+                yield Task(pack_weights(), key, UPDATE, (build.CONTROL, *own), (bucket(key),))
+                yield from sends.place(self.allreduce(), key, (), (bucket(key),))
+                yield Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own)
+        if layout.buffers:
+            yield from build.buffers(sends)
 
     def _ends_period(self, event: Step) -> bool:
         return event.synchronize and (event.number + 1) % self.every == 0
@@ -89,8 +84,7 @@ class LocalSGD(BaseRule):
     def guarantee(self, event: Step) -> Guarantee:
         """Return the guarantee of an event: own gradients are applied; weights are equal where they are averaged."""
         ends = self._ends_period(event)
-        source = GradientSource.OWN if event.synchronize else None
-        return Guarantee(source, equal=ends, outer=ends and self.traits.state.has_anchor)
+        return super().guarantee(event)._replace(equal=ends, outer=ends and self.traits.state.has_anchor)
 
     @property
     def algorithm(self) -> str:

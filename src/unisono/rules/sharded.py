@@ -13,28 +13,153 @@ For 4 ranks, a bucket of n bytes: the reduce-scatter sends and receives n (p - 1
 all-gather as much: together the 1.5 n of an allreduce, in as many rounds (by `direct` 1 + 1, by `ring` 3 + 3). Besides,
 the flags of its parameters are summed: 4 bytes each. Clipping is one more sum, of 8 bytes, in a step; LARS and LAMB
 have one of 16 bytes for each parameter, and a loop of your own one of 8, in which the ranks agree on the step.
+
+    bucket, 4 ranks      rank 0      rank 1      rank 2
+    pack                 g0 g0 g0 g0 │ g1 g1 g1 g1 │ ...                 gradients of each rank, whole
+    reduce_scatter       G  .  .  .  │ .  G  .  .  │ .  .  G  .  ...     their sum, a shard
+    update               W  .  .  .  │ .  W  .  .  │ .  .  W  .  ...     new weights in its place
+    all_gather           W  W  W  W  │ W  W  W  W  │ ...                 whole again
+
+A parameter whose flags are 0 on all ranks has no gradient, and is not updated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UsageError
+from unisono.schedules.pieces import bounds
 from unisono.step import build
+from unisono.step.costs import Costs, Duration, half_exchange, small_exchange
 from unisono.step.layout import Layout, Updates
-from unisono.step.operations import AGREE, PACK
-from unisono.step.program import MAIN, UPDATE, Step, StepProgram, Task, Value, bucket, gradient, state, thread, weights
-from unisono.step.rule import BaseRule, RankState, Traits
-from unisono.step.shards import (
-    AGREE_ON_STEP,
-    STEP,
-    SUM_NORMS,
-    UNPACK,
-    UPDATE_SHARD,
-    all_gather,
-    clip_shards,
-    reduce_scatter,
+from unisono.step.operations import PACK, needs_all
+from unisono.step.overlaps import CollectiveTasks
+from unisono.step.program import (
+    MAIN,
+    UPDATE,
+    Operation,
+    Role,
+    Step,
+    Task,
+    Value,
+    bucket,
+    gradient,
+    state,
+    thread,
+    weights,
 )
+from unisono.step.rule import BaseRule, RankState, Traits
+from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sum_of_buckets
+
+if TYPE_CHECKING:
+    import torch
+
+# Operations ---------------------------------------------------------------------------------------------------------
+
+
+def _reduce_scatter(ranks: Sequence[SymbolicState], task: Task) -> None:
+    total = sum_of_buckets(ranks, task, Stage.GRADIENTS)
+    for one in ranks:
+        one.buckets[task.key] = Contents(Stage.SHARD, {number: found.copy() for number, found in total.items()})
+
+
+@each
+def _update_shard(one: SymbolicState, task: Task) -> None:
+    found = one.contents(task, Stage.SHARD)
+    versions = {number: one.update(number, task.key, total) for number, total in found.items()}
+    one.buckets[task.key] = Contents(Stage.UPDATED, versions)
+
+
+def _all_gather(ranks: Sequence[SymbolicState], task: Task) -> None:
+    shards, joined = [one.contents(task, Stage.UPDATED) for one in ranks], ranks[0].versions.joined
+    whole = {number: joined([one[number] for one in shards], "gathered") for number in shards[0]}
+    for one in ranks:
+        one.buckets[task.key] = Contents(Stage.GATHERED, whole)
+
+
+@each
+def _unpack(one: SymbolicState, task: Task) -> None:
+    for number, version in one.take_contents(task, Stage.GATHERED).parts.items():
+        one.check_read(number, task)
+        one.weights[number][task.key] = version
+
+
+def _price_update(task: Task, costs: Costs) -> Duration:
+    return Duration(costs.nbytes(task.key) * costs.computing.update / costs.layout.ranks)
+
+
+def own_shard(flat: torch.Tensor, world: Any) -> torch.Tensor:
+    """Return this rank's shard of a bucket, where it lies."""
+    return flat[slice(*bounds(len(flat), world.size, world.rank))]
+
+
+@cache
+def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operation:
+    """Return the operation by which each rank gets the sum of its shard of a bucket, in a wire format."""
+
+    def act(replica: Any, task: Task, world: Any) -> None:
+        flat = replica.sums(task.key)
+        own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
+        world.allreduce(replica.shards.presence(task.key))
+
+    return Operation("reduce_scatter", act, _reduce_scatter, half_exchange, Role.COLLECTIVE)
+
+
+@cache
+def all_gather(algorithm: str = "auto") -> Operation:
+    """Return the operation by which each rank gets the others' shards of a bucket. No wire rounds weights."""
+
+    def act(replica: Any, task: Task, world: Any) -> None:
+        flat = replica.sums(task.key)
+        world.all_gather(own_shard(flat, world), flat, algorithm)
+
+    return Operation("all_gather", act, _all_gather, half_exchange, Role.COLLECTIVE, "g")
+
+
+@cache
+def clip_shards(limit: float) -> Operation:
+    """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum."""
+
+    def act(replica: Any, _: Task, world: Any) -> None:
+        replica.shards.clip(limit, world)
+
+    return Operation("clip", act, needs_all(Stage.SHARD), small_exchange, Role.COLLECTIVE)
+
+
+SUM_NORMS = Operation(
+    "norms",
+    lambda replica, _, world: replica.shards.sum_norms(world),
+    needs_all(Stage.SHARD),
+    small_exchange,
+    Role.COLLECTIVE,
+    "l",
+)
+"""Sum of the squares of whole layers' norms over the ranks, for LARS and LAMB."""
+
+STEP = Operation("step", None)
+"""Step of the outside program's optimizer: the shards are updated when it has been called."""
+
+AGREE_ON_STEP = Operation(
+    "agree_on_step",
+    lambda replica, _, world: replica.agree_on_step(world),
+    price=small_exchange,
+    role=Role.COLLECTIVE,
+    letter="W",
+)
+"""Sum of what the ranks say of that step: all have made it, or none, and of the same gradients."""
+
+UPDATE_SHARD = Operation(
+    "update", lambda replica, task, _: replica.update_shard(task.key), _update_shard, _price_update
+)
+"""Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
+
+UNPACK = Operation("unpack", lambda replica, task, _: replica.unpack_shards(task.key), _unpack, letter="U")
+"""Copy of a bucket's gathered weights to its parameters."""
+
+# Rule ---------------------------------------------------------------------------------------------------------------
 
 STEPPED = Value("stepped", 0)
 """Value that is written when the outside program has called the optimizer's step."""
@@ -60,29 +185,21 @@ class Sharded(BaseRule):
         """Properties: each bucket is summed and gathered by the ranks that hold it."""
         return Traits(RankState.SHARDED, groups=True)
 
-    def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
-        """Return the tasks of a step."""
-        overlap = self.found_overlap
-        passing = build.backward(layout, overlap.backward_lane(layout.deferred), rank)
-        if not event.synchronize:
-            return (*build.forward(layout, rank), *passing)
-        sends = self.collectives(layout, rank)
-        gate = build.ENDED if overlap.after else build.BEGUN
-        follow = [(0, list(sends.place(AGREE, 0, (gate,), (build.CONTROL,))))]
-        scattered, at_once = set[int](), self._updates_at_once(layout)
+    def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
+        """Return the tasks that follow buckets: each is summed in shards, updated and gathered."""
+        sends, scattered, at_once = self.collectives(layout, rank), set[int](), self._updates_at_once(layout)
+        yield self.due(0), self.agree(sends, self.gate)
         for key in self._halves(layout):
             if key in scattered:
-                follow.append((key if at_once else build.AT_THE_END, self._gather(layout, sends, key)))
+                yield self.due(key) if at_once else build.AT_THE_END, self._gather(layout, sends, key)
                 continue
             scattered.add(key)
-            follow.append((key, self._scatter(layout, sends, key)))
+            yield self.due(key), self._scatter(layout, sends, key)
             if layout.buffers and key == layout.filled[-1]:
-                follow.append((key, build.buffers(sends)))
+                yield self.due(key), build.buffers(sends)
             if not at_once and len(scattered) == len(layout.buckets):
-                follow.append((build.AT_THE_END, self._wait_for_all(layout, sends)))
-        if overlap.after:
-            follow = [(build.AT_THE_END, tasks) for _, tasks in follow]
-        return (*build.forward(layout, rank), *build.merge(passing, follow), *build.wait_for_own(layout))
+                yield build.AT_THE_END, self._wait_for_all(layout, sends)
+        yield build.AT_THE_END, build.wait_for_weights(layout)
 
     def _halves(self, layout: Layout) -> tuple[int, ...]:
         """Return the keys in the order of their exchanges, each twice: where updates need nothing but their own bucket
@@ -93,7 +210,7 @@ class Sharded(BaseRule):
         due = {key: min(place[number] for number in layout.bucket(key).parameters) for key in layout.keys}
         return (*layout.keys, *sorted(layout.keys, key=due.__getitem__))
 
-    def _scatter(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
+    def _scatter(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:
         """Return the tasks that sum the shards of a bucket, and update this rank's where nothing else is needed."""
         own = tuple(map(gradient, layout.bucket(key).parameters))
         exchange = reduce_scatter(self.exchange.algorithm, self.exchange.wire)
@@ -103,7 +220,7 @@ class Sharded(BaseRule):
             *([_update(layout, key)] if self._updates_at_once(layout) else []),
         ]
 
-    def _wait_for_all(self, layout: Layout, sends: build.CollectiveTasks) -> list[Task]:
+    def _wait_for_all(self, layout: Layout, sends: CollectiveTasks) -> list[Task]:
         """Return the tasks that need all gradients: the program outside calls its optimizer, and norms are summed."""
         every, tasks = tuple(map(bucket, layout.keys)), list[Task]()
         if layout.updates is Updates.OUTSIDE:
@@ -116,7 +233,7 @@ class Sharded(BaseRule):
             tasks += sends.place(SUM_NORMS, 0, (), (*every, *states, STEPPED, build.NORM))
         return tasks
 
-    def _gather(self, layout: Layout, sends: build.CollectiveTasks, key: int) -> list[Task]:
+    def _gather(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:
         """Return the tasks that update this rank's shard of a bucket, unless that is done, and gather the weights."""
         written = tuple(map(weights, layout.bucket(key).parameters))
         return [

@@ -65,7 +65,6 @@ def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = Fals
 
 
 def _moved(program: Program, order: Sequence[int], chunks_too: bool = False) -> Program:
-    """Return the program with rank `order[position]` for each position."""
 
     def moved(transfer: Transfer) -> Transfer:
         chunk = order[transfer.chunk] if chunks_too else transfer.chunk

@@ -27,10 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    pass
+from typing import NamedTuple
 
 
 class Action(Enum):

@@ -15,17 +15,21 @@ A chunk that "begins" does not name holds old memory contents, so that adding to
 Beside its contributions, each copy of a chunk has a *history*: which sums made it, in which order, and where a narrow
 wire has rounded it. A rank keeps what it has sent, so a copy that is sent is rounded and one that is not sent is not.
 Copies with one history have the same bits on any wire.
+
+Before that run, each program is checked by itself: its shape, its peers and chunks, and transfers that race for one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from collections.abc import Callable
 from enum import Enum
+from itertools import combinations
+from typing import NamedTuple
 
 from unisono.errors import ScheduleError
 from unisono.placement import Placement, one_rank_per_node
-from unisono.schedules.program_checks import check_placement, check_program
-from unisono.schedules.schedule import Algorithm, Program
-from unisono.schedules.symbolic_run import Copy, Held, Histories, Rounding, SymbolicRun
+from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
 
 _UNSET = frozenset([-1])
 """Contributions in a chunk that no rank has set."""
@@ -76,7 +80,6 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placem
 
 
 def _check_end(held: Held, ranks: int, goal: Goal) -> None:
-    """Raise ScheduleError unless every rank holds what the goal requires."""
     for rank, copies in enumerate(held):
         for chunk, copy in enumerate(copies):
             required = _required(rank, chunk, ranks, goal)
@@ -96,7 +99,6 @@ def _unlike(held: Held) -> tuple[int, int] | None:
 
 
 def _played(programs: list[Program], goal: Goal, rounds: Rounding) -> Held:
-    """Return the copies with which the programs end."""
     histories = Histories()
     held = _begin(len(programs), programs[0].chunks, goal, histories)
     SymbolicRun(programs, held, goal is not Goal.ALL_TO_ALL, histories, rounds).finish()
@@ -141,3 +143,224 @@ def _describe_error(contributions: frozenset[int], required: frozenset[int], goa
     if missing := sorted(required - contributions):
         return f"lacking the contributions of ranks {missing}"
     return "summed with what lay there before"
+
+
+class Copy(NamedTuple):
+    """Copy of a chunk on one rank."""
+
+    contributions: frozenset[int]
+    """Ranks whose contributions are in it. For all_to_all, the chunk from s for d is number s p + d."""
+    history: int
+    """Number of its history."""
+
+
+Held = list[list[Copy]]
+"""Copies of all chunks, by rank."""
+
+Rounding = Callable[[int, int], bool]
+"""Function (sender, receiver) that returns True where a wire rounds what goes between them: everywhere, or between
+nodes where the program distinguishes nodes (`landing_remote`)."""
+
+
+class _InFlight(NamedTuple):
+    chunk: int
+    span: int
+    copies: tuple[Copy, ...]
+
+
+class Histories:
+    """Numbers of histories: equal ones have one number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._rounded: set[int] = set()
+
+    def of(self, *what: object) -> int:
+        """Return the number of a history."""
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def rounded(self, history: int) -> int:
+        """Return the history after a wire has rounded it; a second time changes nothing."""
+        if history in self._rounded:
+            return history
+        number = self.of("rounded", history)
+        self._rounded.add(number)
+        return number
+
+
+class SymbolicRun:
+    """Run of all ranks side by side, one round at a time for each lane."""
+
+    def __init__(
+        self, programs: list[Program], held: Held, same_chunks: bool, histories: Histories, rounds: Rounding
+    ) -> None:
+        self.programs, self.held = programs, held
+        self.histories, self.rounds = histories, rounds
+        self.same_chunks = same_chunks  # whether both ends of a transfer name the same
+        self.lanes = [(rank, lane) for rank, program in enumerate(programs) for lane in range(len(program.lanes))]
+        self.position = dict.fromkeys(self.lanes, 0)
+        self.sent: dict[tuple[int, int, int], deque[_InFlight]] = defaultdict(deque)  # (from, to, lane): oldest first
+        self.pending_sends = dict.fromkeys(self.lanes, 0)  # messages of the current round that no rank has received yet
+        self.arrived: dict[tuple[int, int], list[_InFlight | None]] = {}
+
+    def finish(self) -> None:
+        """Pass messages until every lane has ended; raise ScheduleError if a lane cannot."""
+        for rank, lane in self.lanes:
+            self._enter(rank, lane)
+        moving = True
+        while moving:
+            moving = sum(self._advance(rank, lane) for rank, lane in self.lanes) > 0
+        for rank, lane in self.lanes:
+            if transfers := self._transfers(rank, lane):
+                waits = ", ".join(describe(transfer) for transfer in transfers)
+                raise ScheduleError(f"{self._where(rank, lane)} waits forever: {waits}")
+
+    def _transfers(self, rank: int, lane: int) -> Round | None:
+        rounds, position = self.programs[rank].lanes[lane], self.position[rank, lane]
+        return rounds[position] if position < len(rounds) else None
+
+    def _where(self, rank: int, lane: int) -> str:
+        return f"rank {rank}, lane {lane}, round {self.position[rank, lane]}"
+
+    def _enter(self, rank: int, lane: int) -> None:
+        """Begin the current round: its messages can be received from now on."""
+        transfers = self._transfers(rank, lane) or ()
+        self.arrived[rank, lane] = [None] * len(transfers)
+        for action, peer, chunk, span in transfers:
+            if action is Action.SEND:
+                own = self.held[rank]
+                if self.rounds(rank, peer):
+                    for place in range(chunk, chunk + span):
+                        own[place] = own[place]._replace(history=self.histories.rounded(own[place].history))
+                self.sent[rank, peer, lane].append(_InFlight(chunk, span, tuple(own[chunk : chunk + span])))
+                self.pending_sends[rank, lane] += 1
+
+    def _advance(self, rank: int, lane: int) -> bool:
+        """Receive available messages, and end the round if it is complete; return True if anything moved."""
+        transfers = self._transfers(rank, lane)
+        if transfers is None:
+            return False
+        moved = False
+        arrived = self.arrived[rank, lane]
+        for index, transfer in enumerate(transfers):
+            queue = self.sent[transfer.peer, rank, lane]
+            if transfer.action is not Action.SEND and arrived[index] is None and queue:
+                message = arrived[index] = queue.popleft()
+                if message.span != transfer.span or (self.same_chunks and message.chunk != transfer.chunk):
+                    got = f"a message of chunk {message.chunk} span {message.span}"
+                    raise ScheduleError(f"{self._where(rank, lane)}: {describe(transfer)} is matched by {got}")
+                self.pending_sends[transfer.peer, lane] -= 1
+                moved = True
+        expected = sum(transfer.action is not Action.SEND for transfer in transfers)
+        if self.pending_sends[rank, lane] or expected > sum(message is not None for message in arrived):
+            return moved
+        _apply(rank, self._where(rank, lane), transfers, arrived, self.held[rank], self.histories)
+        self.position[rank, lane] += 1
+        self._enter(rank, lane)
+        return True
+
+
+def _apply(
+    rank: int,
+    where: str,
+    transfers: Round,
+    messages: list[_InFlight | None],
+    copies: list[Copy],
+    histories: Histories,
+) -> None:
+    """End a round: sum and replace chunks. Raises ScheduleError for a contribution that is there already."""
+    terms: dict[int, list[tuple[int, int]]] = {}  # (rank, history) of what is summed into a chunk
+    for transfer, message in zip(transfers, messages, strict=True):
+        if message is None:
+            continue
+        for chunk, copy in enumerate(message.copies, transfer.chunk):
+            if transfer.action is not Action.ADD:
+                copies[chunk] = copy
+                continue
+            own = copies[chunk]
+            if twice := own.contributions & copy.contributions:
+                raise ScheduleError(f"{where}: chunk {chunk} gets the contributions of {sorted(twice)} twice")
+            terms.setdefault(chunk, [(rank, own.history)]).append((transfer.peer, copy.history))
+            copies[chunk] = own._replace(contributions=own.contributions | copy.contributions)
+    for chunk, summed in terms.items():
+        in_rank_order = [history for _, history in sorted(summed)]
+        if len(in_rank_order) == 2:  # a + b has the bits of b + a
+            in_rank_order.sort()
+        copies[chunk] = copies[chunk]._replace(history=histories.of("sum", *in_rank_order))
+
+
+def check_program(rank: int, ranks: int, program: Program, first: Program) -> None:
+    """Raise ScheduleError for errors in one program: a shape unlike rank 0's, or transfers that race for a chunk."""
+    chunks = first.chunks
+    if program.chunks != chunks:
+        raise ScheduleError(f"rank {rank} cuts the payload into {program.chunks} chunks, rank 0 into {chunks}")
+    if program._replace(lanes=()) != first._replace(lanes=()) or len(program.lanes) != len(first.lanes):
+        shapes = [{**p._asdict(), "lanes": len(p.lanes)} for p in (program, first)]
+        unlike = [field for field in Program._fields if shapes[0][field] != shapes[1][field]]
+        mine, others = (", ".join(f"{field} = {shape[field]}" for field in unlike) for shape in shapes)
+        raise ScheduleError(f"rank {rank} has {mine}; rank 0 has {others}; all ranks have the same")
+    if len(program.lanes) % program.columns:
+        raise ScheduleError(f"{len(program.lanes)} lanes do not make {program.columns} columns of equal width")
+    lane_of_chunk: dict[int, int] = {}
+    for lane_number, lane in enumerate(program.lanes):
+        for round_number, transfers in enumerate(lane):
+            where = f"rank {rank}, lane {lane_number}, round {round_number}"
+            if not transfers:
+                raise ScheduleError(f"{where} has no transfers: leave the round out")
+            for transfer in transfers:
+                last = transfer.chunk + transfer.span - 1
+                if transfer.peer == rank or not 0 <= transfer.peer < ranks:
+                    raise ScheduleError(f"{where}: {describe(transfer)}: no such peer among {ranks} ranks")
+                if transfer.span < 1 or not 0 <= transfer.chunk <= last < chunks:
+                    raise ScheduleError(f"{where}: {describe(transfer)}: no such chunks among {chunks}")
+                for chunk in range(transfer.chunk, last + 1):
+                    if lane_of_chunk.setdefault(chunk, lane_number) != lane_number:
+                        raise ScheduleError(f"{where}: chunk {chunk} belongs to lane {lane_of_chunk[chunk]}")
+            _check_races(where, transfers)
+            landing = sum(transfer.span for transfer in transfers if transfer.action is Action.ADD)
+            if landing > program.landing:
+                raise ScheduleError(
+                    f"{where}: {landing} chunks are received at once; the program's limit is {program.landing}"
+                )
+
+
+def check_placement(rank: int, program: Program, placement: Placement) -> None:
+    """Check the fields of a program that depend on the placement: `columns`, `landing_remote` and `steady`."""
+    a_column = len(program.lanes) // program.columns
+    adding = {
+        number // a_column
+        for number, lane in enumerate(program.lanes)
+        if any(move.action is Action.ADD for moves in lane for move in moves)
+    }
+    if program.columns > 1 and len(adding) > 1:
+        raise ScheduleError(f"rank {rank} adds in the lanes of columns {sorted(adding)}; at most one is allowed")
+    node = placement.node_of(rank)
+    for moves in (moves for lane in program.lanes for moves in lane):
+        from_far = [t.span for t in moves if t.action is Action.ADD and placement.node_of(t.peer) != node]
+        if program.landing_remote is not None and sum(from_far) > program.landing_remote:
+            landing = f"{sum(from_far)} chunks are received at once from other nodes"
+            raise ScheduleError(f"rank {rank}: {landing}; the program's limit is {program.landing_remote}")
+    sources = {
+        move.peer for lane in program.lanes for moves in lane for move in moves if move.action is not Action.SEND
+    }
+    far = sorted(peer for peer in sources if placement.node_of(peer) != placement.node_of(rank))
+    if program.steady and len(far) > 2:
+        raise ScheduleError(
+            f"rank {rank} receives from ranks {far} of other nodes, which is not steady: set steady=False, or let each "
+            "rank receive from at most 2"
+        )
+
+
+def _check_races(where: str, transfers: Round) -> None:
+    """Refuse a RECEIVE that shares chunks, and two ADDs whose chunks partly overlap; rule 2 allows the rest."""
+    for one, other in combinations(transfers, 2):
+        overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
+        actions = {one.action, other.action}
+        same = (one.chunk, one.span) == (other.chunk, other.span)
+        if overlap and (Action.RECEIVE in actions or (actions == {Action.ADD} and not same)):
+            raise ScheduleError(f"{where}: {describe(one)} and {describe(other)} race for a chunk")
+
+
+def describe(transfer: Transfer) -> str:
+    """Return a transfer in words."""
+    return f"{transfer.action.value} chunk {transfer.chunk} span {transfer.span} peer {transfer.peer}"

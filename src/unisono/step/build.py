@@ -9,11 +9,12 @@ begin ─ forward 0 ─ forward 1 ─ ... ─ backward 0 ─ backward 1 ─ grad
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from unisono.step import operations as op
 from unisono.step.layout import Layout, Updates
-from unisono.step.overlaps import Overlap
+from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import (
     MAIN,
     UPDATE,
@@ -44,14 +45,11 @@ NORM = Value("norm", 0)
 BUFFERS = Value("buffers", 0)
 """Memory that the model's buffers are sent in."""
 
-
 ACTIVATIONS = -1
 """Number of the communicators of split layers, beside those of gradients."""
 
-
-def seen(parameter: int) -> Value:
-    """Return the value that stands for the version of a parameter that the forward pass has read."""
-    return Value("seen", parameter)
+seen = partial(Value, "seen")
+"""Version of a parameter that the forward pass has read."""
 
 
 def forward(layout: Layout, rank: int = 0) -> list[Task]:
@@ -98,8 +96,11 @@ def backward(layout: Layout, lane: str, rank: int = 0) -> list[Task]:
 AT_THE_END = -1
 """Key for tasks that run when the backward pass has ended."""
 
+Followers = Iterable[tuple[int, Iterable[Task]]]
+"""Tasks that follow buckets of a backward pass, each group with the key of its bucket, or AT_THE_END."""
 
-def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterable[Task]]]) -> Iterator[Task]:
+
+def merge(backward_tasks: Iterable[Task], followers: Followers) -> Iterator[Task]:
     """Yield the tasks of a backward pass and those that follow; each (key, tasks) is placed once its bucket is full,
     and a task that writes weights once the backward pass has read them for the last time."""
     left, full = deque(backward_tasks), set[int]()
@@ -123,52 +124,49 @@ def merge(backward_tasks: Iterable[Task], followers: Iterable[tuple[int, Iterabl
     yield from left
 
 
-class CollectiveTasks:
-    """Collectives of all ranks, or of those that hold a bucket, placed one after another by an overlap."""
-
-    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int = 0) -> None:
-        self._layout, self._rank = layout, rank
-        self._overlap, self._outstanding = overlap, outstanding
-        self._before = 0
-
-    def place(
-        self, operation: Operation, key: int, reads: tuple[Value, ...], writes: tuple[Value, ...]
-    ) -> tuple[Task, ...]:
-        """Return the tasks of the next collective."""
-        group = RankGroup(self._layout.group_of(key, self._rank))
-        task = Task(operation, key, MAIN, reads, writes, group)
-        self._before += 1
-        return self._overlap.place(task, self._before - 1, self._outstanding)
-
-
-def updates(layout: Layout, key: int, sends: CollectiveTasks | None = None) -> list[Task]:
+def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:
     """Return the optimizer's tasks once the gradients of bucket `key` are set, after clipping if there is any.
 
     Where parameters are split, `sends` places the sum of squares of all ranks, by which they are clipped.
     """
     if layout.updates is Updates.OUTSIDE:
         return []
-    if layout.clip is not None or layout.updates is Updates.WHOLE:
-        if key < len(layout.buckets):
-            return []
-        every = tuple(map(bucket, layout.keys))
-        clip = [Task(op.CLIP, key, UPDATE, (), (*every, NORM))] if layout.clip is not None else []
-        if clip and layout.split and sends is not None:
-            clip = [*sends.place(op.SUM_SQUARES, 0, every, (NORM,)), *clip]
-        return [*clip, update(layout, key, tuple(range(layout.parameters)))]
-    return [update(layout, key, layout.complete[key])] if layout.complete[key] else []
+    if layout.updates is Updates.PARTS and layout.clip is None:
+        numbers = layout.complete[key]
+        buckets = dict.fromkeys(bucket(one) for number in numbers for one in layout.keys_of[number])
+        return [_update(op.UPDATE, key, numbers, tuple(buckets))] if numbers else []
+    if key < len(layout.buckets):
+        return []
+    every, tasks = tuple(map(bucket, layout.keys)), list[Task]()
+    if layout.clip is not None and layout.split:
+        tasks += sends.place(op.SUM_SQUARES, 0, every, (NORM,))
+    if layout.clip is not None:
+        tasks.append(Task(op.CLIP, key, UPDATE, (), (*every, NORM)))
+    return [*tasks, _update(op.UPDATE, key, range(layout.parameters), (*every, NORM))]
 
 
-def update(layout: Layout, key: int, parameters: tuple[int, ...]) -> Task:
-    """Return the optimizer's task for these parameters, with averaged gradients."""
-    buckets = dict.fromkeys(bucket(one) for number in parameters for one in layout.keys_of[number])
-    norm = (NORM,) if layout.clip is not None else ()
-    return Task(op.UPDATE, key, UPDATE, (*buckets, *norm), stepped(parameters), parameters=parameters)
+def own_updates(layout: Layout) -> Followers:
+    """Yield the optimizer's tasks with this rank's own gradients, each with the key of the bucket that it follows."""
+    everyone = range(layout.parameters)
+    own = tuple(map(gradient, everyone))
+    if layout.updates is Updates.OUTSIDE:
+        step = _update(op.STEP_LOCAL, 0, everyone, (), own)
+        yield AT_THE_END, [step._replace(lane=MAIN, writes=(*step.writes, thread(MAIN)))]
+    elif layout.updates is Updates.WHOLE or layout.clip is not None:
+        clip = [Task(op.CLIP_LOCAL, 0, UPDATE, (), own)] if layout.clip is not None else []
+        yield AT_THE_END, [*clip, _update(op.UPDATE_LOCAL, 0, everyone, (), own)]
+    else:
+        for key in layout.filled:
+            if numbers := layout.ready[key]:
+                yield key, [_update(op.UPDATE_LOCAL, key, numbers, (), tuple(map(gradient, numbers)))]
 
 
-def stepped(parameters: Iterable[int]) -> tuple[Value, ...]:
-    """Return the values that the optimizer's step writes."""
-    return tuple(value for number in parameters for value in (weights(number), state(number)))
+def _update(
+    operation: Operation, key: int, numbers: Sequence[int], reads: tuple[Value, ...], writes: tuple[Value, ...] = ()
+) -> Task:
+    """Return a step of the optimizer for these parameters, which writes their weights and states."""
+    stepped = tuple(value for number in numbers for value in (weights(number), state(number)))
+    return Task(operation, key, UPDATE, reads, (*writes, *stepped), parameters=tuple(numbers))
 
 
 def buffers(sends: CollectiveTasks) -> list[Task]:
@@ -177,40 +175,17 @@ def buffers(sends: CollectiveTasks) -> list[Task]:
     return [pack, *sends.place(op.BROADCAST_BUFFERS, 0, (), (BUFFERS,))]
 
 
-def wait_for_weights(layout: Layout) -> list[Task]:
-    """Return the main thread's wait for all weights."""
-    return [Task(op.WAIT, 0, MAIN, tuple(map(weights, range(layout.parameters))), (thread(MAIN),))]
-
-
 def wait(layout: Layout) -> list[Task]:
-    """Return the main thread's wait at the end of a step; empty where each parameter is waited for when it is read."""
-    everyone = tuple(range(layout.parameters))
-    if layout.updates is Updates.OUTSIDE:
-        read = (*map(bucket, layout.keys), BUFFERS)
-        return [Task(op.WAIT, 0, MAIN, read, (*stepped(everyone), thread(MAIN)), parameters=everyone)]
-    one_by_one = layout.deferred and layout.updates is Updates.PARTS
-    return [] if one_by_one else wait_for_weights(layout)
+    """Return the main thread's wait at the end of a step whose gradients are set, where its optimizer is called then;
+    else its wait for the weights."""
+    if layout.updates is not Updates.OUTSIDE:
+        return wait_for_weights(layout)
+    step = _update(op.WAIT, 0, range(layout.parameters), (*map(bucket, layout.keys), BUFFERS))
+    return [step._replace(lane=MAIN, writes=(*step.writes, thread(MAIN)))]
 
 
-def own_updates(layout: Layout) -> list[tuple[int, list[Task]]]:
-    """Return the optimizer's tasks with this rank's own gradients, each with the key of the bucket that it follows."""
-    everyone = tuple(range(layout.parameters))
-    own = tuple(map(gradient, everyone))
-    if layout.updates is Updates.OUTSIDE:
-        write = (*own, *stepped(everyone), thread(MAIN))
-        return [(AT_THE_END, [Task(op.STEP_LOCAL, 0, MAIN, (), write, parameters=everyone)])]
-    if layout.updates is Updates.WHOLE or layout.clip is not None:
-        clip = [Task(op.CLIP_LOCAL, 0, UPDATE, (), own)] if layout.clip is not None else []
-        return [(AT_THE_END, [*clip, own_update(0, everyone)])]
-    return [(key, [own_update(key, layout.ready[key])]) for key in layout.filled if layout.ready[key]]
-
-
-def own_update(key: int, parameters: tuple[int, ...]) -> Task:
-    """Return the optimizer's task for these parameters, with this rank's own gradients."""
-    own = tuple(map(gradient, parameters))
-    return Task(op.UPDATE_LOCAL, key, UPDATE, (), (*own, *stepped(parameters)), parameters=parameters)
-
-
-def wait_for_own(layout: Layout) -> list[Task]:
-    """Return the main thread's wait after own updates: for all weights, unless each is waited for when it is read."""
-    return wait_for_weights(layout) if layout.updates is Updates.OUTSIDE else wait(layout)
+def wait_for_weights(layout: Layout) -> list[Task]:
+    """Return the main thread's wait for all weights; empty where each parameter is waited for when it is read."""
+    if layout.deferred and layout.updates is Updates.PARTS:
+        return []
+    return [Task(op.WAIT, 0, MAIN, tuple(map(weights, range(layout.parameters))), (thread(MAIN),))]

@@ -1,24 +1,43 @@
-"""Clock on which step programs are played with costs in place of work: it gives the begin and end of each task.
+"""Clock on which step programs are played: with costs it gives the begin and end of each task, with random durations an
+order that the programs allow.
 
     lanes       a task waits for what it touches, then for a thread of its lane
     groups      a collective begins when all its members have arrived; each keeps its thread meanwhile
     the link    concurrent collectives share it: together they are no faster than one after another, but for
                 their latency
 
+Tasks of different ranks are one collective, or one message, by rule 3 of `program.py`:
+
+    rank 0   allreduce 1 ──┐        allreduce 2 ─┐           send 1 to 2 ───┐
+    rank 1   allreduce 1 ──┤ first  allreduce 2 ─┤ second                   │
+    rank 2   allreduce 1 ──┘        allreduce 2 ─┘           receive 1 ─────┘
+
 Ranks that are not played are assumed to do the same as the first one that is played, at the same time.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
 from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration
-from unisono.step.matching import Carry, Matching, Member
-from unisono.step.program import Role, StepProgram, Task, graph_of
+from unisono.step.program import RankGroup, Role, StepProgram, Task, dependencies
+
+
+class Member(NamedTuple):
+    """Task that a rank has reached; `number` is its place in its rank's program."""
+
+    rank: int
+    task: Task
+    number: int = 0
+
+
+Carry = Callable[[Sequence[Member]], None]
+"""Called with a task, or with all members' tasks of a collective, when it has ended."""
 
 
 class TaskSpan(NamedTuple):
@@ -31,6 +50,44 @@ class TaskSpan(NamedTuple):
     end: float
 
 
+class _Matching:
+    """Collector of the tasks that ranks reach. It returns those that run together."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self._ranks = frozenset(ranks)
+        self._arrived: defaultdict[RankGroup, defaultdict[int, deque[Member]]] = defaultdict(lambda: defaultdict(deque))
+        self._messages: defaultdict[RankGroup, list[Member]] = defaultdict(list)
+
+    def arrive(self, member: Member) -> Sequence[Member]:
+        """Add a task that its rank has reached. Return all tasks that run together now, or none yet."""
+        group, role = member.task.group, member.task.operation.role
+        if group is None or role is Role.LOCAL:
+            return (member,)
+        if role is not Role.COLLECTIVE:
+            return self._message(self._messages[group], member)
+        arrived, members = self._arrived[group], [rank for rank in group.ranks if rank in self._ranks]
+        arrived[member.rank].append(member)
+        return [arrived[rank].popleft() for rank in members] if all(arrived[rank] for rank in members) else ()
+
+    def waiting(self) -> list[str]:
+        """Return a description of each rank that waits and its task."""
+        members = [one for arrived in self._arrived.values() for queue in arrived.values() for one in queue]
+        members += [one for waiting in self._messages.values() for one in waiting]
+        return [f"rank {one.rank} in {one.task}" for one in members]
+
+    def _message(self, waiting: list[Member], member: Member) -> Sequence[Member]:
+        if member.task.peer is not None and member.task.peer not in self._ranks:
+            return (member,)
+        sends = member.task.operation.role is Role.SEND
+        for place, other in enumerate(waiting):
+            fits = other.task.peer in (None, member.rank) and member.task.peer in (None, other.rank)
+            if fits and (other.task.operation.role is Role.SEND) != sends:
+                del waiting[place]
+                return (member, other) if sends else (other, member)
+        waiting.append(member)
+        return ()
+
+
 class Clock:
     """Player of one program per rank. `run` returns the spans, in the order in which they end."""
 
@@ -41,20 +98,22 @@ class Clock:
         price: Callable[[int, Task], Duration],
         carry: Carry | None = None,
     ) -> None:
-        """Prepare a run. `price` returns the duration of a rank's task; `carry` is called with the tasks that begin
+        """Prepare a run. `price` returns the duration of a rank's task; `carry` is called with the tasks that end
         together, in order of time."""
         self._programs, self._price, self._carry = programs, price, carry
-        graphs = {rank: graph_of(program) for rank, program in programs.items()}
-        self._open = {rank: list(graph.before) for rank, graph in graphs.items()}
-        self._after = {rank: graph.after for rank, graph in graphs.items()}
+        waits = {rank: dependencies(program) for rank, program in programs.items()}
+        self._open = {rank: [len(before) for before in of_rank] for rank, of_rank in waits.items()}
+        self._after: dict[int, list[list[int]]] = {rank: [[] for _ in program] for rank, program in programs.items()}
+        for rank, of_rank in waits.items():
+            for number, before in enumerate(of_rank):
+                for one in before:
+                    self._after[rank][one].append(number)
         self._free = {(rank, lane): count for rank in programs for lane, count in threads.items()}
         self._queues: defaultdict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
-        self._matching = Matching(programs)
+        self._matching = _Matching(programs)
         self._link = 0.0  # when it is free
-        self._events: list[
-            tuple[float, int, int, int]
-        ] = []  # time, number, rank, and the order in which they were added
-        self._begun: dict[tuple[int, int], float] = {}
+        # end, place in the program and rank of the first member, order in which they were added, begin, members
+        self._events: list[tuple[float, int, int, int, float, Sequence[Member]]] = []
         self._count = 0
 
     def run(self) -> list[TaskSpan]:
@@ -67,17 +126,12 @@ class Clock:
         for rank in self._programs:
             self._dispatch(rank, 0.0, [lane for one, lane in self._free if one == rank])
         while self._events:
-            now, number, rank, _ = heappop(self._events)
-            task = self._programs[rank][number]
-            spans.append(TaskSpan(rank, number, task, self._begun.pop((rank, number)), now))
-            self._free[rank, task.lane] += 1
-            lanes = {task.lane: None}  # in the order of the program: the same on every run
-            for follower in self._after[rank][number]:
-                self._open[rank][follower] -= 1
-                if not self._open[rank][follower]:
-                    self._enter(rank, follower, now)
-                    lanes[self._programs[rank][follower].lane] = None
-            self._dispatch(rank, now, lanes)
+            now, _, _, _, begin, together = heappop(self._events)
+            if self._carry is not None:
+                self._carry(together)
+            for one in together:
+                spans.append(TaskSpan(one.rank, one.number, one.task, begin, now))
+                self._end(one, now)
         if len(spans) < sum(map(len, self._programs.values())):
             waiting = ", ".join(self._matching.waiting()) or "tasks of one rank"
             raise StepError(f"deadlock: {waiting}")
@@ -85,6 +139,17 @@ class Clock:
 
     def _enter(self, rank: int, number: int, now: float) -> None:
         heappush(self._queues[rank, self._programs[rank][number].lane], (now, number))
+
+    def _end(self, one: Member, now: float) -> None:
+        """Let the tasks begin that have waited for this one, or for its thread."""
+        rank, lanes = one.rank, {one.task.lane: None}  # in the order of the program: the same on every run
+        self._free[rank, one.task.lane] += 1
+        for follower in self._after[rank][one.number]:
+            self._open[rank][follower] -= 1
+            if not self._open[rank][follower]:
+                self._enter(rank, follower, now)
+                lanes[self._programs[rank][follower].lane] = None
+        self._dispatch(rank, now, lanes)
 
     def _dispatch(self, rank: int, now: float, lanes: Iterable[str]) -> None:
         """Assign ready tasks to the free threads of some lanes."""
@@ -95,21 +160,14 @@ class Clock:
                 self._free[rank, lane] -= 1
                 together = self._matching.arrive(Member(rank, self._programs[rank][number], number))
                 if together:
-                    self._begin(together, now)
+                    first = together[0]
+                    self._count += 1
+                    end = self._end_of(first, now)
+                    heappush(self._events, (end, first.number, first.rank, self._count, now, together))
 
-    def _begin(self, together: Sequence[Member], now: float) -> None:
-        if self._carry is not None:
-            self._carry(together)
-        first = together[0]
-        end = self._end(first.rank, first.task, now)
-        for one in together:
-            self._begun[one.rank, one.token] = now
-            self._count += 1
-            heappush(self._events, (end, one.token, one.rank, self._count))
-
-    def _end(self, rank: int, task: Task, now: float) -> float:
-        duration = self._price(rank, task)
-        if not duration.link or task.operation.role is Role.LOCAL:
+    def _end_of(self, one: Member, now: float) -> float:
+        duration = self._price(one.rank, one.task)
+        if not duration.link or one.task.operation.role is Role.LOCAL:
             return now + duration.seconds
         self._link = max(now + duration.seconds, self._link + duration.link)
         return self._link
@@ -120,18 +178,27 @@ def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int
     return Clock(programs, threads, lambda _, task: task.operation.price(task, costs)).run()
 
 
+def play_in_random_order(programs: Sequence[StepProgram], carry: Carry, seed: int = 0) -> None:
+    """Play one program per rank, each task after those it waits for, in one of the orders that they allow.
+
+    `seed` draws durations of many magnitudes, so that any task may be late. Raises StepError where ranks are
+    deadlocked.
+    """
+    chance = random.Random(seed)
+    unlimited = Counter(task.lane for program in programs for task in program)
+    ranks = chance.sample(range(len(programs)), len(programs))  # who begins first
+    mixed = {rank: programs[rank] for rank in ranks}
+    Clock(mixed, unlimited, lambda *_: Duration(10 ** chance.uniform(0, 9)), carry).run()
+
+
 class TimeRange(Protocol):
-    """Span of time."""
+    """Span of time, in seconds."""
 
     @property
-    def begin(self) -> float:
-        """Seconds."""
-        ...
+    def begin(self) -> float: ...
 
     @property
-    def end(self) -> float:
-        """Seconds."""
-        ...
+    def end(self) -> float: ...
 
 
 Range = TypeVar("Range", bound=TimeRange)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import fsum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.step.layout import Layout
-from unisono.step.program import RankGroup, Task
+
+if TYPE_CHECKING:
+    from unisono.step.program import RankGroup, Task
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def sum_with_feedback(flat: torch.Tensor, wire: Wire, kept: RuleMemory, key: int
     `flat` is a float32 or float64 tensor of one dimension, contiguous, of the same length on all ranks.
     """
     chunks = [flat[slice(*bounds(len(flat), world.size, rank))] for rank in range(world.size)]
-    residual = kept.get_or_zeros(RESIDUAL, key, flat)
+    residual = kept.or_zeros(RESIDUAL, key, flat)
     flat.add_(residual)
     residual.copy_(flat)
     size = wire.nbytes(max(map(len, chunks)))
@@ -43,7 +43,7 @@ def sum_with_feedback(flat: torch.Tensor, wire: Wire, kept: RuleMemory, key: int
     for row in received:
         _decode(row, wire, part)
         mine.add_(part)
-    own_residual = kept.get_or_zeros(SUM_RESIDUAL, key, mine)
+    own_residual = kept.or_zeros(SUM_RESIDUAL, key, mine)
     mine.add_(own_residual)
     own_residual.copy_(mine)
     summed = parcels.new_zeros(world.size * size)

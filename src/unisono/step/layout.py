@@ -118,30 +118,26 @@ class Layout:
     @cached_property
     def complete(self) -> tuple[tuple[int, ...], ...]:
         """Parameters that are complete once a bucket has been exchanged, by key; key 0: those in no bucket."""
-        found: list[list[int]] = [[] for _ in range(len(self.buckets) + 1)]
-        for number, keys in enumerate(self.keys_of):
-            found[keys[-1] if keys else 0].append(number)
-        return tuple(map(tuple, found))
+        alone = tuple(number for number, keys in enumerate(self.keys_of) if not keys)
+        return (alone, *(tuple(sorted(one)) for one in self._first_in(self.keys[::-1])[1:]))
 
     @cached_property
     def ready(self) -> tuple[tuple[int, ...], ...]:
         """Parameters whose gradient comes first in a bucket, as the buckets fill, by key from 0 on."""
-        found: list[list[int]] = [[] for _ in range(len(self.buckets) + 1)]
-        seen: set[int] = set()
-        for key in self.filled:
-            fresh = [number for number in self.bucket(key).parameters if number not in seen]
-            found[key] = fresh
-            seen.update(fresh)
-        return tuple(map(tuple, found))
+        return self._first_in(self.filled)
 
     @cached_property
     def last(self) -> tuple[tuple[int, ...], ...]:
         """Parameters whose gradient comes last in a bucket, as the buckets fill, by key from 0 on."""
+        return self._first_in(self.filled[::-1])
+
+    def _first_in(self, order: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return, by key from 0 on, the parameters that no bucket before it in this order of keys holds."""
         found: list[tuple[int, ...]] = [()] * (len(self.buckets) + 1)
-        later: set[int] = set()
-        for key in reversed(self.filled):
-            found[key] = tuple(number for number in self.bucket(key).parameters if number not in later)
-            later.update(found[key])
+        seen: set[int] = set()
+        for key in order:
+            found[key] = tuple(number for number in self.bucket(key).parameters if number not in seen)
+            seen.update(found[key])
         return tuple(found)
 
 

@@ -4,7 +4,7 @@ outside     begin, forward, backward, grad_input, end, wait: what the program ou
             activations: exchanges of layers that are split over ranks
 gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
 weights     pack_weights, unpack_weights
-others      barrier, broadcast_buffers, send, receive, receive_any
+others      barrier, pack_buffers, broadcast_buffers
 """
 
 from __future__ import annotations
@@ -15,29 +15,38 @@ from functools import cache
 from typing import Any
 
 from unisono.errors import StepError
-from unisono.step.costs import Costs, Duration, free, half_exchange, latency, small_exchange, whole_exchange
-from unisono.step.program import Act, Operation, Role, Task
+from unisono.step.costs import Costs, Duration, latency, small_exchange, whole_exchange
+from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
-from unisono.step.symbolic_state import BucketContents, Contribution, SymbolicState, change_nothing, sum_contributions
+from unisono.step.symbolic_state import (
+    Contents,
+    Contribution,
+    Stage,
+    Sum,
+    SymbolicState,
+    each,
+    sum_contributions,
+    sum_of_buckets,
+)
 from unisono.wires import wire_of
 
 # What the program outside does --------------------------------------------------------------------------------------
 
 
-def _symbolic_begin(ranks: Sequence[SymbolicState], _: Task) -> None:
-    (one,) = ranks
+@each
+def _begin(one: SymbolicState, _: Task) -> None:
     one.batch += 1
 
 
-def _symbolic_forward(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _forward(one: SymbolicState, task: Task) -> None:
     if not any(value.kind == "weights" for value in task.reads):
         raise StepError(f"rank {one.rank}: {task} reads no weights, so that it waits for no update of them")
     one.seen[task.key] = dict(one.weights[task.key])
 
 
-def _symbolic_backward(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _backward(one: SymbolicState, task: Task) -> None:
     one.begun = one.batch
     for number in task.parameters:
         one.made[number] = one.batch
@@ -52,8 +61,8 @@ def _symbolic_backward(ranks: Sequence[SymbolicState], task: Task) -> None:
             parts[key] = sum_contributions((parts.get(key, Counter()), mine))
 
 
-def _symbolic_grad_input(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _grad_input(one: SymbolicState, task: Task) -> None:
     for number in task.parameters:
         if one.seen.pop(number, None) != one.weights[number]:
             raise StepError(
@@ -62,49 +71,50 @@ def _symbolic_grad_input(ranks: Sequence[SymbolicState], task: Task) -> None:
             )
 
 
-def _symbolic_wait(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _wait(one: SymbolicState, task: Task) -> None:
     if any(value.kind == "weights" for value in task.writes):
-        _apply(one, task)
+        one.apply_averaged(task)
 
 
-BEGIN = Operation("begin", None, _symbolic_begin, lambda _, costs: Duration(costs.forward[-1]))
+BEGIN = Operation("begin", None, _begin, lambda _, costs: Duration(costs.forward[-1]))
 """Start of a step: its batch is ready."""
 
-FORWARD = Operation("forward", None, _symbolic_forward, lambda task, costs: Duration(costs.forward[task.key]))
+FORWARD = Operation("forward", None, _forward, lambda task, costs: Duration(costs.forward[task.key]))
 """Reading of parameter `key` by a module, and computing until the next is read."""
 
-BACKWARD = Operation("backward", None, _symbolic_backward, lambda task, costs: Duration(costs.backward[task.key]))
+BACKWARD = Operation("backward", None, _backward, lambda task, costs: Duration(costs.backward[task.key]))
 """Computing until bucket `key` is full; for key 0, until the first gradient is ready."""
 
-GRAD_INPUT = Operation("grad_input", None, _symbolic_grad_input, lambda _, __: Duration(0.0))
+GRAD_INPUT = Operation("grad_input", None, _grad_input)
 """Last reading of weights by the backward pass: input gradients that are computed after the gradients of bucket `key`.
 Measured times have their seconds in those until the next bucket is full."""
 
-END = Operation("end", None, change_nothing, lambda _, costs: Duration(costs.backward[-1]))
+END = Operation("end", None, price=lambda _, costs: Duration(costs.backward[-1]))
 """End of the backward pass."""
 
 ACTIVATIONS = Operation(
-    "activations", None, change_nothing, lambda task, costs: costs.activations[task.key], Role.COLLECTIVE, "x"
+    "activations", None, price=lambda task, costs: costs.activations[task.key], role=Role.COLLECTIVE, letter="x"
 )
 """Exchange `key` of activations, or of their gradients, in a group that splits a layer."""
 
-WAIT = Operation("wait", None, _symbolic_wait, lambda _, __: Duration(0.0))
+WAIT = Operation("wait", None, _wait)
 """Wait of the outside program for the values that the task reads. It then updates the weights that the task writes."""
 
 # Gradients ----------------------------------------------------------------------------------------------------------
 
 
-def _symbolic_agree(ranks: Sequence[SymbolicState], _: Task) -> None:
-    for one in ranks:
-        one.control = one.begun
+@each
+def _agree(one: SymbolicState, _: Task) -> None:
+    one.control = one.begun
 
 
-def _symbolic_pack(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    if task.key in one.shards:
+@each
+def _pack(one: SymbolicState, task: Task) -> None:
+    held = one.buckets.get(task.key)
+    if held is not None and held.stage in (Stage.UPDATED, Stage.GATHERED):
         raise StepError(f"rank {one.rank}: {task} overwrites updated weights that were not unpacked")
-    parts = {}
+    parts: dict[int, Sum] = {}
     for number in one.layout.bucket(task.key).parameters:
         if one.control != one.made.get(number):
             raise StepError(
@@ -114,74 +124,47 @@ def _symbolic_pack(ranks: Sequence[SymbolicState], task: Task) -> None:
         if found is None:
             raise StepError(f"rank {one.rank}: {task} packs the gradient of parameter {number}, which is not there")
         parts[number] = found
-    one.buckets[task.key] = BucketContents(parts)
+    one.buckets[task.key] = Contents(Stage.GRADIENTS, parts)
 
 
-def _symbolic_allreduce(ranks: Sequence[SymbolicState], task: Task) -> None:
-    total = sum_of_buckets(ranks, task)
-    for one in ranks:
-        one.buckets[task.key] = BucketContents({number: Counter(found) for number, found in total.items()})
+def _sum_of(*stages: Stage) -> SymbolicEffect:
+    """Return the effect of a sum over ranks, which buckets of these stages may hold."""
+
+    def change(ranks: Sequence[SymbolicState], task: Task) -> None:
+        total = sum_of_buckets(ranks, task, *stages)
+        for one in ranks:
+            summed = {number: found.copy() for number, found in total.items()}
+            one.buckets[task.key] = one.buckets[task.key]._replace(parts=summed)
+
+    return change
 
 
-def sum_of_buckets(ranks: Sequence[SymbolicState], task: Task) -> dict[int, Counter[Contribution]]:
-    """Return the sum of a bucket over ranks, by parameter. Raises StepError where one has packed nothing."""
-    for one in ranks:
-        if task.key not in one.buckets:
-            raise StepError(f"rank {one.rank}: {task} sends a bucket in which nothing was packed")
-    return {
-        number: sum_contributions(one.buckets[task.key].parts[number] for one in ranks)
-        for number in ranks[0].layout.bucket(task.key).parameters
-    }
+@each
+def _set_grads(one: SymbolicState, task: Task) -> None:
+    one.buckets[task.key] = Contents(Stage.AVERAGED, one.contents(task, Stage.GRADIENTS))
 
 
-def _symbolic_set_grads(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    if task.key not in one.buckets:
-        raise StepError(f"rank {one.rank}: {task} sets gradients from a bucket in which nothing was packed")
-    one.buckets[task.key].ready = True
-
-
-def _symbolic_clip(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    for key in one.layout.keys:
-        sent = one.buckets.get(key)
-        if sent is None or not sent.ready or len(sent.parts) < len(one.layout.bucket(key).parameters):
-            raise StepError(f"rank {one.rank}: {task} takes the norm before all of bucket {key} is there, or after")
-
-
-def _symbolic_sum_squares(ranks: Sequence[SymbolicState], task: Task) -> None:
-    for one in ranks:
-        _symbolic_clip([one], task)
-
-
-def _symbolic_clip_local(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _clip_local(one: SymbolicState, task: Task) -> None:
     missing = [number for number in range(one.layout.parameters) if number not in one.gradients]
     if missing:
         raise StepError(f"rank {one.rank}: {task} takes the norm without the gradients of parameters {missing}")
 
 
-def _apply(one: SymbolicState, task: Task) -> None:
-    for number in task.parameters:
-        one.check_read(number, task)
-        for key in one.parts_of(number):
-            one.apply(number, key, one.take(number, key, task))
-
-
-def _symbolic_update(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    _apply(one, task)
-
-
-def _symbolic_update_local(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
+@each
+def _update_local(one: SymbolicState, task: Task) -> None:
     for number in task.parameters:
         one.check_read(number, task)
         parts = one.gradients.pop(number, None)
         if parts is None:
             raise StepError(f"rank {one.rank}: {task} applies the gradient of parameter {number}, which is not there")
         for key, found in parts.items():
-            one.apply(number, key, found)
+            one.weights[number][key] = one.update(number, key, found)
+
+
+def needs_all(stage: Stage) -> SymbolicEffect:
+    """Return the effect of a norm of all gradients: it needs all of them, and changes nothing."""
+    return each(lambda one, task: one.check_complete(task, stage))
 
 
 def _price_update(task: Task, costs: Costs) -> Duration:
@@ -192,51 +175,54 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
-AGREE = Operation(
-    "agree", lambda replica, _, world: replica.agree(world), _symbolic_agree, small_exchange, Role.COLLECTIVE, "w"
-)
+AGREE = Operation("agree", lambda replica, _, world: replica.agree(world), _agree, small_exchange, Role.COLLECTIVE, "w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _symbolic_pack, free)
+PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _symbolic_pack, free)
+PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _pack)
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
-SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _symbolic_set_grads, free)
+SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
-CLIP = Operation("clip", lambda replica, _, __: replica.clip(), _symbolic_clip, free)
+CLIP = Operation("clip", lambda replica, _, __: replica.clip(), needs_all(Stage.AVERAGED))
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
 SUM_SQUARES = Operation(
     "sum_squares",
     lambda replica, _, world: replica.sum_squares(world),
-    _symbolic_sum_squares,
+    needs_all(Stage.AVERAGED),
     small_exchange,
     Role.COLLECTIVE,
     "q",
 )
 """Sum of the squares of all averaged gradients, where parameters are split: each part counts once."""
 
-CLIP_LOCAL = Operation("clip", lambda replica, _, __: replica.clip_local(), _symbolic_clip_local, free)
+CLIP_LOCAL = Operation("clip", lambda replica, _, __: replica.clip_local(), _clip_local)
 """Scaling of all of this rank's own gradients, so that their common norm is at most `Layout.clip`."""
 
-UPDATE = Operation("update", lambda replica, task, _: replica.update(task.parameters), _symbolic_update, _price_update)
+UPDATE = Operation(
+    "update",
+    lambda replica, task, _: replica.update(task.parameters),
+    each(SymbolicState.apply_averaged),
+    _price_update,
+)
 """Optimizer's step for some parameters, with averaged gradients."""
 
 UPDATE_LOCAL = Operation(
-    "update", lambda replica, task, _: replica.update_local(task.parameters), _symbolic_update_local, _price_update
+    "update", lambda replica, task, _: replica.update_local(task.parameters), _update_local, _price_update
 )
 """Optimizer's step for some parameters, with this rank's own gradients."""
 
-STEP_LOCAL = Operation("step", None, _symbolic_update_local, lambda _, __: Duration(0.0))
+STEP_LOCAL = Operation("step", None, _update_local)
 """Step of the outside program's optimizer, with this rank's own gradients."""
 
 
 @cache
 def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
-    """Return the operation that sums a bucket over the ranks with an algorithm, in a wire format.
+    """Return the operation that sums a bucket over the ranks of its group with an algorithm, in a wire format.
 
     Flags are summed by themselves where numbers of a block share a scale: beside a flag of 1, gradients would vanish.
     """
@@ -251,81 +237,69 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
         if len(flags := replica.flags(task.key)):
             world.allreduce(flags)
 
-    return Operation("allreduce", act, _symbolic_allreduce, whole_exchange, Role.COLLECTIVE)
+    summed = _sum_of(Stage.GRADIENTS, Stage.WEIGHTS, Stage.CHANGE)
+    return Operation("allreduce", act, summed, whole_exchange, Role.COLLECTIVE)
 
 
 # Weights ------------------------------------------------------------------------------------------------------------
 
 
-def _symbolic_pack_weights(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    members = one.layout.bucket(task.key).parameters
-    # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
-    mine = {n: Counter({Contribution(one.rank, -1, one.weights[n][task.key]): 1}) for n in members}
-    one.buckets[task.key] = BucketContents(mine)
-
-
-def check_contributions(one: SymbolicState, task: Task, number: int, found: Counter[Contribution]) -> None:
-    """Raise StepError unless a mean of weights, or of their changes, has each rank's contribution once."""
-    doubled = [contribution.rank for contribution, count in found.items() if count > 1]
-    missing = set(range(one.layout.ranks)) - {contribution.rank for contribution in found}
-    if doubled or missing:
+def check_mean(one: SymbolicState, task: Task, number: int, found: Sum, ranks: int) -> None:
+    """Raise StepError unless a sum that was divided by `ranks` has the contributions of so many, each once."""
+    doubled = sorted(contribution.rank for contribution, count in found.items() if count > 1)
+    if doubled or len(found) != ranks:
+        summed = sorted(contribution.rank for contribution in found)
         raise StepError(
-            f"rank {one.rank}: {task} averages weights of parameter {number} with ranks {sorted(missing)} missing "
-            f"and ranks {doubled} doubled"
+            f"rank {one.rank}: {task} needs a mean over {ranks} ranks for parameter {number}, and its bucket has the "
+            f"sum of ranks {summed}, with {doubled} doubled"
         )
 
 
-def _symbolic_unpack_weights(ranks: Sequence[SymbolicState], task: Task) -> None:
-    (one,) = ranks
-    if task.key not in one.buckets:
-        raise StepError(f"rank {one.rank}: {task} unpacks a bucket in which nothing was packed")
-    for number, found in one.buckets.pop(task.key).parts.items():
-        check_contributions(one, task, number, found)
+@each
+def _unpack_weights(one: SymbolicState, task: Task) -> None:
+    held = one.take_contents(task, Stage.WEIGHTS)
+    for number, found in held.parts.items():
+        check_mean(one, task, number, found, held.ranks)
         versions = {contribution.version for contribution in found}
         same = versions.pop() if len(versions) == 1 else None
         one.weights[number][task.key] = one.versions.of("mean", frozenset(found.items())) if same is None else same
 
 
-PACK_WEIGHTS = Operation(
-    "pack_weights", lambda replica, task, _: replica.pack_weights(task.key), _symbolic_pack_weights, free, letter="P"
-)
-"""Copy of weights, divided by the number of ranks, into their bucket."""
+@cache
+def pack_weights(ranks: int | None = None) -> Operation:
+    """Return the operation that copies weights, divided by the number of `ranks` over which they will be summed, into
+    their bucket. None for all ranks."""
+
+    def act(replica: Any, task: Task, _: Any) -> None:
+        replica.pack_weights(task.key, ranks or replica.layout.ranks)
+
+    @each
+    def symbolic(one: SymbolicState, task: Task) -> None:
+        own = one.own_weights(task.key)
+        one.buckets[task.key] = Contents(Stage.WEIGHTS, own, ranks or one.layout.ranks)
+
+    return Operation("pack_weights", act, symbolic, letter="P")
+
 
 UNPACK_WEIGHTS = Operation(
-    "unpack_weights",
-    lambda replica, task, _: replica.unpack_weights(task.key),
-    _symbolic_unpack_weights,
-    free,
-    letter="U",
+    "unpack_weights", lambda replica, task, _: replica.unpack_weights(task.key), _unpack_weights, letter="U"
 )
 """Copy of a bucket's sums to the weights of its parameters."""
 
 # Others -------------------------------------------------------------------------------------------------------------
 
 
-BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), change_nothing, latency, Role.COLLECTIVE, "|")
+BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), price=latency, role=Role.COLLECTIVE, letter="|")
 """Barrier of all ranks."""
 
-PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers(), change_nothing, free)
+PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers())
 """Copy of the model's present buffers to the memory they are sent from."""
 
 BROADCAST_BUFFERS = Operation(
     "buffers",
     lambda replica, _, world: world.broadcast(replica.buffers()),
-    change_nothing,
-    small_exchange,
-    Role.COLLECTIVE,
-    "n",
+    price=small_exchange,
+    role=Role.COLLECTIVE,
+    letter="n",
 )
 """Broadcast of rank 0's buffers to all ranks."""
-
-
-def send(act: Act, symbolic: Any) -> Operation:
-    """Return an operation by which `act` sends a part of the replica to the task's peer."""
-    return Operation("send", act, symbolic, half_exchange, Role.SEND)
-
-
-def receive(act: Act, symbolic: Any) -> Operation:
-    """Return an operation that receives from the task's peer, or from the first sender where it has none."""
-    return Operation("receive", act, symbolic, half_exchange, Role.RECEIVE)

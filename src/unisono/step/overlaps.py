@@ -1,33 +1,25 @@
 """Overlaps of communication and computing: each places the collectives of a step program (MXNET-MPI section 4).
 
-Chain: all work is offloaded, and a dummy value keeps the collectives in order (dependency chaining, section 4.3).
+Chain: all work is offloaded, and a dummy value keeps the collectives in order (dependency chaining, section 4.3). Each
+task begins as soon as it can; the collectives run in the order of the program, the same on all ranks.
 
     lane main            backward 1   backward 2   backward 3
     lane update                   pack 1       pack 2 ...        set_grads 1  set_grads 2
     lane communication                  allreduce 1 ─order▶ allreduce 2 ─order▶ allreduce 3
 
-The main thread waits for nothing. Packing, the collective and setting the gradients are separate tasks, so each
-begins as soon as it can. The collectives run in the order of the program, the same on all ranks, whichever is ready
-first.
-
-Concurrent communicators: collectives use K of them in turn, one at a time on each (section 4.2).
+Concurrent communicators: collectives use K of them in turn, one at a time on each (section 4.2). A long collective
+delays only those behind it on its own; the barrier limits how far the ranks drift apart.
 
     communicator 0   [allreduce 0]   │          [allreduce 2]  │           K = 2: at most two at once
     communicator 1     [allreduce 1] │     [allreduce 3]       │
     main thread                      │ barrier                 │ barrier   before the third, before the fifth
 
-Collectives of one communicator keep the order of the program. Different communicators need no order, so a long
-collective delays only those behind it on its own. The barrier limits how far the ranks drift apart, and costs the wait
-for the slowest.
-
-Funnel: the main thread runs each collective when its bucket is ready (section 4.1).
+Funnel: the main thread runs each collective when its bucket is ready (section 4.1). Any MPI library will do, as no
+other thread calls it. But while the main thread waits for one bucket, others that are ready wait as well.
 
     lane computing   backward 1   backward 2   backward 3
     lane update               pack 1       pack 2 ...
     lane main                       [allreduce 1][allreduce 2][allreduce 3]     one at a time
-
-The order of the main thread is the order of the collectives, the same on all ranks. Any MPI library will do, as no
-other thread calls it. But while the main thread waits for one bucket, others that are ready wait as well.
 
 None: the main thread runs all collectives once the backward pass has ended. Baseline of the others.
 
@@ -36,22 +28,20 @@ None: the main thread runs all collectives once the backward pass has ended. Bas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from unisono.errors import UsageError
+from unisono.step.layout import Layout
 from unisono.step.operations import BARRIER
-from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, RankGroup, Task, order, thread
-
-PlaceTask = Callable[[Task, int, int], tuple[Task, ...]]
-"""Function (a collective without lane, group number and order; the number of collectives before it in the step; the
-largest number of communicators) -> the tasks that run it."""
+from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, Operation, RankGroup, Task, Value, order, thread
 
 
 class Overlap(NamedTuple):
     """Place of communication in the step (MXNET-MPI section 4 calls it embedding)."""
 
-    place: PlaceTask
+    lane: str
+    """Lane of the collectives."""
     by_main: bool = False
     """True where the main thread runs collectives or barriers: a deferred backward pass then has another thread."""
     several: bool = False
@@ -68,6 +58,15 @@ class Overlap(NamedTuple):
         return COMPUTING if self.by_main and deferred else MAIN
 
 
+OVERLAPS: Mapping[str, Overlap] = {
+    "funnel": Overlap(MAIN, by_main=True),
+    "concurrent": Overlap(COMMUNICATION, by_main=True, several=True),
+    "chain": Overlap(COMMUNICATION),
+    "none": Overlap(MAIN, by_main=True, after=True),
+}
+"""Overlaps by name."""
+
+
 def find_overlap(name: str) -> Overlap:
     """Return the overlap of that name. Raises UsageError, listing the names, for an unknown one."""
     if name not in OVERLAPS:
@@ -75,39 +74,41 @@ def find_overlap(name: str) -> Overlap:
     return OVERLAPS[name]
 
 
-def _on_its_thread(task: Task, _: int, __: int) -> tuple[Task, ...]:
-    """Return the task that runs a collective on the communication thread, after those before it."""
-    return (_in_order(task, COMMUNICATION, 0),)
+class CollectiveTasks:
+    """Collectives of all ranks, or of those that hold a bucket, placed one after another by an overlap."""
+
+    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int = 0) -> None:
+        """Begin a step, with at most `outstanding` collectives at once where the overlap has several."""
+        self._layout, self._rank = layout, rank
+        self._overlap, self._communicators = overlap, overlap.communicators(outstanding)
+        self._before = 0
+
+    def place(
+        self,
+        operation: Operation,
+        key: int,
+        reads: tuple[Value, ...],
+        writes: tuple[Value, ...],
+        ranks: Sequence[int] = (),
+    ) -> tuple[Task, ...]:
+        """Return the tasks of the next collective: of `ranks`, or by default of those that hold the bucket.
+
+        Several communicators take turns; after each round a barrier waits for all under way.
+        """
+        members = tuple(ranks) or self._layout.group_of(key, self._rank)
+        task = Task(operation, key, self._overlap.lane, reads, writes, RankGroup(members))
+        number, begun = self._before % self._communicators, self._before > 0
+        self._before += 1
+        placed = _in_order(task, number)
+        if not (self._overlap.several and begun and number == 0):
+            return (placed,)
+        barrier = Task(BARRIER, key, MAIN, group=task.group)
+        return _in_order(barrier, *range(self._communicators)), placed
 
 
-def _on_communicators(task: Task, before: int, outstanding: int) -> tuple[Task, ...]:
-    """Return the tasks that run a collective on its communicator's thread. After every `outstanding` of them a barrier
-    waits for all under way."""
-    placed = _in_order(task, COMMUNICATION, before % outstanding)
-    if not before or before % outstanding:
-        return (placed,)
-    barrier = _in_order(Task(BARRIER, task.key, MAIN, group=task.group), MAIN, 0)
-    others = tuple(order(number) for number in range(1, outstanding))
-    return barrier._replace(writes=(*barrier.writes, *others)), placed
-
-
-def _on_main(task: Task, _: int, __: int) -> tuple[Task, ...]:
-    """Return the task that runs a collective on the main thread."""
-    return (_in_order(task, MAIN, 0),)
-
-
-def _in_order(task: Task, lane: str, number: int) -> Task:
-    """Return a collective on the communicator `number`, after all others there."""
+def _in_order(task: Task, number: int, *others: int) -> Task:
+    """Return a collective on the communicator `number`, after all before it there, and on the others."""
     assert task.group is not None, "a collective has a group"
-    group = RankGroup(task.group.ranks, number)
-    own = (thread(MAIN),) if lane == MAIN else ()
-    return task._replace(lane=lane, writes=(*task.writes, order(number), *own), group=group)
-
-
-OVERLAPS: Mapping[str, Overlap] = {
-    "funnel": Overlap(_on_main, by_main=True),
-    "concurrent": Overlap(_on_communicators, by_main=True, several=True),
-    "chain": Overlap(_on_its_thread),
-    "none": Overlap(_on_main, by_main=True, after=True),
-}
-"""Overlaps by name."""
+    own = (thread(MAIN),) if task.lane == MAIN else ()
+    orders = (order(number), *own, *map(order, others))
+    return task._replace(writes=(*task.writes, *orders), group=RankGroup(task.group.ranks, number))

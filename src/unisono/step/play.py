@@ -69,8 +69,8 @@ class Player:
         partitions: Sequence[tuple[tuple[int, ...], ...]] = (),
     ) -> None:
         """Take `communicators` communicators. `user` distinguishes the collectives of one user from others; `link`
-        returns the link of a pair, for rules that exchange in pairs; `partitions` are the groups of ranks that average
-        buckets of split parameters, each with as many communicators."""
+        returns the link to a server; `partitions` are groups of ranks that have collectives of their own, each with as
+        many communicators."""
         self._worlds, self._link = pool.worlds(communicators), link
         self._of_groups = dict(pool.part_worlds(partition, communicators) for partition in partitions)
         self._pool, self._user, self._observe = pool, user, observe
@@ -171,8 +171,7 @@ class Player:
             )
             for values in (task.reads, task.writes)
         )
-        paired = self._link is not None
-        label = f" [{task} of {self._user}]" if task.group is not None and not paired else ""
+        label = f" [{task} of {self._user}]" if task.group is not None and self._link is None else ""
         return PreparedTask(task, task.operation.act or _outside, read, write, self._world_of(task), label)
 
     def _world_of(self, task: Task) -> Any:
@@ -186,8 +185,9 @@ class Player:
         if group.ranks != tuple(range(worlds[0].size)):
             if group.ranks not in self._of_groups:
                 raise UsageError(
-                    f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks, or those "
-                    "that hold the same part of a split layer"
+                    f"{task} is of the ranks {group.ranks}: over MPI a group has all {worlds[0].size} ranks, those "
+                    "that hold the same part of a split layer, or those of one of the rule's partitions "
+                    "(BaseRule.partitions)"
                 )
             worlds = self._of_groups[group.ranks]
         if group.number >= len(worlds):

@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono.step.costs import Costs, Duration, free
+
 if TYPE_CHECKING:
-    from unisono.step.costs import Costs, Duration
     from unisono.step.symbolic_state import SymbolicState
 
 MAIN = "main"
@@ -70,7 +72,11 @@ world's calls match those of the task's group, and of no other."""
 SymbolicEffect = Callable[[Sequence["SymbolicState"], "Task"], None]
 """Function (the symbolic state of each rank that takes part, task) -> None."""
 
-Price = Callable[["Task", "Costs"], "Duration"]
+Price = Callable[["Task", Costs], Duration]
+
+
+def change_nothing(_: Sequence[SymbolicState], __: Task) -> None:
+    """Change no symbol: the effect of an operation that moves no gradient and no weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +86,8 @@ class Operation:
     name: str
     act: Act | None
     """Function that does the work; None where the outside program does it."""
-    symbolic: SymbolicEffect
-    price: Price
+    symbolic: SymbolicEffect = change_nothing
+    price: Price = free
     role: Role = Role.LOCAL
     letter: str = ""
     """Letter in drawings; empty for the first letter of its name."""
@@ -129,29 +135,20 @@ class Arrival(NamedTuple):
     worker: int
 
 
-def weights(parameter: int) -> Value:
-    """Return the value for the weights of a parameter."""
-    return Value("weights", parameter)
+weights = partial(Value, "weights")
+"""Weights of a parameter, by its number."""
 
+gradient = partial(Value, "gradient")
+"""Gradient of a parameter, of this rank alone."""
 
-def gradient(parameter: int) -> Value:
-    """Return the value for the gradient of a parameter, of this rank alone."""
-    return Value("gradient", parameter)
+state = partial(Value, "state")
+"""State that the optimizer keeps for a parameter."""
 
+bucket = partial(Value, "bucket")
+"""Memory of a bucket, by its key."""
 
-def state(parameter: int) -> Value:
-    """Return the value for the state that the optimizer keeps for a parameter."""
-    return Value("state", parameter)
-
-
-def bucket(key: int) -> Value:
-    """Return the value for the memory of a bucket."""
-    return Value("bucket", key)
-
-
-def order(number: int) -> Value:
-    """Return the dummy value that keeps the tasks of one communicator in order."""
-    return Value("order", number)
+order = partial(Value, "order")
+"""Dummy value that keeps the tasks of one communicator in order, by its number."""
 
 
 def thread(lane: str) -> Value:
@@ -179,23 +176,3 @@ def dependencies(program: Iterable[Task]) -> list[list[int]]:
         before.discard(number)
         found.append(sorted(before))
     return found
-
-
-class Graph(NamedTuple):
-    """Tasks of one rank with their dependencies, in both directions."""
-
-    tasks: StepProgram
-    before: list[int]
-    """Number of tasks that each task waits for."""
-    after: list[list[int]]
-    """Tasks that wait for each task."""
-
-
-def graph_of(program: StepProgram) -> Graph:
-    """Return a program with its dependencies."""
-    waits = dependencies(program)
-    after: list[list[int]] = [[] for _ in program]
-    for number, before in enumerate(waits):
-        for one in before:
-            after[one].append(number)
-    return Graph(program, list(map(len, waits)), after)

@@ -3,23 +3,23 @@
     rule(Step(0), rank, layout)     the tasks of the first step, on that rank
     rule(Step(1), rank, layout)     of the next; steps follow one another, and overlap where values allow it
 
-A custom rule is a frozen dataclass that inherits from `BaseRule` and returns a program for each event (`docs/rules.md`
-has one of 20 lines).
+A rule is a frozen dataclass that inherits from `BaseRule`. It says what follows each bucket of the backward pass
+(`follow`), and what its readers decide by (`traits`). `docs/rules.md` has one in a file.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from unisono.placement import Partition
 from unisono.step import build
 from unisono.step.layout import Layout
-from unisono.step.operations import allreduce
-from unisono.step.overlaps import Overlap, find_overlap
-from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Operation, Step, StepProgram
+from unisono.step.operations import AGREE, allreduce
+from unisono.step.overlaps import CollectiveTasks, Overlap, find_overlap
+from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Operation, Step, StepProgram, Task, Value
 
 ONE_THREAD: Mapping[str, int] = {MAIN: 1, COMPUTING: 1, COMMUNICATION: 1, UPDATE: 1}
 """Number of threads of each lane."""
@@ -118,12 +118,7 @@ class SeatCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Options of the exchange of gradients.
-
-    `algorithm` is "auto", "library" (the MPI library's own), or the name of a schedule. `wire` is the number format
-    between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None keeps the gradients' own. `bucket_bytes` is
-    the size of the largest bucket; None chooses it from the first steps.
-    """
+    """Options of the exchange of gradients."""
 
     algorithm: str = AUTO
     """Algorithm: "auto" (the fastest by measurement, else by estimate), "library", or the name of a schedule."""
@@ -134,7 +129,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class BaseRule(ABC):
+class BaseRule:
     """Rule by which all ranks have the same weights after each step that synchronizes, unless its traits differ."""
 
     exchange: Exchange = field(default_factory=Exchange)
@@ -144,9 +139,17 @@ class BaseRule(ABC):
     outstanding: int | None = None
     """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
 
-    @abstractmethod
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
         """Return the tasks of an event on one rank. Pure: each rank can compute those of all others."""
+        lane = self.found_overlap.backward_lane(layout.deferred)
+        forward, backward = build.forward(layout, rank), build.backward(layout, lane, rank)
+        follow = self.follow(event, rank, layout) if event.synchronize else ()
+        return (*forward, *build.merge(backward, follow))
+
+    def follow(self, event: Step, rank: int, layout: Layout, /) -> build.Followers:
+        """Return the tasks that follow buckets of the backward pass of a step that synchronizes, in program order: each
+        with the key of its bucket, or AT_THE_END."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither what follows a bucket nor whole programs")
 
     @property
     def traits(self) -> Traits:
@@ -154,8 +157,15 @@ class BaseRule(ABC):
         return Traits()
 
     def guarantee(self, event: Step) -> Guarantee:
-        """Return the properties of the event that must hold: all ranks' gradients are applied where it synchronizes."""
-        return Guarantee(GradientSource.ALL if event.synchronize else None)
+        """Return the properties of the event that must hold. Where the ranks' weights differ, own gradients are
+        applied, else those of all ranks, in each step that synchronizes."""
+        differs = self.traits.state.differs
+        source = GradientSource.OWN if differs else GradientSource.ALL
+        return Guarantee(source if event.synchronize else None, equal=not differs)
+
+    def partitions(self, ranks: int) -> Sequence[Partition]:  # noqa: ARG002
+        """Return the partitions of the ranks into groups, where collectives are of groups beside all ranks."""
+        return ()
 
     def seats(self, ranks: int) -> SeatCounts:
         """Return the number of workers and servers on so many ranks: all are workers."""
@@ -185,10 +195,25 @@ class BaseRule(ABC):
         """Number of communicators that the programs use."""
         return self.found_overlap.communicators(self.outstanding or OUTSTANDING)
 
-    def collectives(self, layout: Layout, rank: int = 0) -> build.CollectiveTasks:
-        """Return the builder that places a step's collectives; `rank` counts where parameters are split over ranks."""
-        return build.CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
+    # Parts of programs
+
+    def collectives(self, layout: Layout, rank: int = 0) -> CollectiveTasks:
+        """Return the builder that places a step's collectives; `rank` counts where they are of groups."""
+        return CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
 
     def allreduce(self) -> Operation:
         """Return the operation that sums a bucket, with the algorithm and wire format of `exchange`."""
         return allreduce(self.exchange.algorithm, self.exchange.wire)
+
+    def due(self, key: int) -> int:
+        """Return the key of the bucket that an exchange follows: AT_THE_END where the overlap sends nothing before."""
+        return build.AT_THE_END if self.found_overlap.after else key
+
+    @property
+    def gate(self) -> Value:
+        """Value that the first exchange of a backward pass waits for."""
+        return build.ENDED if self.found_overlap.after else build.BEGUN
+
+    def agree(self, sends: CollectiveTasks, gate: Value = build.ENDED) -> tuple[Task, ...]:
+        """Return the tasks that sum the control messages of the ranks, before anything else is sent."""
+        return sends.place(AGREE, 0, (gate,), (build.CONTROL,))

@@ -31,11 +31,9 @@ from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine
 from unisono.errors import UsageError
-from unisono.step.build import CollectiveTasks
-from unisono.step.costs import Duration
 from unisono.step.layout import Layout
 from unisono.step.operations import allreduce
-from unisono.step.overlaps import find_overlap
+from unisono.step.overlaps import CollectiveTasks, find_overlap
 from unisono.step.play import Player
 from unisono.step.program import UPDATE, Operation, Task, Value, bucket
 from unisono.world import World
@@ -77,40 +75,20 @@ class KeyState(NamedTuple):
         return self.memory.view(-1)[:0]
 
 
-def _copy_in(state: KeyState, _: Task, __: Any) -> None:
-    state.memory.copy_(state.tensor)
-
-
-def _copy_out(state: KeyState, _: Task, __: Any) -> None:
-    state.tensor.copy_(state.stored)
-
-
 def _update(state: KeyState, task: Task, _: Any) -> None:
     assert state.updater is not None, "a store without an updater has no such task"
     state.updater(task.key, state.memory, state.stored)
 
 
-def _nothing(*_: object) -> None:
-    """Change no symbol."""
+PACK = Operation("pack", lambda state, _, __: state.memory.copy_(state.tensor))
+UPDATE_VALUE = Operation("update", _update)
+UNPACK = Operation("unpack", lambda state, _, __: state.tensor.copy_(state.stored))
 
+value = partial(Value, "value")
+"""Value of a key: the pushed tensor, and then what was pulled."""
 
-def _free(*_: object) -> Duration:
-    return Duration(0.0)
-
-
-PACK = Operation("pack", _copy_in, _nothing, _free)
-UPDATE_VALUE = Operation("update", _update, _nothing, _free)
-UNPACK = Operation("unpack", _copy_out, _nothing, _free)
-
-
-def value(key: int) -> Value:
-    """Return the value of a key: the pushed tensor, and then what was pulled."""
-    return Value("value", key)
-
-
-def stored(key: int) -> Value:
-    """Return the value that the store keeps for a key, where it has an updater."""
-    return Value("stored", key)
+stored = partial(Value, "stored")
+"""Value that the store keeps for a key, where it has an updater."""
 
 
 class KVStore(Closing):
@@ -251,7 +229,8 @@ def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
         )
     if len(keys) != len(tensors):
         raise UsageError(f"{len(keys)} keys {list(keys)} have {len(tensors)} tensors: give one for each key")
-    for key, tensor in zip(keys, tensors, strict=True):
+    pairs = list(zip(keys, tensors, strict=True))
+    for key, tensor in pairs:
         if not isinstance(key, Integral):
             raise UsageError(f"key {key!r} is a {type(key).__name__}: keys are integers")
         if not isinstance(tensor, torch.Tensor):
@@ -259,7 +238,7 @@ def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
                 f"key {key} has a {type(tensor).__name__} in place of a tensor; for a weight without a gradient, push "
                 "zeros, as all ranks must push the same keys"
             )
-    return [(index(key), tensor) for key, tensor in zip(keys, tensors, strict=True)]
+    return [(index(key), tensor) for key, tensor in pairs]
 
 
 def key_numbers(keys: Keys) -> list[int]:

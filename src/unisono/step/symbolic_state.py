@@ -7,18 +7,24 @@
 Versions are numbers for structures: two ranks have the same version where the same updates were applied to the same
 weights in the same order. So stale, missing and doubled gradients, and ranks with different final weights, are found
 without computing.
+
+What a bucket holds is checked by its stage:
+
+    gradients ─▶ averaged gradients ─▶ (applied)          weights ─▶ (unpacked)
+        └─▶ shard of the sum ─▶ updated shard ─▶ gathered weights ─▶ (unpacked)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple
 
 from unisono.errors import StepError
 from unisono.step.layout import Layout
-from unisono.step.program import Task
+from unisono.step.program import SymbolicEffect, Task
 
 
 class Contribution(NamedTuple):
@@ -49,16 +55,30 @@ class Versions:
         """Return the number of a structure."""
         return self._numbers.setdefault(structure, len(self._numbers))
 
+    def joined(self, versions: Sequence[int], name: str) -> int:
+        """Return the version of several together: their own where they are the same."""
+        return versions[0] if len(set(versions)) == 1 else self.of(name, *versions)
 
-@dataclass
-class BucketContents:
-    """Contents of a bucket: for each parameter in it, a sum of gradients, or of versions of weights."""
 
-    parts: dict[int, Counter[Contribution]]
-    ready: bool = False
-    """True once it may be applied."""
-    whole: bool = True
-    """False where this rank has only its own shard of the sum."""
+class Stage(Enum):
+    """Kind of what a bucket holds."""
+
+    GRADIENTS = "gradients"
+    AVERAGED = "gradients that are set"
+    SHARD = "a shard of summed gradients"
+    UPDATED = "an updated shard"
+    GATHERED = "gathered weights"
+    WEIGHTS = "weights"
+    CHANGE = "a change of weights"
+
+
+class Contents(NamedTuple):
+    """Contents of a bucket: for each parameter in it a sum, or the version of weights."""
+
+    stage: Stage
+    parts: dict[int, Any]
+    ranks: int = 0
+    """Number of ranks that weights, or their changes, were divided by."""
 
 
 @dataclass
@@ -83,11 +103,7 @@ class SymbolicState:
     seen: dict[int, dict[int, int]] = field(default_factory=dict)
     """Versions of the parts that the forward pass has read, for each parameter."""
     gradients: dict[int, dict[int, Sum]] = field(default_factory=dict)
-    buckets: dict[int, BucketContents] = field(default_factory=dict)
-    shards: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Versions of a bucket's parameters after the update of this rank's shard, by key, until they are unpacked."""
-    gathered: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Versions of a bucket's parameters that all ranks' shards give, by key, until they are unpacked."""
+    buckets: dict[int, Contents] = field(default_factory=dict)
     received: dict[int, dict[int, int]] = field(default_factory=dict)
     """Versions of a bucket's parameters that came from the other end of an exchange, by key."""
     pulled: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -110,21 +126,40 @@ class SymbolicState:
         """Return the keys of the buckets that hold a parameter; key 0 where none does."""
         return self.layout.keys_of[number] or (0,)
 
-    def version(self, number: int) -> int:
-        """Return the version of all parts of a parameter's weights together."""
-        parts = tuple(self.weights[number].values())
-        return parts[0] if len(set(parts)) == 1 else self.versions.of("parts", parts)
-
     def anchor(self, part: tuple[int, int]) -> int:
         """Return the version of the anchor of a part, given as (parameter, bucket)."""
         return self.anchors.get(part, self.versions.of("initial"))
 
-    def apply(self, number: int, key: int, contributions: Sum) -> None:
-        """Update a part of a parameter's weights. A pull to the centre counts as part of the update."""
-        self.weights[number][key] = self.apply_apart(number, key, contributions)
+    def own_weights(self, key: int) -> dict[int, Sum]:
+        """Return this rank's weights of a bucket, as a sum of their own."""
+        # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
+        members = self.layout.bucket(key).parameters
+        return {number: Counter({Contribution(self.rank, -1, self.weights[number][key]): 1}) for number in members}
 
-    def apply_apart(self, number: int, key: int, contributions: Sum) -> int:
-        """Return the version of an update of a part of a parameter's weights, which are not changed yet."""
+    def contents(self, task: Task, *stages: Stage, key: int | None = None) -> dict[int, Any]:
+        """Return what a bucket holds, the task's unless `key` is given. Raises StepError where it holds nothing of
+        these stages."""
+        number = task.key if key is None else key
+        held = self.buckets.get(number)
+        if held is None or held.stage not in stages:
+            wanted, found = " or ".join(one.value for one in stages), "nothing" if held is None else held.stage.value
+            raise StepError(f"rank {self.rank}: {task} needs {wanted} in bucket {number}, which holds {found}")
+        return held.parts
+
+    def take_contents(self, task: Task, stage: Stage) -> Contents:
+        """Remove what the task's bucket holds at this stage, and return it. Raises StepError where that is nothing."""
+        self.contents(task, stage)
+        return self.buckets.pop(task.key)
+
+    def check_complete(self, task: Task, stage: Stage) -> None:
+        """Raise StepError unless all buckets hold all of their parameters at this stage."""
+        for key in self.layout.keys:
+            if len(self.contents(task, stage, key=key)) < len(self.layout.bucket(key).parameters):
+                raise StepError(f"rank {self.rank}: {task} takes norms after a part of bucket {key} was applied")
+
+    def update(self, number: int, key: int, contributions: Sum) -> int:
+        """Return the version of a part of a parameter's weights after an update, which is recorded. A pull to the
+        centre counts as part of the update."""
         before = self.weights[number][key]
         made_with = self.pulled.pop((number, key), before)
         self.applied.setdefault((number, key), []).append(AppliedUpdate(contributions, made_with))
@@ -138,30 +173,41 @@ class SymbolicState:
                 "still read: update them after its input gradient"
             )
 
-    def take(self, number: int, key: int, who: object, shard: bool = False) -> Sum:
-        """Remove a bucket's sum for a parameter, and return it to be applied. Raises StepError where it is missing, not
-        ready, or not there as a whole; with `shard`, where it is there as a whole."""
-        sent = self.buckets.get(key)
-        if sent is None or number not in sent.parts:
-            raise StepError(
-                f"rank {self.rank}: {who} applies the gradient of parameter {number} in bucket {key}, which is not "
-                "there or was applied before: each gradient is applied once"
-            )
-        if not sent.ready:
-            raise StepError(f"rank {self.rank}: {who} applies bucket {key} before its gradients are set")
-        if sent.whole == shard:
-            there, applied = ("whole", "shard") if shard else ("shard", "whole")
-            raise StepError(f"rank {self.rank}: {who} applies the {applied} of bucket {key}, whose {there} was summed")
-        return sent.parts.pop(number)
+    def apply_averaged(self, task: Task) -> None:
+        """Update the task's parameters with their averaged gradients, each of which is applied once."""
+        for number in task.parameters:
+            self.check_read(number, task)
+            for key in self.parts_of(number):
+                found = self.contents(task, Stage.AVERAGED, key=key).pop(number, None)
+                if found is None:
+                    raise StepError(
+                        f"rank {self.rank}: {task} applies the gradient of parameter {number} in bucket {key}, which "
+                        "was applied before: each gradient is applied once"
+                    )
+                self.weights[number][key] = self.update(number, key, found)
 
 
-def sum_contributions(sums: Iterable[Counter[Contribution]]) -> Counter[Contribution]:
+def each(effect: Callable[[SymbolicState, Task], None]) -> SymbolicEffect:
+    """Return the effect of an operation that changes the state of each rank alone."""
+
+    def change(ranks: Sequence[SymbolicState], task: Task) -> None:
+        for one in ranks:
+            effect(one, task)
+
+    return change
+
+
+def sum_contributions(sums: Iterable[Sum]) -> Sum:
     """Return the sum of sums. A contribution that is in two of them counts twice."""
-    total: Counter[Contribution] = Counter()
+    total: Sum = Counter()
     for one in sums:
         total.update(one)
     return total
 
 
-def change_nothing(_: Sequence[SymbolicState], __: Task) -> None:
-    """Change no symbol: the effect of an operation that moves no gradient and no weight."""
+def sum_of_buckets(ranks: Sequence[SymbolicState], task: Task, *stages: Stage) -> dict[int, Sum]:
+    """Return the sum of a bucket over ranks, by parameter. Raises StepError where one holds nothing of these stages."""
+    held = [one.contents(task, *stages) for one in ranks]
+    return {
+        number: sum_contributions(one[number] for one in held) for number in ranks[0].layout.bucket(task.key).parameters
+    }

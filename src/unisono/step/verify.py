@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
+from typing import NamedTuple
 
 from unisono.errors import StepError
+from unisono.step.clock import Member, play_in_random_order
 from unisono.step.layout import Layout
-from unisono.step.matching import Member, play_in_random_order
 from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value, thread
 from unisono.step.rule import BaseRule, GradientSource, Guarantee
-from unisono.step.symbolic_state import SymbolicState, Versions
+from unisono.step.symbolic_state import Stage, SymbolicState, Versions
 
 
 def verify(
@@ -47,8 +48,7 @@ def verify(
         if rank < training:  # a server serves one exchange after another, each when it has come
             check_threads(rank, program, rule.threads())
     check_same_collectives(whole)
-    missing = absent or {}
-    versions = Versions()
+    missing, versions = absent or {}, Versions()
     states = [SymbolicState(rank, layout, versions, frozenset(missing.get(rank, ()))) for rank in range(len(whole))]
 
     def carry(together: Sequence[Member]) -> None:
@@ -56,13 +56,16 @@ def verify(
         task.operation.symbolic([states[one.rank] for one in together], task)
 
     play_in_random_order(whole, carry, seed)
-    check_guarantees(rule, steps, states[:training])
-    check_outer_steps([rule.guarantee(event) for event in steps], states[:training])
+    guarantees = [rule.guarantee(event) for event in steps]
+    check_guarantees(guarantees, states[:training])
+    check_outer_steps(guarantees, states[:training])
     for one in states:
-        if one.received:
-            raise StepError(f"rank {one.rank}: what came for buckets {sorted(one.received)} was not used")
-        if one.shards:
-            raise StepError(f"rank {one.rank}: the updated shards of buckets {sorted(one.shards)} were not unpacked")
+        left = [key for key, held in one.buckets.items() if held.stage in (Stage.UPDATED, Stage.GATHERED)]
+        if one.received or left:
+            raise StepError(
+                f"rank {one.rank}: what came for buckets {sorted(one.received)}, and the updated weights of buckets "
+                f"{left}, was not used"
+            )
 
 
 def check_groups(rank: int, program: StepProgram) -> None:
@@ -128,29 +131,28 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
 
-def check_guarantees(rule: BaseRule, steps: Sequence[Step], states: Sequence[SymbolicState]) -> None:
-    """Raise StepError unless the applied gradients and the resulting weights are those that the rule guarantees."""
-    guarantees = [rule.guarantee(event) for event in steps]
-    windows: list[tuple[Guarantee, list[int]]] = []  # each update, and the batches that it is of
-    batches: list[int] = []
+class _UpdateWindow(NamedTuple):
+    """Batches of an update, and the guarantee of the step that makes it."""
+
+    guarantee: Guarantee
+    batches: list[int]
+
+
+def check_guarantees(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
+    """Raise StepError unless the applied gradients and the resulting weights are those that the steps guarantee."""
+    windows, batches = list[_UpdateWindow](), list[int]()
     for number, guarantee in enumerate(guarantees):
         batches.append(number)
         if guarantee.applied is not None:
-            windows.append((guarantee, batches))
+            windows.append(_UpdateWindow(guarantee, batches))
             batches = []
     for one in states:
-        for number in range(one.layout.parameters):
-            for key in one.parts_of(number):
-                _check_updates(one, states, number, key, windows)
-    if guarantees and guarantees[-1].equal:
-        for one in states[1:]:
-            for number in range(one.layout.parameters):
-                for key in one.parts_of(number):
-                    first = one.layout.group_of(key, one.rank)[0]
-                    if one.weights[number][key] != states[first].weights[number][key]:
-                        raise StepError(
-                            f"ranks {first} and {one.rank} end with different weights of parameter {number}"
-                        )
+        for number, parts in one.weights.items():
+            for key, version in parts.items():
+                group = one.layout.group_of(key, one.rank)
+                _check_updates(one, [other for other in states if other.rank in group], number, key, windows)
+                if guarantees and guarantees[-1].equal and version != states[group[0]].weights[number][key]:
+                    raise StepError(f"ranks {group[0]} and {one.rank} end with different weights of parameter {number}")
 
 
 def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
@@ -170,19 +172,13 @@ def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[Symbolic
 
 
 def _check_updates(
-    one: SymbolicState,
-    everyone: Sequence[SymbolicState],
-    number: int,
-    key: int,
-    windows: Sequence[tuple[Guarantee, list[int]]],
+    one: SymbolicState, holders: Sequence[SymbolicState], number: int, key: int, windows: Sequence[_UpdateWindow]
 ) -> None:
     updates = one.applied.get((number, key), [])
     where = f"rank {one.rank}: parameter {number}"
     if len(updates) != len(windows):
         raise StepError(f"{where} is updated {len(updates)} times in {len(windows)} steps that should update it")
     for (guarantee, batches), update in zip(windows, updates, strict=True):
-        group = one.layout.group_of(key, one.rank)
-        holders = [other for other in everyone if other.rank in group]
         whose = holders if guarantee.applied is GradientSource.ALL else [one]
         wanted = {(rank.rank, batch) for rank in whose for batch in batches if batch not in rank.absent}
         found = {(contribution.rank, contribution.batch) for contribution in update.sum}

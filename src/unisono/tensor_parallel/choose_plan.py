@@ -1,7 +1,8 @@
 """Plan of split layers that is chosen by prediction, from a short measurement: `plan = "auto"`.
 
-    steps on an example      ─▶ seconds, bytes of each layer ┐
-    two lengths of allreduce ─▶ latency, seconds a byte      ┴▶ plan/choose_split.py ─▶ rank 0's plan, on all ranks
+    traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
+    whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
+    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   ┘                   on all ranks
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
 whole if some rank did not call it once, or if its weight is read elsewhere too.
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,13 +22,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unisono.placement import Placement
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, initial_setting
-from unisono.plan.choose_split import choose_splits, describe_split
 from unisono.plan.layer_costs import computing_in_order
-from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, gradient_bytes
-from unisono.plan.trace import TracedLayer, trace_values
+from unisono.plan.split import (
+    GroupLinks,
+    LayerFacts,
+    LinkCosts,
+    SplitInputs,
+    choose_splits,
+    describe_split,
+    gradient_bytes,
+    known_links,
+)
+from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
@@ -39,11 +48,14 @@ from unisono.world import World
 Example = Tensor | tuple[Any, ...]
 """Inputs of a model for a batch: a tensor, or the arguments of its `forward`. The first is (samples, ...)."""
 
-SIZES = 1 << 16, 8 << 20
-"""Bytes of the two allreduces that are timed."""
+ALLREDUCE_BYTES = 1 << 16, 8 << 20
+"""Bytes of the two allreduces that are timed: a short and a long bucket of gradients."""
+
+ALL_GATHER_BYTES = 1 << 14, 1 << 20
+"""Bytes of the two all-gathers that are timed: as those of activations, shorter than gradients."""
 
 REPETITIONS = 5
-"""Times that a step, and each allreduce, is timed, after one that is not."""
+"""Times that a step, and each collective, is timed, after one that is not."""
 
 NONE = "layers split by prediction: none"
 """Beginning of a line about a plan that is empty."""
@@ -80,30 +92,34 @@ def choose_plan(
     names = [name for name, _ in model.named_modules()]  # ranks' examples may call different modules
     once = [all(name in one.once for one in traces) for name in names]
     steps = [{layer.name: layer for layer in one.layers} for one in traces[1:]]
-    seconds = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
-    slowest = dict(zip(names, map(tuple, of_slowest_rank(seconds, world).tolist()), strict=True))
+    traced = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
+    whole = time_steps(model, arguments, within, REPETITIONS, world.barrier)
+    seconds, update = of_slowest_rank(traced, whole, world)
+    slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
     agreed = world.allreduce(torch.tensor(once, dtype=torch.int64), op="minimum")
     samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
-    links = measure_links(world) if cost is None else LinkCosts(cost, cost)
+    links = measure_links(world) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
 
     def choose() -> PlanChoice:
         able = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
         facts = facts_of(model, traces[-1].layers, able, len(arguments[0]), world.size)
-        inputs = inputs_of(facts, slowest, samples, world.placement, links, deferred)
+        inputs = inputs_of(facts, slowest, samples, links, update, deferred)
         chosen = choose_splits(inputs)
         return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
 
     return world.call_on_root(choose)
 
 
-def of_slowest_rank(seconds: Tensor, world: World) -> Tensor:
-    """Return the mean of all ranks' seconds, a row for each layer, scaled to the sum of the slowest rank.
+def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, float]:
+    """Return the seconds of each layer's passes, (layers, 2), and those of an update of all weights.
 
-    The largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
+    The sums are those of whole steps, of the slowest rank; each layer has its mean share of all ranks' traces. The
+    largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
     """
-    mean = world.allreduce(seconds.clone()) / world.size
-    largest = world.allreduce(seconds.sum(), op="maximum")
-    return mean * (largest / mean.sum()) if mean.any() else mean
+    mean = world.allreduce(traced.clone()) / world.size
+    largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
+    sums = mean.sum(0)
+    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), float(largest[2])
 
 
 def _seconds(steps: Sequence[Mapping[str, TracedLayer]], name: str) -> tuple[float, float]:
@@ -116,20 +132,22 @@ def inputs_of(
     facts: tuple[LayerFacts, ...],
     seconds: Mapping[str, tuple[float, ...]],
     samples: float,
-    placement: Placement,
-    costs: LinkCosts,
+    links: GroupLinks,
+    update: float = 0.0,
     deferred: bool = False,
 ) -> SplitInputs:
-    """Return the inputs of the choice, from the seconds of each layer's two passes and the samples of a step."""
+    """Return the inputs of the choice, from the seconds of each layer's two passes and of an update of all weights, and
+    from the samples of a step."""
+    placement, costs = links.placement, links.gradients
     ranks, (forward, backward) = placement.ranks, ([seconds[one.name][k] for one in facts] for k in range(2))
     with_weights = [number for number, one in enumerate(facts) if one.weights]
     weights = tuple(facts[number].weights for number in with_weights)
     cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
     computing, buckets = computing_in_order(forward, backward, with_weights), partial(buckets_of, weights)
+    computing = replace(computing, update=update / max(1, sum(weights)))
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
     setting = initial_setting(step.rule, buckets, ranks)
     numbers = {facts[number].name: place for place, number in enumerate(with_weights)}
-    links = GroupLinks(placement, costs, costs)
     return SplitInputs(facts, step, setting, numbers, weights, samples / ranks, links)
 
 
@@ -144,26 +162,42 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
 
 
 def measure_link(world: World) -> Cost:
-    """Return the cost of a collective by the bytes that a rank sends, from allreduces of two lengths.
-
-    Each counts as its median on the slowest rank.
-    """
-    seconds = list[float]()
-    for nbytes in SIZES:
-        payload, took = torch.zeros(nbytes // 4), list[float]()
-        for _ in range(1 + REPETITIONS):
-            world.barrier()
-            begun = time.perf_counter()
-            world.allreduce(payload)
-            took.append(time.perf_counter() - begun)
-        seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
-    return fit([gradient_bytes(nbytes, world.size, 1) for nbytes in SIZES], seconds)
+    """Return the cost of an allreduce by the bytes that a rank sends."""
+    memory = [torch.zeros(nbytes // 4) for nbytes in ALLREDUCE_BYTES]
+    seconds = [_seconds_of(partial(world.allreduce, payload), world) for payload in memory]
+    return fit([gradient_bytes(nbytes, world.size, 1) for nbytes in ALLREDUCE_BYTES], seconds)
 
 
-def measure_links(world: World) -> LinkCosts:
+def measure_gather(world: World) -> Cost:
+    """Return the cost of an all-gather by the bytes that a rank sends."""
+    sent, seconds = list[float](), list[float]()
+    for nbytes in ALL_GATHER_BYTES:
+        shard = torch.zeros(nbytes // 4 // world.size)
+        whole = torch.zeros(len(shard) * world.size)
+        sent.append((world.size - 1) * shard.nbytes)
+        seconds.append(_seconds_of(partial(world.all_gather, shard, whole), world))
+    return fit(sent, seconds)
+
+
+def _seconds_of(collective: Callable[[], Any], world: World) -> float:
+    """Return the median seconds of a collective on the slowest rank."""
+    took = list[float]()
+    for _ in range(1 + REPETITIONS):
+        world.barrier()
+        begun = time.perf_counter()
+        collective()
+        took.append(time.perf_counter() - begun)
+    return float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum"))
+
+
+def measure_links(world: World) -> GroupLinks:
     """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
-    network = measure_link(world)
-    return LinkCosts(network, measure_link(world.node_world()) if 1 < world.nodes < world.size else network)
+
+    def both(measure: Callable[[World], Cost]) -> LinkCosts:
+        network = measure(world)
+        return LinkCosts(network, measure(world.node_world()) if 1 < world.nodes < world.size else network)
+
+    return GroupLinks(world.placement, both(measure_link), both(measure_gather))
 
 
 def facts_of(

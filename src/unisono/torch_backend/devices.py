@@ -27,11 +27,10 @@ import torch
 import torch.distributed as dist
 
 from unisono.call import call_of
-from unisono.collectives.aliasing import find_aliases, is_writable, share_memory
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
-from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of
+from unisono.collectives.payload import MPI_TYPES, find_aliases, is_plain, is_writable, memory_of, name_of, share_memory
 from unisono.errors import BackendError, TensorError
 from unisono.mpi import MPI, allreduce_min
 from unisono.torch_backend.arguments import reduction_of

@@ -12,8 +12,7 @@ import time
 import numpy as np
 import torch
 
-from unisono.collectives.aliasing import is_writable
-from unisono.collectives.payload import copy_back, memory_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.payload import copy_back, is_writable, memory_of, nbytes_of, receive_buffer, send_buffer
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
 from unisono.torch_backend.submission_queue import SubmissionQueue

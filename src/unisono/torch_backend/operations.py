@@ -14,16 +14,13 @@ import torch
 
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v
+from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
-from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
-from unisono.collectives.scatter import scatter
 from unisono.errors import PlaceMismatchError
 from unisono.torch_backend.arguments import (
     Reduction,
@@ -279,7 +276,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     def barrier(self, opts: Any = None) -> Work:
         """Submit a barrier: no rank passes it before the last has reached it."""
-        return self.submit("barrier", lambda: barrier(self._group), [], [], opts)
+        return self.submit("barrier", self._group.barrier, [], [], opts)
 
     def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
         """Return the number format in which a tensor is sent between nodes; None for its own."""

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
-from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.feed import Feed, InputFacts, in_memory_feed
+from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
+from unisono.data.feed import Feed, InputFacts
 from unisono.data.loading import cast_inputs
 from unisono.data.order import parse_shuffle
 from unisono.data.pack.layout import check_installed
@@ -35,7 +35,7 @@ from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.loading import MAX_DECODING_THREADS
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
@@ -50,7 +50,7 @@ from unisono.user_function import is_user_function
 from unisono.world import World
 
 if TYPE_CHECKING:
-    from unisono.data.kinds.kind import TransformOptions
+    from unisono.data.kinds import TransformOptions
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -107,7 +107,7 @@ def make_feed(
 
 def transform_options(data: DataRecipe) -> TransformOptions:
     """Return the options of the transform from a pack's samples to network inputs."""
-    from unisono.data.kinds.kind import TransformOptions  # noqa: PLC0415  what only packs need
+    from unisono.data.kinds import TransformOptions  # noqa: PLC0415  what only packs need
 
     return TransformOptions(data.size, data.augment, data.windows, data.context)
 

@@ -20,14 +20,15 @@ import numpy as np
 
 from unisono.data.order import steps_of
 from unisono.errors import UsageError
-from unisono.foresight.compare import explain, ms, summarize
+from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, as_json, measure
+from unisono.foresight.measurement import WARMUP_STEPS, Measurement, Seconds, measure
 from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
+from unisono.tables import as_json
 from unisono.training.planned_run import PlanRecipe, SampleRecipe, planned_run
 from unisono.training.player import Run
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
@@ -112,8 +113,7 @@ class RunForesight:
         """Adopt a seal and report it with `log`, or the reason for which there is none."""
         if isinstance(seal, Seal):
             self._seal, found = seal, seal.prediction
-            interval = f" ({ms(found.low)} - {ms(found.high)})" if found.high > found.low else ""
-            log(f"prediction sealed {found.sealed}: {ms(found.step)} a step{interval}, in {seal.path}")
+            log(f"prediction sealed {found.sealed}: a step of {step_words(found)}, in {seal.path}")
         elif seal is not None:
             log(f"no prediction is sealed before the first step: {seal}")
 

@@ -8,7 +8,7 @@ recipe ┬ data.name ─▶ data set that comes with Unisono: already decoded
                       not on this machine: nothing is known
 
 A plan's recipe has a table more, for what a data set that is not on this machine does not tell: [samples]. Changes that
-are asked for as "what if" are keys of that recipe, or values of the machine (`plan/what_if.py`); several with commas
+are asked for as "what if" are keys of that recipe, or values of the machine (`plan/machines.py`); several with commas
 are made together: "bandwidth=2x,exchange.wire=bfloat16".
 """
 
@@ -31,15 +31,13 @@ from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed,
 from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
-from unisono.plan.choose_split import SplitModel
 from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
-from unisono.plan.machines import MachineFacts
+from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.rank_memory import numbers_kept
-from unisono.plan.split import LayerFacts, SplitInputs
+from unisono.plan.split import LayerFacts, SplitInputs, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
-from unisono.plan.what_if import changed_machine
 from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan

@@ -30,17 +30,8 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 """Planned call: a function and its arguments."""
 
 NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float64: np.dtype(np.float64),
-    torch.float32: np.dtype(np.float32),
-    torch.int64: np.dtype(np.int64),
-    torch.int32: np.dtype(np.int32),
-    torch.int16: np.dtype(np.int16),
-    torch.int8: np.dtype(np.int8),
-    torch.uint64: np.dtype(np.uint64),
-    torch.uint32: np.dtype(np.uint32),
-    torch.uint16: np.dtype(np.uint16),
-    torch.uint8: np.dtype(np.uint8),
-    torch.bool: np.dtype(np.bool_),
+    getattr(torch, name): np.dtype(name)
+    for name in ["float64", "float32", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
 }
 """Dtypes that are reduced in the dtype itself."""
 
@@ -130,18 +121,12 @@ class NumpyArithmetic:
         self._overflows = dtype.is_floating_point
 
     def view(self, buffer: Any) -> Array:
-        """Return the elements in `buffer`, sharing its memory."""
         return np.frombuffer(buffer, self.dtype)
 
     def copy(self, into: Array, source: Array) -> Step:
-        """Return the step that copies one view into another of the same length."""
         return np.copyto, (into, source)
 
     def reduce(self, sources: Sequence[Array], into: Array, spare: Array | None = None, /) -> list[Step]:
-        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change.
-
-        `spare` is the first source or None: it may change, and takes the place of memory for a partial result.
-        """
         if len(sources) == 1:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
         numbers: list[Any] = [*sources, into]
@@ -181,17 +166,14 @@ class Float32Arithmetic:
         self.dtype, self._combine = dtype, TORCH_OPS[op]
 
     def view(self, buffer: Any) -> torch.Tensor:
-        """Return the elements in `buffer`, sharing its memory."""
         if len(buffer) == 0:
             return torch.empty(0, dtype=self.dtype)
         return torch.frombuffer(buffer, dtype=self.dtype)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> Step:
-        """Return the step that copies one view into another of the same length."""
         return into.copy_, (source,)
 
     def reduce(self, sources: Sequence[torch.Tensor], into: torch.Tensor, _: object = None, /) -> list[Step]:
-        """Return the steps that reduce views in order. `into` may share memory with one; the others do not change."""
         return [(self._reduce_in_float32, (tuple(sources), into))]
 
     def _reduce_in_float32(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> None:

@@ -24,7 +24,6 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ from unisono.errors import OperationError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Step, perform
-from unisono.transports.fused import FusedCall, PreparedAllreduce, Start, bytes_at
+from unisono.transports.plan import Plan, Play, Prepared, bytes_at
 from unisono.transports.signals import Signals
 
 VARIABLE = "UNISONO_CMA"
@@ -163,51 +162,49 @@ class CrossMemory:
             done += count
 
 
-Move = Callable[[Sequence[int], int, int], None]
-"""Function (addresses of all ranks' payloads, own source, own target) that moves the data of a collective."""
+Move = Callable[[Sequence[int]], None]
+"""Function of the addresses of all ranks' payloads that moves the data of a collective."""
 
 
-def _visit(cross: CrossMemory, fused: FusedCall, otherwise: Start, move: Move, shows_source: bool = False) -> Start:
+def _visit(cross: CrossMemory, plan: Plan, shown: int, move: Move, otherwise: Callable[[], Play]) -> Play:
     """Return a collective whose `move` is between its two barriers; `otherwise` where memory cannot be copied.
 
-    The payload that the others access is the own target, or if `shows_source` the source.
+    `shown` is the address of the payload that the others access.
     """
-    barrier = cross.signals.prepare_barrier(fused.call)
+    barrier = cross.signals.prepare_barrier(plan.call)
 
-    def play(source: int, target: int) -> None:
-        addresses = cross.exchange_addresses(barrier, source if shows_source else target, fused.nbytes)
+    def play() -> None:
+        addresses = cross.exchange_addresses(barrier, shown, plan.nbytes)
         if addresses is None:
-            otherwise(source, target)
+            otherwise()()
             return
-        move(addresses, source, target)
+        move(addresses)
         barrier()
 
     return play
 
 
-class CrossAllreduce(PreparedAllreduce):
-    """Prepared allreduce `direct`, in place in the memory of all ranks."""
+def cross_allreduce(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
+    """Prepare the allreduce of `direct`, in place in the memory of all ranks."""
 
-    def __init__(self, cross: CrossMemory, fused: FusedCall, otherwise: Start) -> None:
-        self._cross, self._fused, self._otherwise = cross, fused, otherwise
+    def at(address: int, _: int) -> Play:
+        pieces = _plan_pieces(cross, plan, address)
 
-    def at(self, address: int) -> Callable[[], None]:
-        """Return a function that reduces the memory at `address`, in place."""
-        cross, pieces = self._cross, _plan_pieces(self._cross, self._fused, address)
-
-        def move(addresses: Sequence[int], _: int, target: int) -> None:
+        def move(addresses: Sequence[int]) -> None:
             for piece in pieces:
                 cross.read_and_reduce(addresses, piece)
                 for rank in cross.others:
-                    cross.write(rank, addresses[rank] + piece.offset, target + piece.offset, piece.nbytes)
+                    cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
 
-        return partial(_visit(cross, self._fused, self._otherwise, move), address, address)
+        return _visit(cross, plan, address, move, lambda: otherwise(address, address))
+
+    return at
 
 
-def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int | None = None) -> list[Piece]:
+def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | None = None) -> list[Piece]:
     """Return the pieces of the own chunk. The result replaces that chunk at `address`, or goes to `target`."""
-    arithmetic, itemsize, rank = fused.arithmetic, fused.dtype.itemsize, cross.signals.rank
-    start, stop = (itemsize * end for end in bounds(fused.length, cross.signals.size, rank))
+    arithmetic, itemsize, rank = plan.arithmetic, plan.dtype.itemsize, cross.signals.rank
+    start, stop = (itemsize * end for end in bounds(plan.length, cross.signals.size, rank))
     pieces = []
     for offset in range(start, stop, cross.piece):
         nbytes = min(cross.piece, stop - offset)
@@ -219,59 +216,71 @@ def _plan_pieces(cross: CrossMemory, fused: FusedCall, address: int, target: int
     return pieces
 
 
-def cross_reduce_scatter(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
+def cross_reduce_scatter(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
     """Prepare a reduce_scatter. The target may be the own chunk of the source."""
-    start, _ = bounds(fused.length, cross.signals.size, cross.signals.rank)
+    start, _ = bounds(plan.length, cross.signals.size, cross.signals.rank)
 
-    def move(addresses: Sequence[int], source: int, target: int) -> None:
-        in_place = target == source + start * fused.dtype.itemsize
-        for piece in _plan_pieces(cross, fused, source, None if in_place else target):
-            cross.read_and_reduce(addresses, piece)
+    def at(source: int, target: int) -> Play:
+        in_place = target == source + start * plan.dtype.itemsize
 
-    return _visit(cross, fused, otherwise, move, shows_source=True)
+        def move(addresses: Sequence[int]) -> None:
+            for piece in _plan_pieces(cross, plan, source, None if in_place else target):
+                cross.read_and_reduce(addresses, piece)
+
+        return _visit(cross, plan, source, move, lambda: otherwise(source, target))
+
+    return at
 
 
-def cross_all_gather(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
+def cross_all_gather(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
     """Prepare an all_gather, in place: the source is the own chunk of the target."""
-    size, itemsize = cross.signals.size, fused.dtype.itemsize
-    ends = [[itemsize * end for end in bounds(fused.length, size, rank)] for rank in range(size)]
+    size, itemsize = cross.signals.size, plan.dtype.itemsize
+    ends = [[itemsize * end for end in bounds(plan.length, size, rank)] for rank in range(size)]
 
-    def move(addresses: Sequence[int], _: int, target: int) -> None:
-        for rank in cross.others:
-            start, stop = ends[rank]
-            cross.read(rank, addresses[rank] + start, target + start, stop - start)
+    def at(source: int, target: int) -> Play:
+        def move(addresses: Sequence[int]) -> None:
+            for rank in cross.others:
+                start, stop = ends[rank]
+                cross.read(rank, addresses[rank] + start, target + start, stop - start)
 
-    return _visit(cross, fused, otherwise, move)
+        return _visit(cross, plan, target, move, lambda: otherwise(source, target))
+
+    return at
 
 
-def cross_all_to_all(cross: CrossMemory, fused: FusedCall, otherwise: Start) -> Start:
+def cross_all_to_all(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
     """Prepare an all_to_all, from the source to the target."""
-    own, each = cross.signals.rank, fused.nbytes // cross.signals.size
+    own, each = cross.signals.rank, plan.nbytes // cross.signals.size
 
-    def move(addresses: Sequence[int], source: int, target: int) -> None:
-        for rank in cross.others:
-            cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
-        bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
+    def at(source: int, target: int) -> Play:
+        def move(addresses: Sequence[int]) -> None:
+            for rank in cross.others:
+                cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
+            bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
 
-    return _visit(cross, fused, otherwise, move, shows_source=True)
+        return _visit(cross, plan, source, move, lambda: otherwise(source, target))
+
+    return at
 
 
-def cross_broadcast(cross: CrossMemory, fused: FusedCall, otherwise: Start, root: int) -> Start:
+def cross_broadcast(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
     """Prepare a broadcast of the root's payload."""
 
-    def move(addresses: Sequence[int], _: int, target: int) -> None:
-        if cross.signals.rank != root:
-            cross.read(root, addresses[root], target, fused.nbytes)
+    def at(source: int, target: int) -> Play:
+        def move(addresses: Sequence[int]) -> None:
+            if cross.signals.rank != plan.root:
+                cross.read(plan.root, addresses[plan.root], target, plan.nbytes)
 
-    return _visit(cross, fused, otherwise, move)
+        return _visit(cross, plan, target, move, lambda: otherwise(source, target))
+
+    return at
 
 
-CROSS: dict[str, Callable[..., Start]] = {
-    "allreduce": CrossAllreduce,
+CROSS: dict[str, Callable[[CrossMemory, Plan, Prepared], Prepared]] = {
+    "allreduce": cross_allreduce,
     "reduce_scatter": cross_reduce_scatter,
     "all_gather": cross_all_gather,
     "all_to_all": cross_all_to_all,
     "broadcast": cross_broadcast,
 }
-"""Functions that prepare a collective on the memory of all ranks, and the collective to play otherwise; that of
-`broadcast` also takes the root."""
+"""Functions that prepare a collective on the memory of all ranks, and the collective to play otherwise."""

@@ -20,10 +20,8 @@ from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, Array
-from unisono.transports.reserve import populate, reserve_slots
-from unisono.transports.slot_size import SLOTS_PER_RANK
-from unisono.transports.transport import Completion, Move
-from unisono.transports.window import Window
+from unisono.transports.player import Completion, Move
+from unisono.transports.window import SLOTS_PER_RANK, Window, populate, reserve_slots
 
 MAX_SEATS = 256
 """Largest number of tickets that may be open at once."""

@@ -1,23 +1,38 @@
-"""Shared memory of the ranks of one node: their signals, their slots, and the memory of tensors."""
+"""Memory that the ranks of one node share: their slots, for data on its way, and the memory of tensors.
+
+slots     each rank has three, in a window, and uses them cyclically, by the number of the next barrier. A slot written
+          before barrier m is read, at the latest, until its reader enters barrier m+2. It is written again only after
+          barrier m+2, which all have then entered, for barrier m+3
+
+tensors   rank 0    file without a name ── own mapping ──▶ tensor ──▶ views, NumPy arrays     unmapped after the last
+                                        └─ rank 1's mapping                                   kept as long as rank 1's
+
+Each rank makes the file of a tensor (memfd), which the others open through /proc. No file is ever left in a folder, and
+the size of /dev/shm is no limit. Ranks need not free it together: each unmaps memory that it no longer needs, and the
+last unmapping frees the pages.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from unisono.mpi import MPI
-from unisono.transports.reserve import reserve_slots
-from unisono.transports.shared_memory import SharedMemory, allocate_shared
+from unisono.mpi import MPI, allreduce_min
+from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.signals import Signals
-from unisono.transports.slot_transfers import SlotTransfers
-from unisono.transports.slots import Slots
-from unisono.transports.staging import Staging
-from unisono.transports.window import Window
+from unisono.transports.window import SLOTS_PER_RANK, Window, reserve_slots
 
-SIGNALS = 8 << 10, 512
-"""Bound on the bytes of a rank's signals in shared memory: a constant, and bytes per rank of the node."""
+MAX_SIGNALS_BYTES = 8 << 10
+"""Bound on the bytes of a rank's signals in shared memory."""
 
 
 def make_node_memory(
@@ -28,7 +43,7 @@ def make_node_memory(
     All of them make it together. `ranks` are their numbers in error messages. `check_interrupt` is called regularly in
     waits, and raises to end them.
     """
-    window, slot = reserve_slots(comm, SIGNALS[0] + SIGNALS[1] * comm.size)
+    window, slot = reserve_slots(comm, MAX_SIGNALS_BYTES)
     if window is None:
         return None
     return NodeMemory(comm, Signals(comm, ranks, check_interrupt), window, slot)
@@ -38,15 +53,29 @@ class NodeMemory:
     """Shared memory of one node; all ranks of `comm`, which share the node, use and free it together."""
 
     def __init__(self, comm: MPI.Intracomm, signals: Signals, window: Window, slot: int) -> None:
-        self._comm = comm
-        self.signals = signals
-        self._slots = Slots(window, slot, signals)
+        self._comm, self._window = comm, window
+        self.signals, self.rank, self.size = signals, comm.rank, comm.size
         self.slot = slot
         """Size of a slot in bytes."""
-        self.staging = Staging(self.signals, self._slots)
-        self.slot_transfers = SlotTransfers(self.signals, self._slots)
+        whole = [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
+        self.slots: list[list[Array]] = [
+            [row[number * slot : (number + 1) * slot] for row in whole] for number in range(SLOTS_PER_RANK)
+        ]
+        """Slots of all ranks, as bytes, by slot number."""
+        self._views: dict[Arithmetic, list[list[Any]]] = {}
         self._shared: dict[int, SharedMemory] = {}  # by number; without those that are no longer referenced
         self._made = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the slots for the next barrier."""
+        return (self.signals.sequence + 1) % SLOTS_PER_RANK
+
+    def views(self, arithmetic: Arithmetic) -> list[list[Any]]:
+        """Return the elements of every rank's slots, by slot number."""
+        if arithmetic not in self._views:
+            self._views[arithmetic] = [[arithmetic.view(slot) for slot in ranks] for ranks in self.slots]
+        return self._views[arithmetic]
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor in shared memory of the node, or in the rank's own if none can be shared.
@@ -70,14 +99,71 @@ class NodeMemory:
         return None
 
     def free(self) -> None:
-        """Free all memory except that of live tensors."""
+        """Free all memory except that of live tensors. Views of the slots must not be used afterwards."""
         for number in list(self._shared):
             _drop(self._shared, number)
-        self.staging.clear()
-        self._slots.free()
+        self._views.clear()
+        self.slots.clear()
+        self._window.free()
         self.signals.free()
 
 
 def _drop(shared: dict[int, SharedMemory], number: int) -> None:
     if (released := shared.pop(number, None)) is not None:
         released.clear_plans()
+
+
+class SharedMemory:
+    """Mappings of the memory of all ranks of a node, including the own; `allocate_shared` makes it."""
+
+    def __init__(self, mappings: list[torch.Tensor], rank: int, number: int) -> None:
+        self.number = number
+        """Number of this memory: equal on all ranks, whichever memory each has freed before."""
+        self.start, self.nbytes = mappings[rank].data_ptr(), mappings[rank].numel()
+        self._own = mappings[rank]
+        self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
+        """Memory of each rank, by rank."""
+        self._plans: dict[int, dict[Any, Any]] = {}
+
+    def tensor(self, length: int, dtype: torch.dtype, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a tensor of the own memory; `on_release` is called, in any thread, after its last view."""
+        kept = self._own.numpy().view()  # an array of its own, which PyTorch keeps with the tensor's storage
+        weakref.finalize(kept, on_release).atexit = False
+        return torch.frombuffer(kept, dtype=dtype, count=length)
+
+    def plan(self, plans: dict[Any, Any]) -> None:
+        """Register plans that hold views of this memory; `clear_plans` clears them."""
+        self._plans[id(plans)] = plans
+
+    def clear_plans(self) -> None:
+        """Clear the plans for this memory."""
+        for plans in self._plans.values():
+            plans.clear()
+        self._plans.clear()
+
+
+def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
+    """Return `nbytes` bytes of zeroed memory on each rank of `comm`, on one node; called by all of them together.
+
+    None on all ranks if one cannot make its file, or open another's: a container may refuse the one, and processes that
+    are hidden from each other share nothing.
+    """
+    mappings: list[torch.Tensor] = []
+    name = f"unisono-{secrets.token_hex(8)}"  # a process of another container may have the same number
+    file: int | None = None
+    try:
+        with suppress(OSError):
+            file = os.memfd_create(name)
+            os.ftruncate(file, nbytes)
+        files = comm.allgather((f"/proc/{os.getpid()}/fd/{file}", name))
+        with suppress(OSError, RuntimeError):
+            for path, named in files:
+                if str(Path(path).readlink()) == f"/memfd:{named} (deleted)":
+                    mappings.append(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
+        if len(mappings) == comm.size:
+            mappings[comm.rank].zero_()  # touched first here, so that the pages lie near this rank
+        complete = allreduce_min(comm, len(mappings) == comm.size)
+    finally:
+        if file is not None:
+            os.close(file)
+    return SharedMemory(mappings, comm.rank, number) if complete else None

@@ -1,7 +1,7 @@
-"""Signals in shared memory: barriers of the ranks of a node, and notices that memory is ready or was read.
+"""Signals in shared memory: barriers of the ranks of a node.
 
-    rank 0's row   token, inline | token, inline | posted[lane][peer] | taken[lane][peer] | words     written by its
-    rank 1's row   token, inline | token, inline | posted[lane][peer] | taken[lane][peer] | words     rank, read by all
+    rank 0's row   token, inline | token, inline | words     written by its rank, read by all
+    rank 1's row   token, inline | token, inline | words
 
 A rank that enters a barrier writes a token. It is one word, read at once: the number of the rank's call (61 bits of a
 hash of its words), plus its sequence number (of barriers entered), plus the number of the label. Odd and even sequence
@@ -29,16 +29,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from unisono.binding import oversubscribed
-from unisono.call import WORDS_BYTES, Call, call_of, decode_words, differ_in_place, encode_words
+from unisono.call import WORDS_BYTES, Call, call_of, decode_words, differ_in_place, difference, encode_words
 from unisono.errors import MismatchError, PlaceMismatchError
 from unisono.launch import available_cores
 from unisono.mpi import MPI
 from unisono.transports.window import Window
-
-Result = TypeVar("Result")
 
 INLINE_BYTES = 120
 """Largest payload in bytes beside a token: together they fill two cache lines."""
@@ -48,9 +46,6 @@ TOKEN_WORDS = 1 + INLINE_BYTES // 8
 
 ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that make stores visible in program order, and loads likewise."""
-
-MAX_LANES = 16
-"""Largest number of lanes of a schedule on a window."""
 
 SHARED_SPINS, SINGLE_SPINS = 5, 128
 """Polls before a wait yields the core: to other ranks that share it, or to other threads of a rank of one core. The
@@ -71,7 +66,7 @@ SLEEPS_PER_PROGRESS = 64
 
 
 class Signals:
-    """Barriers and notices about memory among the ranks of a node."""
+    """Barriers of the ranks of a node."""
 
     def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], check_interrupt: Callable[[], None]) -> None:
         """`ranks` are the ranks' numbers in error messages.
@@ -80,14 +75,14 @@ class Signals:
         """
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self.ranks, self._check_interrupt = ranks, check_interrupt
-        counters = 2 * TOKEN_WORDS + 2 * MAX_LANES * self.size
-        self._window = Window(comm, 8 * counters + WORDS_BYTES)
-        rows = [memoryview(buffer)[: 8 * counters].cast("q") for buffer in self._window.buffers]
-        self._words = [memoryview(buffer)[8 * counters : 8 * counters + WORDS_BYTES] for buffer in self._window.buffers]
+        nbytes = 8 * 2 * TOKEN_WORDS
+        self._window = Window(comm, nbytes + WORDS_BYTES)
+        rows = [memoryview(buffer)[:nbytes].cast("q") for buffer in self._window.buffers]
+        self._words = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
         self._rows: list[memoryview] = rows
         self._own: Any = rows[self.rank]
         self._others = [row for rank, row in enumerate(rows) if rank != self.rank]
-        self._own[:] = memoryview(bytes(8 * counters)).cast("q")
+        self._own[:] = memoryview(bytes(nbytes)).cast("q")
         self.inline = [
             [memoryview(buffer)[first + 8 : first + 8 + INLINE_BYTES] for buffer in self._window.buffers]
             for first in (0, 8 * TOKEN_WORDS)
@@ -142,13 +137,8 @@ class Signals:
         for _ in range(self._spins):
             if row[index] != before:
                 return int(row[index])
-        self.wait_until(lambda: row[index] != before, call)
-        return int(row[index])
-
-    def wait_until(self, poll: Callable[[], Result], call: Call) -> Result:
-        """Call `poll` until its result is true; return the result. This rank waits in `call` meanwhile."""
         polls, start = 0, time.monotonic()
-        while not (result := poll()):
+        while row[index] == before:
             if time.monotonic() - start > SLEEP_AFTER_SECONDS:
                 time.sleep(SLEEP_SECONDS)
                 polls += POLLS_PER_PROGRESS // SLEEPS_PER_PROGRESS
@@ -161,7 +151,7 @@ class Signals:
                 self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
                 self._check_interrupt()
         self.waiting = None
-        return result
+        return int(row[index])
 
     def _labelled(self, call: Call) -> Call:
         return Call(call.words + self._label, call.number + self._label_number)
@@ -176,11 +166,7 @@ class Signals:
         self._barrier_unchecked(tokens, call)  # no rank writes other words before all have read these
         other = next(rank for rank, token in enumerate(tokens) if token != tokens[self.rank])
         error = PlaceMismatchError if differ_in_place(calls) else MismatchError
-        raise error(
-            f"rank {self.ranks[self.rank]} called {calls[self.rank]}, "
-            f"but rank {self.ranks[other]} called {calls[other]}: "
-            "every rank of a group must make the same calls in the same order"
-        )
+        raise error(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], calls[other]))
 
     def _barrier_unchecked(self, before: Sequence[int], call: Call) -> None:
         """Wait in a barrier without a comparison of calls; `before` are the tokens of two barriers ago."""
@@ -196,30 +182,6 @@ class Signals:
     def end(self) -> None:
         """Make all later operations call `check_interrupt`, which raises: the world has ended."""
         self._own = _Ended(self._check_interrupt)
-
-    def post(self, lane: int, peer: int) -> int:
-        """Signal that this rank's memory is ready for `peer`; return the number of such signals so far."""
-        index = 2 * TOKEN_WORDS + lane * self.size + peer
-        self.fence()
-        self._own[index] += 1
-        return int(self._own[index])
-
-    def take(self, lane: int, peer: int) -> None:
-        """Signal that this rank has read the memory that `peer` posted."""
-        self.fence()
-        self._own[2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + peer] += 1
-
-    def posted(self, lane: int, peer: int) -> int:
-        """Return the number of times that `peer` signalled memory ready for this rank."""
-        return int(self._rows[peer][2 * TOKEN_WORDS + lane * self.size + self.rank])
-
-    def taken(self, lane: int, peer: int) -> int:
-        """Return the number of times that `peer` signalled to have read this rank's memory."""
-        return int(self._rows[peer][2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + self.rank])
-
-    def took(self, lane: int, peer: int) -> int:
-        """Return the number of times that this rank has read memory that `peer` posted."""
-        return int(self._own[2 * TOKEN_WORDS + (MAX_LANES + lane) * self.size + peer])
 
     def free(self) -> None:
         """Free the memory; called by all ranks together."""

@@ -10,7 +10,7 @@ bytes. A block with a number that is not finite, or of which the scale is above 
 run that diverges shows it. A block whose scale is below 2**-126, the smallest normal number, is decoded as zeros.
 
 Sums are made in the payload's own dtype. Errors of single numbers are large, so gradients need more bits, or error
-feedback (`step/outer.py`). Source: blockwise quantization (Dettmers et al., arXiv:2110.02861), here with linear levels.
+feedback (`rules/outer.py`). Source: blockwise quantization (Dettmers et al., arXiv:2110.02861), with linear levels.
 """
 
 from __future__ import annotations
@@ -42,11 +42,9 @@ class BlockScaled:
         """Largest integer; the smallest is its negative."""
 
     def nbytes(self, length: int) -> int:
-        """Return the encoded size in bytes of a stretch of `length` elements."""
         return 2 * -(-length // BLOCK) + -(-length * self.bits // 8)
 
     def encode(self, values: Array, encoded: Array) -> None:
-        """Encode `values` into `encoded`, and set `values` to the numbers that the other end will decode."""
         scales, integers = self._parts(encoded, len(values))
         for start in range(0, len(values), STRETCH):
             stretch = values[start : start + STRETCH]
@@ -58,7 +56,6 @@ class BlockScaled:
             stretch[:] = (rounded * found[:, None]).reshape(-1)[: len(stretch)]
 
     def decode(self, encoded: Array, values: Array) -> None:
-        """Decode the numbers in `encoded` into `values`."""
         scales, integers = self._parts(encoded, len(values))
         for start in range(0, len(values), STRETCH):
             stretch = values[start : start + STRETCH]
@@ -68,7 +65,6 @@ class BlockScaled:
             stretch[:] = (rounded * found[:, None]).reshape(-1)[: len(stretch)]
 
     def _parts(self, encoded: Array, length: int) -> tuple[Array, Array]:
-        """Return the scales, as int16, and the bytes of the integers."""
         count = 2 * -(-length // BLOCK)
         return encoded[:count].view(np.int16), encoded[count:]
 

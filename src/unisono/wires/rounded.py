@@ -28,11 +28,9 @@ class Rounded:
         self.dtype, self.wire_dtype = dtype, wire_dtype
 
     def nbytes(self, length: int) -> int:
-        """Return the encoded size in bytes of a stretch of `length` elements."""
         return length * self.wire_dtype.itemsize
 
     def encode(self, values: Array, encoded: Array) -> None:
-        """Round `values` in place, and write it into `encoded`."""
         held, sent = torch.from_numpy(values), self._numbers(encoded)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)
@@ -40,7 +38,6 @@ class Rounded:
             held[block].copy_(rounded)
 
     def decode(self, encoded: Array, values: Array) -> None:
-        """Widen the numbers in `encoded` into `values`."""
         held, sent = torch.from_numpy(values), self._numbers(encoded)
         for start in range(0, len(held), BLOCK_LENGTH):
             block = slice(start, start + BLOCK_LENGTH)

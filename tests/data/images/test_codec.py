@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unisono.data.images import codec, turbojpeg
-from unisono.data.images.augmentation import Box, ImageHeader, middle
 from unisono.data.images.codec import ImageDecoder, RawDecoder, decode_image, pixels_of
+from unisono.data.kinds.image import Box, ImageHeader, middle
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]

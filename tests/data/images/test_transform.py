@@ -16,9 +16,9 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from unisono.data.images import transform, turbojpeg
-from unisono.data.images.augmentation import AUGMENTS, ImageOptions, choose_augmentation
 from unisono.data.images.codec import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform, shifted
+from unisono.data.kinds.image import AUGMENTS, ImageOptions, choose_augmentation
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]

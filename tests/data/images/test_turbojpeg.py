@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.augmentation import ImageHeader, Part
 from unisono.data.images.turbojpeg import JpegDecoder
+from unisono.data.kinds.image import ImageHeader, Part
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]

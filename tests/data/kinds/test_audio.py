@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.data.kinds import TransformOptions
 from unisono.data.kinds.audio import (
     AUGMENTS,
     BANDS,
@@ -25,7 +25,7 @@ from unisono.data.kinds.audio import (
     choose_windows,
     read_wav,
 )
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
+from unisono.data.kinds import TransformOptions
 from unisono.data.kinds.audio import (
     AUGMENTS,
     BANDS,
@@ -27,7 +27,7 @@ from unisono.data.kinds.audio import (
     normalised,
     triangles,
 )
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.errors import DecodeError
 
 Wav = Callable[..., bytes]

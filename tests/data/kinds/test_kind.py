@@ -14,12 +14,24 @@ import pytest
 import torch
 from PIL import Image
 
-from unisono.data.counter_rng import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
-from unisono.data.kinds import AUDIO, IMAGE, KINDS, RAW, TEXT, all_augments, current_name, find_kind, kind_of_content
-from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import (
+    AUDIO,
+    IMAGE,
+    KINDS,
+    RAW,
+    TEXT,
+    SampleKind,
+    SampleTransform,
+    TransformOptions,
+    all_augments,
+    current_name,
+    find_kind,
+    kind_of_content,
+)
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources.source import Source, kind_of
+from unisono.data.sources import Source, kind_of
 from unisono.errors import DecodeError, PackError
 
 COUNT = 7

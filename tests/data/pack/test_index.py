@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.pack.batches import CHECKSUM, UNISONO
 from unisono.data.pack.index import COLUMNS, About, Index, _checksum, describe, read_index, write_index
 from unisono.data.pack.layout import INDEX
+from unisono.data.pack.stripe import CHECKSUM, UNISONO
 from unisono.errors import PackError
 
 ABOUT = About(

@@ -23,8 +23,7 @@ from unisono.data.pack import packing, stripe
 from unisono.data.pack.index import Index, describe, read_index
 from unisono.data.pack.packing import PackOptions, _fingerprint, pack
 from unisono.data.pack.stripe_file import read_stretch
-from unisono.data.sources import find
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source, find
 from unisono.errors import PackError
 
 Pictures = Callable[..., Path]

@@ -14,7 +14,7 @@ from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack import packing as module
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack, statistics
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.errors import PackError
 
 

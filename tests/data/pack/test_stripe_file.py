@@ -20,7 +20,7 @@ from unisono.data.kinds import RAW
 from unisono.data.pack import stripe, stripe_file
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.pack.stripe_file import BlockMemory, OpenStripes, StripeFile
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.errors import PackError
 
 SAMPLES, BLOCK, STRIPES = 60, 5, 4

@@ -11,8 +11,8 @@ import pytest
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.sources import Source
 from unisono.data.sources.arrow import find
-from unisono.data.sources.source import Source
 from unisono.errors import PackError
 
 NAMES = ("dog", "cat", "ant")

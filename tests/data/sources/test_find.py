@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.sources import SOURCES, find
+from unisono.data.sources import FORMATS, find
 from unisono.errors import PackError
 
 
@@ -80,7 +80,7 @@ def test_every_kind_is_found_by_one_reader_alone(
     assert sorted(found) == parts
     assert {source.kind for source in found.values()} == {kind}
     assert all(source.files and all(file.is_file() for file in source.files) for source in found.values())
-    assert sum(reader(path) is not None for reader in SOURCES) == 1
+    assert sum(FORMATS.load(name)(path) is not None for name in FORMATS) == 1
 
 
 def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.sources.source import Source, common_kind, kind_of, number_classes, unify_classes
+from unisono.data.sources import Source, kind_of, labelled_source, number_classes, unify_classes
 from unisono.errors import PackError
 
 
@@ -33,10 +33,13 @@ def test_other_and_hidden_files_hold_nothing_that_is_known(name: str) -> None:
 
 
 def test_images_and_audio_files_are_not_packed_together() -> None:
-    assert common_kind(["a.jpg", "b.png"], Path("data")) == IMAGE
-    assert common_kind(["a.wav"], Path("data")) == AUDIO
+    def kind_of_all(*names: str) -> str:
+        return labelled_source(names, names, [1] * len(names), lambda number: b"x", Path("data"), []).kind
+
+    assert kind_of_all("a.jpg", "b.png") == IMAGE
+    assert kind_of_all("a.wav") == AUDIO
     with pytest.raises(PackError, match=r"data has images and audio files; pack them one by one"):
-        common_kind(["a.jpg", "b.wav"], Path("data"))
+        kind_of_all("a.jpg", "b.wav")
 
 
 def test_classes_are_in_the_order_of_their_names_or_numbers() -> None:

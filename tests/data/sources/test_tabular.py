@@ -8,6 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from unisono.data.kinds import AUDIO, IMAGE
+from unisono.data.sources import unify_classes
 from unisono.data.sources.tabular import find
 from unisono.errors import PackError
 
@@ -62,6 +63,7 @@ def test_a_column_parts_the_data_set_and_a_class_has_one_number_in_all_parts(tmp
     found = find(write(tmp_path / "t.csv", **columns))
     assert found is not None
     assert list(found) == ["train", "test"]
+    found = unify_classes(found)
     assert found["train"].classes == found["test"].classes == ("a", "b", "c")
     assert found["train"].labels.tolist() == [0, 1, 2]
     assert found["test"].labels.tolist() == [2, 0]

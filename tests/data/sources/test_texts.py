@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 from tests.data.sources.text_corpus import stream_of, texts_of
 
 from unisono.data.kinds import TEXT
-from unisono.data.kinds.text import TextOptions, TokenStream
+from unisono.data.kinds.text import BYTES, TextOptions, make_tokenizer, token_dtype
 from unisono.data.sources import find
-from unisono.data.sources.texts import files_by_split, windows_source
+from unisono.data.sources.texts import TokenStream, files_by_split, join_texts, windows_source
 from unisono.errors import PackError
 
 
@@ -54,6 +56,32 @@ def test_windows_have_the_bytes_of_the_stream(tmp_path: Path) -> None:
     assert [np.frombuffer(source.read(number), "<u2").tolist() for number in range(2)] == [[0, 1, 2, 3], [3, 4, 5, 6]]
     assert source.sizes.tolist() == [8, 8]
     assert list(source.keys) == ["train/0", "train/1"]
+
+
+def windows(tokens: np.ndarray, window: int) -> list[list[int]]:
+    source = windows_source(TokenStream(tokens, (), []), window, Path("texts"), "train")
+    return [np.frombuffer(source.read(number), tokens.dtype).tolist() for number in range(len(source))]
+
+
+def test_the_example() -> None:
+    stream = join_texts(["ab", "c", "", "de"], make_tokenizer(BYTES))
+    assert bytes(stream.astype(np.uint8)) == b"ab\0c\0de\0"
+    assert windows(stream, 2) == [[97, 98, 0], [0, 99, 0], [0, 100, 101]]
+
+
+@given(tokens=st.lists(st.integers(0, 99), min_size=10, max_size=40), window=st.integers(1, 9))
+def test_each_token_but_the_first_is_a_label_once(tokens: list[int], window: int) -> None:
+    found = windows(np.array(tokens, token_dtype(100)), window)
+    assert all(len(one) == window + 1 for one in found)
+    labels = [token for one in found for token in one[1:]]
+    inputs = [token for one in found for token in one[:-1]]
+    assert labels == tokens[1 : len(labels) + 1]
+    assert inputs == tokens[: len(labels)]
+    assert len(tokens) - len(labels) <= window
+
+
+def test_no_text_is_no_token() -> None:
+    assert join_texts([], make_tokenizer(BYTES)).tolist() == []
 
 
 def test_a_text_shorter_than_a_window_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.data.kinds.text import TextOptions
-from unisono.data.sources import find
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source, find
 
 
 def stream_of(source: Source) -> list[int]:

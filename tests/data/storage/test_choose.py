@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unisono.data.storage import StorageOptions, free_memory
 from unisono.data.storage.choose import MEMORY_SHARE, choose_storage, resolve_storage
 from unisono.data.storage.free_memory import FreeMemory
-from unisono.data.storage.partitioned import PartitionedStorage, partition_bytes
+from unisono.data.storage.partitioned import PartitionedStorage, plan_partition
 from unisono.data.storage.sample_store import block_of, nbytes_of
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -50,40 +50,38 @@ def nodes_of(seats: list[tuple[int, int, int]]) -> list[FreeMemory]:
 def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOptions, reason: str) -> None:
     """4 ranks on 2 nodes; the last does not fit at all."""
     nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
-    found = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes, window=GB // 2)
-    assert found.options == expected
-    assert found.reason.startswith(reason)
-    assert "\n" not in found.reason
+    found, words = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes, window=GB // 2)
+    assert found == expected
+    assert words.startswith(reason)
+    assert "\n" not in words
 
 
 def test_the_fullest_node_decides_and_is_named() -> None:
     nodes = [FreeMemory(2, 90 * GB, 90 * GB), FreeMemory(2, 30 * GB, 10 * GB), FreeMemory(3, 40 * GB, 40 * GB)]
-    found = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes)
-    assert found.options == StorageOptions(groups=3)
-    assert "partitions take 9.0 GB of 40.0 GB free in node 2" in found.reason
-    assert found.reason.endswith(
+    found, reason = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes)
+    assert found == StorageOptions(groups=3)
+    assert "partitions take 9.0 GB of 40.0 GB free in node 2" in reason
+    assert reason.endswith(
         "a copy would take 6.0 GB of 10.0 GB free in node 1, of which 50% may be used (shared memory)"
     )
 
 
 @pytest.mark.parametrize("unknown", [FreeMemory(1, None, 5), FreeMemory(1, 5, None), FreeMemory(1, None, None)])
 def test_without_the_memory_of_a_node_the_pack_is_partitioned(unknown: FreeMemory) -> None:
-    found = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown])
-    assert found.options == StorageOptions()
-    assert found.reason.endswith("the free memory of the nodes is not known")
+    found, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown])
+    assert found == StorageOptions()
+    assert reason.endswith("the free memory of the nodes is not known")
 
 
-@given(st.integers(1, 9000), NODES, GROUPS, st.floats(0.1, 1))
-def test_the_first_that_fits_is_taken(
-    pack: int, seats: list[tuple[int, int, int]], groups: list[int], share: float
-) -> None:
+@given(st.integers(1, 9000), NODES, GROUPS)
+def test_the_first_that_fits_is_taken(pack: int, seats: list[tuple[int, int, int]], groups: list[int]) -> None:
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
 
     def fits(each: int) -> bool:
-        return all(node.ranks * partition[each] <= share * (node.free or 0) for node in nodes)
+        return all(node.ranks * partition[each] <= MEMORY_SHARE * (node.free or 0) for node in nodes)
 
-    found = choose_storage(pack, partition, nodes, share).options
-    if all(pack <= share * (node.shared or 0) for node in nodes):
+    found, _ = choose_storage(pack, partition, nodes)
+    if all(pack <= MEMORY_SHARE * (node.shared or 0) for node in nodes):
         assert found == REPLICATED
     elif fitting := [each for each in groups if fits(each)]:
         assert found == StorageOptions(groups=max(fitting))
@@ -97,7 +95,7 @@ def test_more_memory_never_means_fewer_copies(
 ) -> None:
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
     richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
-    before, after = (choose_storage(pack, partition, each).options for each in (nodes, richer))
+    before, after = (choose_storage(pack, partition, each)[0] for each in (nodes, richer))
     names = ("streamed", "partitioned", "replicated")
     one, other = ((names.index(each.name), each.groups) for each in (before, after))
     assert other >= one
@@ -110,7 +108,7 @@ def test_a_store_takes_what_was_counted_and_no_more(
 ) -> None:
     index = request.getfixturevalue(pack).index
     block = block_of(index.length)
-    counted = partition_bytes(index.length, ranks)
+    counted = plan_partition(index.length, ranks).nbytes
 
     def work(world: Any) -> None:
         storage = PartitionedStorage(index, world)
@@ -123,8 +121,7 @@ def test_a_store_takes_what_was_counted_and_no_more(
 
 def test_a_storage_that_is_named_is_not_chosen_and_costs_no_collective(tiny: Any) -> None:
     for options in (StorageOptions(), StorageOptions("replicated"), StorageOptions(groups=3)):
-        found = resolve_storage(options, tiny.index, None)  # type: ignore[arg-type]
-        assert (found.options, found.reason) == (options, "")
+        assert resolve_storage(options, tiny.index, None) == (options, "")  # type: ignore[arg-type]
 
 
 def test_all_ranks_choose_alike_though_they_find_other_memory(
@@ -143,8 +140,8 @@ def test_half_of_the_memory_may_be_used(
     """The pack has 122 bytes."""
     assert MEMORY_SHARE == 0.5
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
-    (found, *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
-    assert found.options.name == expected
+    ((found, _), *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
+    assert found.name == expected
 
 
 def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
@@ -153,9 +150,9 @@ def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     for cache, cached in ((0, ""), (30, ", with 25% of the pack cached in each node"), (900, ", with 100% of .* node")):
         auto = StorageOptions("auto", buffer=40, cache=cache)
-        (found, *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
-        assert found.options == StorageOptions("streamed", buffer=40, cache=cache)
-        assert re.match(rf"streamed through a shuffle buffer of 0\.0 MB{cached}: partitions would take ", found.reason)
+        ((found, reason), *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
+        assert found == StorageOptions("streamed", buffer=40, cache=cache)
+        assert re.match(rf"streamed through a shuffle buffer of 0\.0 MB{cached}: partitions would take ", reason)
 
 
 @given(st.integers(1, 9000), NODES, st.integers(0, 500))
@@ -163,7 +160,7 @@ def test_windows_and_cache_stay_within_the_memory_that_may_be_used(
     pack: int, seats: list[tuple[int, int, int]], window: int
 ) -> None:
     nodes = nodes_of(seats)
-    found = choose_storage(pack, {1: pack}, nodes, window=window).options
+    found, _ = choose_storage(pack, {1: pack}, nodes, window=window)
     assert 0 <= found.cache <= pack
     if found.cache:
         for node in nodes:

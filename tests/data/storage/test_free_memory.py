@@ -34,7 +34,8 @@ def limit(group: Path, most: str, taken: int, files: int) -> None:
 
 def check(*seats: tuple[int, int, int | None]) -> None:
     """As if the ranks had told their node, what they need, and what is free."""
-    check_free_memory(SimpleNamespace(node=0, all_gather_object=lambda own: list(seats)), 0)
+    told = [(*seat, None) for seat in seats]
+    check_free_memory(SimpleNamespace(node=0, all_gather_object=lambda own: told), 0)
 
 
 @pytest.mark.parametrize("most", ["max", "90000000"])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import ShuffleOptions, permutation, share, steps_of
-from unisono.data.storage.ownership import check_groups, form_groups, initial_owners, owners_in_epoch, scope_note
+from unisono.data.order import ShuffleOptions, permutation, ranks_of, share, steps_of
+from unisono.data.storage.ownership import check_groups, form_groups, owners_in_epoch, scope_note
 from unisono.errors import PackError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules.pieces import bounds
@@ -26,7 +26,7 @@ def owners_of(order: np.ndarray, batch: int, ranks: int, groups: int) -> np.ndar
 
 def test_the_example_of_the_docstring() -> None:
     order = np.array([7, 2, 9, 4, 0, 5, 1, 8, 3, 6])
-    assert initial_owners(10, 2).tolist() == [0] * 5 + [1] * 5
+    assert ranks_of(10, 10, 2).tolist() == [0] * 5 + [1] * 5
     owners = owners_of(order, 4, 2, 1)
     assert np.flatnonzero(owners == 0).tolist() == [0, 2, 3, 5, 7]
     assert np.flatnonzero(owners == 1).tolist() == [1, 4, 6, 8, 9]
@@ -48,7 +48,7 @@ def test_each_sample_has_one_owner_in_each_group(samples: int, batch: int, seats
     ranks, groups = seats
     members = check_groups(samples, ranks, groups)
     for owners in (
-        initial_owners(samples, members),
+        ranks_of(samples, samples, members),
         owners_of(permutation(samples, 0, 0), batch, ranks, groups),
     ):
         held = np.array([owners == rank % members for rank in range(ranks)]).reshape(groups, members, samples)
@@ -77,7 +77,7 @@ def test_owners_have_the_smallest_dtype(ranks: int, kind: type) -> None:
 
 @given(st.integers(1, 300), st.integers(1, 9))
 def test_each_reads_a_stretch_as_even_as_can_be(samples: int, members: int) -> None:
-    owners = initial_owners(samples, members)
+    owners = ranks_of(samples, samples, members)
     for member in range(members):
         assert np.flatnonzero(owners == member).tolist() == list(range(*bounds(samples, members, member)))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.data.order_quality import compare_with_permutations
 
 from unisono.data.order import permutation, share, steps_of
-from unisono.data.storage import free_memory
-from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage import StorageOptions, free_memory
+from unisono.data.storage.partitioned import PartitionedStorage, plan_partition
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -45,7 +45,7 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
     samples = len(index)
 
     def work(world: Any) -> list[list[int]]:
-        memory = PartitionedStorage(index, world, groups, segment_bytes)
+        memory = PartitionedStorage(index, world, StorageOptions(groups=groups), segment_bytes)
         held = [memory.numbers.tolist()]
         for epoch in range(2):
             order = permutation(samples, seed, epoch)
@@ -75,7 +75,7 @@ def test_nothing_is_lost_in_100_shuffles(anywhere: OnRanks, audio_samples: Any, 
     index, contents = audio_samples
 
     def work(world: Any) -> int:
-        memory = PartitionedStorage(index, world, groups, 2000)
+        memory = PartitionedStorage(index, world, StorageOptions(groups=groups), 2000)
         for epoch in range(100):
             memory.epoch(permutation(len(index), 1, epoch), 13)
         return sum(zlib.crc32(sample) for sample in memory.samples(memory.numbers))
@@ -111,7 +111,7 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
 
 def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> list[int]:
-        memory = PartitionedStorage(tiny.index, world, 1, 1)
+        memory = PartitionedStorage(tiny.index, world, segment_bytes=1)
         memory.epoch(permutation(61, 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
             tiny.samples[number] for number in memory.numbers
@@ -124,7 +124,7 @@ def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
 @pytest.mark.parametrize("segment_bytes", [100, 1 << 20])
 def test_no_store_grows_in_a_usual_run(anywhere: OnRanks, many: Any, segment_bytes: int) -> None:
     def work(world: Any) -> None:
-        memory = PartitionedStorage(many.index, world, 1, segment_bytes)
+        memory = PartitionedStorage(many.index, world, segment_bytes=segment_bytes)
         room = memory._store.capacity.tolist()
         for epoch in range(6):
             memory.epoch(permutation(len(many.index), 0, epoch), 32)
@@ -142,7 +142,7 @@ def test_where_there_is_no_shared_memory_it_goes_by_messages(
     index, contents = audio_samples
 
     def work(world: Any) -> list[int]:
-        memory = PartitionedStorage(index, world, 1, 2000)
+        memory = PartitionedStorage(index, world, segment_bytes=2000)
         assert memory._store.shared == bool(free)
         memory.epoch(permutation(len(index), 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
@@ -173,7 +173,17 @@ def test_samples_of_other_ranks_are_refused(on_ranks: OnRanks, tiny: Any) -> Non
 def test_groups_that_cannot_be_formed_are_refused_on_every_rank(on_ranks: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            PartitionedStorage(tiny.index, world, 4)
+            PartitionedStorage(tiny.index, world, StorageOptions(groups=4))
         return str(caught.value)
 
     assert set(on_ranks(6, work)) == {"6 ranks cannot form 4 groups of one size; [1, 2, 3, 6] can be formed"}
+
+
+def test_a_store_has_room_for_a_segment_and_at_most_a_tenth_more() -> None:
+    for samples, segments in ((3000, 5), (10**6, 100)):
+        plan = plan_partition(np.full(samples, 50, np.int32), 1, 50 * samples // segments)
+        assert plan.segments == segments
+        for shared, segment in ((True, samples // segments), (False, 0)):
+            rows, blocks = plan.capacity(shared)
+            assert samples + segment < rows == blocks < 1.1 * samples + segment
+    assert plan_partition(np.full(1, 80, np.int32), 1).capacity(shared=True) == (7, 7)

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.pack.batches import EncodedSamples
+from unisono.data.order import joined_ranges
+from unisono.data.pack.stripe import EncodedSamples
 from unisono.data.storage import free_memory
 from unisono.data.storage.sample_store import (
     BLOCKS_PER_SAMPLE,
     MAX_BLOCK_BYTES,
     MAX_RANKS_BY_PASSES,
     MIN_BLOCK_BYTES,
-    BlockRun,
     SampleBuffer,
     SampleStore,
     block_of,
     blocks_of,
-    counts_for,
     rows_for,
 )
 from unisono.errors import PackError
@@ -145,7 +144,6 @@ def test_rows_equal_a_search_for_each_rank(dealt: tuple[int, list[int]], kind: t
     ranks, to = dealt
     wanted = [[row for row, other in enumerate(to) if other == rank] for rank in range(ranks)]
     assert [rows.tolist() for rows in rows_for(np.array(to, kind), ranks)] == wanted
-    assert counts_for(np.array(to, kind), ranks).tolist() == [len(rows) for rows in wanted]
 
 
 def test_many_rows_stay_in_order() -> None:
@@ -162,19 +160,9 @@ def test_the_example_of_blocks() -> None:
     sizes = blocks_of(lengths, 4)
     assert sizes.tolist() == [2, 1, 3]
     table = np.frombuffer(b"aaaaaa..bbb.ccccccccc...", np.uint8).reshape(-1, 4)
-    blocks = BlockRun(np.array([3, 0]), sizes[[2, 0]]).stretch(0, 2, np.arange(5))
+    blocks = joined_ranges(np.array([3, 0]), sizes[[2, 0]])
     assert blocks.tolist() == [3, 4, 5, 0, 1]
     assert table.take(blocks, 0).tobytes() == b"ccccccccc...aaaaaa.."
-
-
-@given(st.data(), st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 9)), max_size=30))
-def test_blocks_are_what_ranges_give(data: st.DataObject, samples: list[tuple[int, int]]) -> None:
-    begins, sizes = (np.array([sample[each] for sample in samples], np.int64) for each in (0, 1))
-    first = data.draw(st.integers(0, len(samples)))
-    last = data.draw(st.integers(first, len(samples)))
-    wanted = [block for begin, size in samples[first:last] for block in range(begin, begin + size)]
-    ramp = np.arange(sizes.sum() + data.draw(st.integers(0, 3)))
-    assert BlockRun(begins, sizes).stretch(first, last, ramp).tolist() == wanted
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=50))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.data.order import permutation
-from unisono.data.pack.batches import EncodedSamples
-from unisono.data.storage.ownership import initial_owners, owners_in_epoch
-from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, counts
-from unisono.data.storage.shuffle import CompactionPlan, capacity, plan_compaction, shuffle, side_by_side
+from unisono.data.order import permutation, ranks_of
+from unisono.data.pack.stripe import EncodedSamples
+from unisono.data.storage.ownership import owners_in_epoch
+from unisono.data.storage.partitioned import SPARE_DEVIATIONS
+from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
+from unisono.data.storage.shuffle import CompactionPlan, plan_compaction, shuffle, side_by_side
+
+LONE = SimpleNamespace(size=1, nodes=1, rank=0, all_gather_object=lambda own: [own])
+"""A world of one rank."""
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -203,18 +209,22 @@ def test_no_needed_sample_is_overwritten_if_memory_suffices(
     assert last.missing.tolist() == [1, 3], "and no more than it takes"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=40), st.lists(st.integers(0, 40)))
-def test_counts_are_what_counting_gives(samples: list[tuple[int, int]], cuts: list[int]) -> None:
-    to, sizes = (np.array([sample[each] for sample in samples], np.int64) for each in (0, 1))
-    rows = np.array([0, *sorted(min(cut, len(to)) for cut in cuts), len(to)])
-    begins = np.concatenate([[1000], 1000 + sizes.cumsum()])
-    found, alike = (counts(to.astype(np.uint8), rows, each, 4) for each in (begins, None))
-    assert found.shape == alike.shape == (4, len(rows) - 1, 2)
-    for segment, (first, last) in enumerate(pairwise(rows.tolist())):
+@given(
+    st.lists(st.binary(max_size=40), max_size=40) | st.lists(st.binary(min_size=5, max_size=5), max_size=40),
+    st.lists(st.integers(0, 40), max_size=5),
+    st.integers(0, 99),
+)
+def test_counts_are_what_counting_gives(contents: list[bytes], cuts: list[int], seed: int) -> None:
+    rows = [0, *sorted(min(cut, len(contents)) for cut in cuts), len(contents)]
+    to = np.random.default_rng(seed).integers(0, 4, len(contents)).astype(np.uint8)
+    store = store_of(LONE, [list(range(*ends)) for ends in pairwise(rows)], contents, (80, 300))
+    store.world = SimpleNamespace(size=4)  # type: ignore[assignment]
+    found = store.counts(to)
+    assert found.shape == (4, len(rows) - 1, 2)
+    for segment, (first, last) in enumerate(pairwise(rows)):
         for rank in range(4):
-            own = [size for other, size in zip(to[first:last], sizes[first:last], strict=True) if other == rank]
+            own = [-(-len(contents[row]) // store.block) for row in range(first, last) if to[row] == rank]
             assert found[rank, segment].tolist() == [len(own), sum(own)]
-            assert alike[rank, segment].tolist() == [len(own)] * 2
 
 
 def test_side_by_side() -> None:
@@ -227,9 +237,12 @@ def test_spare_rows_suffice_for_random_variation(ranks: int, segments: int) -> N
     samples = 4000 * ranks
     rng = np.random.default_rng(ranks)
     blocks = rng.lognormal(5, 0.5, samples).astype(np.int64) + 1
-    owners, largest = initial_owners(samples, ranks), max(np.bincount(initial_owners(samples, ranks), blocks))
+    owners = ranks_of(samples, samples, ranks)
+    largest = max(np.bincount(owners, blocks))
+    rows = 4000 + SPARE_DEVIATIONS * math.isqrt(4000)
     for laid_out in (False, True):
-        room = np.array(capacity(4000, int(largest), 0 if laid_out else -(-4000 // segments)))
+        most = rows if laid_out else rows + -(-4000 // segments)
+        room = np.array([most, -(-int(largest) * most // 4000)])
         held = [np.array_split(np.flatnonzero(owners == rank), segments) for rank in range(ranks)]
         ends = [np.cumsum([0, *(blocks[numbers].sum() for numbers in own)]) for own in held]
         cuts = [np.stack([np.cumsum([0, *map(len, own)]), end], 1) for own, end in zip(held, ends, strict=True)]
@@ -245,11 +258,3 @@ def test_spare_rows_suffice_for_random_variation(ranks: int, segments: int) -> N
                 [np.concatenate([own[part][to[own[part]] == rank] for own in held]) for part in range(segments)]
                 for rank in range(ranks)
             ]
-
-
-def test_capacity_is_samples_a_segment_and_at_most_a_tenth_more() -> None:
-    for samples in (3000, 10**6):
-        rows, blocks = capacity(samples, 50 * samples, 700)
-        assert samples + 700 < rows < 1.1 * samples + 700
-        assert blocks == 50 * rows
-    assert capacity(1, 10, 1) == (7, 70)

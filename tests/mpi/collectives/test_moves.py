@@ -12,16 +12,13 @@ import torch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_gather_v import all_gather_v
 from unisono.collectives.all_to_all import all_to_all
-from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.barrier import barrier
+from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
 from unisono.collectives.broadcast import broadcast
-from unisono.collectives.gather import gather
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
-from unisono.collectives.scatter import scatter
 from unisono.errors import MismatchError, TensorError, UsageError
 from unisono.placement import Placement, one_rank_per_node, place, regular
-from unisono.transports import reserve
+from unisono.transports import window
 from unisono.transports.arithmetic import dtypes_of
 from unisono.world import World
 
@@ -152,7 +149,7 @@ def test_reduce_in_many_pieces(world: World, these: Group) -> None:
 def test_many_pieces_through_slots_of_any_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that are cut in odd places: slots of as few bytes as the sizes that stand in front take, and more."""
     for slot in (16 * world.size, 16 * world.size + 16, 4096):
-        monkeypatch.setattr(reserve, "plan_slot", lambda free, ranks, beside, slot=slot: slot)
+        monkeypatch.setattr(window, "plan_slot", lambda free, ranks, beside, slot=slot: slot)
         group = Group(world.comm.Dup(), regular(1, 1, world.size), world.table)
         chance = random.Random(slot)
         lengths = [[chance.choice([0, 1, 15, 16, 200, 999]) for _ in range(group.size)] for _ in range(group.size)]
@@ -208,7 +205,7 @@ def test_sizes_that_do_not_fit_raise(these: Group) -> None:
     refused = (TensorError, "gather of 0 parts") if these.rank == 0 else (MismatchError, "gather, which it refused")
     with pytest.raises(refused[0], match=refused[1]):
         gather(these, one, None, 0)
-        barrier(these)
+        these.barrier()
 
 
 WRONG = {"too short": (5, 7), "too long": (7, 5), "nothing": (0, 7), "unexpected": (7, 0), "pieces": (300_000, 100_000)}
@@ -224,7 +221,7 @@ def test_size_mismatch_raises_on_every_rank(broken: Group, case: str) -> None:
     receives = [torch.zeros(comes if (peer, broken.rank) == (0, last) else 4) for peer in range(broken.size)]
     with pytest.raises(MismatchError) as caught:
         all_to_all_v(broken, sends, receives)
-        barrier(broken)
+        broken.barrier()
     assert "rank 0 sends " in str(caught.value)
     assert f"bytes to rank {last}, which expects {4 * comes}:" in str(caught.value)
 

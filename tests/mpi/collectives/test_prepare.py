@@ -9,19 +9,19 @@ import torch
 from tests.mpi.collectives.distinct import RANKS, distinct
 from tests.wires.scaled import BLOCK
 
-from unisono.choosing.pace import PIECE_BYTES_RANGE
 from unisono.collectives import prepare
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.group import Group
 from unisono.errors import UsageError
+from unisono.network.pace import PIECE_BYTES_RANGE
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.registry import Registry
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.pieces import bounds, cut
+from unisono.testing.threads import play_all
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import Seats, plan_seats
-from unisono.transports.threads import play_all
 from unisono.wires import WIRES, wire_of
 from unisono.world import World
 

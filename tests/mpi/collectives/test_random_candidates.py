@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from unisono.choosing.priced import Choice
-from unisono.choosing.schedule_table import parse_table
 from unisono.collectives.payload import name_of
 from unisono.collectives.trials import candidates
 from unisono.errors import MismatchError
+from unisono.network.choice import Choice, parse_table
 from unisono.placement import regular
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, dtypes_of

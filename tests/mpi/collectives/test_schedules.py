@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.mpi.collectives.distinct import RANKS, distinct
 
-from unisono.choosing.pace import MAX_LANDING_BYTES
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError, TensorError, UsageError
+from unisono.network.pace import MAX_LANDING_BYTES
 from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import find, names
 from unisono.schedules.pieces import bounds

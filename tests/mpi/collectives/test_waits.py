@@ -13,7 +13,6 @@ import torch
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
-from unisono.collectives.barrier import barrier
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
@@ -29,7 +28,7 @@ PLACEMENTS: dict[str, Callable[[int], Placement]] = {
 }
 
 CALLS: dict[str, Callable[[Group], object]] = {
-    "barrier": barrier,
+    "barrier": Group.barrier,
     "short": lambda group: allreduce(group, torch.ones(3)),
     "long": lambda group: allreduce(group, torch.ones(3_000_000)),
     "ring": lambda group: allreduce(group, torch.ones(3_000_000), "ring"),
@@ -98,7 +97,7 @@ def test_wait_in_another_thread_is_interrupted(world: World) -> None:
         def run(group: Group = group, limit: Limit = limit, caught: list[str] = caught) -> None:
             limit.end = time.monotonic() + WAIT_SECONDS
             try:
-                barrier(group)
+                group.barrier()
             except LateError as error:
                 caught.append(str(error))
 

@@ -12,6 +12,7 @@ from benchmarks.shuffle.traffic import epochs_traffic
 
 from unisono.data.order import epoch_order, parse_shuffle, share, steps_of
 from unisono.data.pack.index import read_index
+from unisono.data.storage import StorageOptions
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.placement import place
@@ -55,7 +56,7 @@ def test_predicted_traffic_is_that_of_real_ranks(
 ) -> None:
     index, options, world = read_index(packs / "train"), parse_shuffle(shuffle), switched
     for groups in {1, 2 if world.size % 2 == 0 else 1, world.size}:
-        storage, found = PartitionedStorage(index, world, groups), []
+        storage, found = PartitionedStorage(index, world, StorageOptions(groups=groups)), []
         group = storage._group
         ranks = group.all_gather_object(world.rank)
         supernodes = [world.placement.supernode_of(rank) for rank in ranks]

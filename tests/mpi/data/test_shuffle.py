@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import numpy as np
 import pytest
 
-from unisono.data.pack.batches import EncodedSamples
-from unisono.data.storage.ownership import initial_owners
+from unisono.data.order import ranks_of
+from unisono.data.pack.stripe import EncodedSamples
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
-from unisono.data.storage.shuffle import capacity, shuffle
+from unisono.data.storage.shuffle import shuffle
 from unisono.world import World
 
 SAMPLES = 200
@@ -26,11 +27,12 @@ def contents(request: pytest.FixtureRequest) -> list[bytes]:
 
 def begin(world: World, contents: list[bytes], count: int, private: bool = False) -> SampleStore:
     """A stretch for each rank, in `count` segments."""
-    own = np.flatnonzero(initial_owners(SAMPLES, world.size) == world.rank).astype(np.int32)
+    own = np.flatnonzero(ranks_of(SAMPLES, SAMPLES, world.size) == world.rank).astype(np.int32)
     lengths = np.array([len(content) for content in contents], np.int32)
     blocks = int(blocks_of(lengths[own], block_of(lengths)).sum())
     samples, blocks = (max(sizes) for sizes in zip(*world.all_gather_object((len(own), blocks)), strict=True))
-    room = capacity(samples, blocks, -(-samples // count))
+    rows = samples + -(-samples // count) + 5 * math.isqrt(samples)
+    room = rows, -(-blocks * rows // samples)
     store = SampleStore(world, lengths, room, shared=not private and world.nodes == 1 and world.size > 1)
     data = np.frombuffer(b"".join(contents[number] for number in own), np.uint8)
     ends = np.concatenate([[0], lengths[own].cumsum(dtype=np.int64)])
@@ -72,7 +74,7 @@ def test_between_nodes(spread: World, contents: list[bytes], count: int) -> None
 def test_all_to_one_rank_and_back(request: pytest.FixtureRequest, contents: list[bytes], where: str) -> None:
     world = request.getfixturevalue(where)
     store = begin(world, contents, 2)
-    for owners in (np.full(SAMPLES, world.size - 1, np.int32), initial_owners(SAMPLES, world.size)) * 2:
+    for owners in (np.full(SAMPLES, world.size - 1, np.int32), ranks_of(SAMPLES, SAMPLES, world.size)) * 2:
         shuffle(store, owners)
         check(store, contents, owners)
     store.free()

@@ -74,7 +74,7 @@ def test_a_cache_changes_no_batch_and_saves_reads(
     for world in (group, spread):
         seen = list[list[bytes]]()
         for cache in (0, int(share_of_pack * index.nbytes)):
-            storage = StreamedStorage(index, world, 2000, cache)
+            storage = StreamedStorage(index, world, StorageOptions(buffer=2000, cache=cache))
             read_blocks.clear()
             order = storage.order(3, 0, BATCH, ShuffleOptions())
             storage.epoch(order, BATCH)
@@ -93,7 +93,10 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
     written = contents(index)
     for world in (group, spread):
         for groups in groups_of(world.size):
-            memories = PartitionedStorage(index, world, groups, 700), ReplicatedStorage(index, world)
+            memories = (
+                PartitionedStorage(index, world, StorageOptions(groups=groups), 700),
+                ReplicatedStorage(index, world),
+            )
             for epoch in range(2):
                 order = permutation(len(index), 7, epoch)
                 one, other = (see(memory, world, len(index), epoch) for memory in memories)
@@ -133,7 +136,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
     checks = np.array([zlib.crc32(content) for content in contents(index)], np.int64)
     rng = np.random.default_rng(group.size)
     for groups in groups_of(group.size):
-        memory = PartitionedStorage(index, group, groups, int(rng.choice([1000, 3000, 1 << 20])))
+        memory = PartitionedStorage(index, group, StorageOptions(groups=groups), int(rng.choice([1000, 3000, 1 << 20])))
         for epoch in range(100):
             memory.epoch(permutation(len(index), 0, epoch), int(rng.integers(1, 60)))
             found = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
@@ -147,7 +150,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
 
 def test_a_segment_for_each_sample(group: World, packs: Path) -> None:
     index = read_index(packs / "test")
-    memory = PartitionedStorage(index, group, 1, 64)
+    memory = PartitionedStorage(index, group, segment_bytes=64)
     written = contents(index)
     for epoch in range(3):
         memory.epoch(permutation(len(index), 0, epoch), 5)
@@ -159,7 +162,7 @@ def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spre
     index = read_index(packs / "train")
     for world in (group, spread):
         for groups in groups_of(world.size):
-            memory = PartitionedStorage(index, world, groups)
+            memory = PartitionedStorage(index, world, StorageOptions(groups=groups))
             assert sum(world.all_gather_object(memory.nbytes)) == groups * index.nbytes
             memory.close()
             assert memory.nbytes == 0
@@ -196,7 +199,7 @@ def test_memory_is_counted_for_all_ranks_of_a_node_together(
 
 def test_groups_that_cannot_be_formed_are_refused(group: World, packs: Path) -> None:
     index, groups = read_index(packs / "train"), group.size + 1
-    words = wrong(group, lambda: PartitionedStorage(index, group, groups))
+    words = wrong(group, lambda: PartitionedStorage(index, group, StorageOptions(groups=groups)))
     assert words.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
 
 
@@ -228,8 +231,8 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
     index = read_index(packs / "train")
     found = []
     for shared in (1 << 40, 100):
-        monkeypatch.setattr(free_memory, "free_bytes", lambda of_shared, free=shared: free if of_shared else 1 << 40)
-        memory = PartitionedStorage(index, group, 1, 700)
+        monkeypatch.setattr(free_memory, "free_bytes", lambda shared, free=shared: free if shared else 1 << 40)
+        memory = PartitionedStorage(index, group, segment_bytes=700)
         found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
         memory.close()
     assert found[0] == found[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from unisono.bench.collectives import measure
-from unisono.choosing.schedule_table import COLLECTIVES, read_table
 from unisono.measure.facts import file_of
 from unisono.measure.tune import machine_at, tune
+from unisono.network.choice import COLLECTIVES, read_table
 from unisono.plan.machines import MachineFacts, NodeFacts
 from unisono.world import World
 

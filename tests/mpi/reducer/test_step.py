@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 import unisono
 from unisono.engine import Handle, OperationSpan
 from unisono.errors import UsageError
-from unisono.models.small_convnet import SmallConvnet
+from unisono.models.convnet import SmallConvnet
 from unisono.reducer import reducer_of
 from unisono.training.trainer import Trainer
 from unisono.world import World

@@ -18,10 +18,10 @@ from unisono.data.builtin import load_digits
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
-from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import Bucket, Layout
 from unisono.step.program import Operation, Step, Task
 from unisono.step.replica import ANCHOR, RESIDUAL, SUM_RESIDUAL, Replica
+from unisono.testing import Batch, InProcessReplica, play_in_process
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.state import load_states, states_of
 from unisono.training.trainer import Trainer
@@ -164,10 +164,10 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
     reducer = trainer.reducer
     for key, bucket in enumerate(reducer.memory.layout.buckets, 1):
         kept = reducer.programs.rule_memory.kept
-        residual = kept.get(RESIDUAL, key).clone()
-        residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept.get(SUM_RESIDUAL, key)
+        residual = kept[RESIDUAL, key].clone()
+        residual[slice(*bounds(len(residual), spread.size, spread.rank))] += kept[SUM_RESIDUAL, key]
         left = torch.stack(spread.all_gather_object(residual)).sum(0)
-        applied = kept.get(ANCHOR, key)  # the change is the anchor's less the weights', hence the sign
+        applied = kept[ANCHOR, key]  # the change is the anchor's less the weights', hence the sign
         torch.testing.assert_close(applied - left, exact.reducer.memory.read_weights(bucket), rtol=0, atol=1e-12)
         assert left.abs().max() > 0
 

@@ -9,10 +9,9 @@ import torch
 
 from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.mpi import MPI
-from unisono.step.operations import receive, send
+from unisono.rules.sharded import all_gather, reduce_scatter
 from unisono.step.play import Player
-from unisono.step.program import COMMUNICATION, RankGroup, Task, bucket, order
-from unisono.step.shards import all_gather, reduce_scatter
+from unisono.step.program import COMMUNICATION, Operation, RankGroup, Role, Task, bucket, order
 from unisono.world import World
 
 
@@ -26,7 +25,8 @@ def _receive(replica: Any, task: Task, world: World) -> None:
     replica.sources.append(status.Get_source())
 
 
-SEND, RECEIVE = send(_send, None), receive(_receive, None)
+SEND = Operation("send", _send, role=Role.SEND)
+RECEIVE = Operation("receive", _receive, role=Role.RECEIVE)
 
 
 def test_each_rank_sends_to_the_next_and_rank_0_receives_from_any(world: World) -> None:

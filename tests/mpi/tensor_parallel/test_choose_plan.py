@@ -12,11 +12,12 @@ from torch import nn
 import unisono
 from unisono.errors import UsageError
 from unisono.optimizers import LARS
+from unisono.plan.trace import StepSeconds
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan as chooser
-from unisono.tensor_parallel.choose_plan import choose_plan, measure_link
+from unisono.tensor_parallel.choose_plan import choose_plan, measure_gather, measure_link
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.world import World
 
@@ -149,9 +150,10 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
-        found = measure_link(group)
-        assert found.per_byte > 0
-        assert set(group.all_gather_object(found)) == {found}
+        for measure in (measure_link, measure_gather):
+            found = measure(group)
+            assert found.per_byte > 0
+            assert set(group.all_gather_object(found)) == {found}
 
 
 def test_rules_and_optimizers_that_need_whole_weights_split_nothing(
@@ -180,11 +182,13 @@ def test_an_example_is_needed_and_for_nothing_else(group: World) -> None:
     assert reducer_of(model) is None
 
 
-def test_seconds_add_up_to_those_of_the_slowest_rank(group: World) -> None:
-    """Rank r is disturbed in layer r: no rank takes as long as the largest of each layer together."""
-    seconds = torch.ones(group.size, 2, dtype=torch.float64)
-    seconds[group.rank] += 1
-    found = chooser.of_slowest_rank(seconds, group)
-    assert float(found.sum()) == pytest.approx(2 * group.size + 2)
-    assert float(found.max()) == pytest.approx(float(found.min()))
-    assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), group).any()
+def test_seconds_add_up_to_whole_steps_of_the_slowest_rank(group: World) -> None:
+    """Rank r is disturbed in the trace of layer r: all layers have the same share of a step without hooks."""
+    traced = torch.ones(group.size, 2, dtype=torch.float64)
+    traced[group.rank] += 1
+    steps = [StepSeconds(1.0, 2.0 + group.rank, 0.25)] * 3
+    found, update = chooser.of_slowest_rank(traced, steps, group)
+    assert found.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size])
+    assert found.std(0, correction=0).tolist() == pytest.approx([0.0, 0.0])
+    assert update == 0.25
+    assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), steps, group)[0].any()

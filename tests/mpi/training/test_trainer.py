@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.data.builtin import load_digits
-from unisono.data.feed import in_memory_feed
+from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.order import permutation, share, steps_of
-from unisono.models.small_convnet import SmallConvnet
+from unisono.models.convnet import SmallConvnet
 from unisono.optimizers.build import OPTIMIZERS, make_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count
 from unisono.world import World

@@ -12,15 +12,12 @@ import torch
 from torch import nn
 
 from unisono.asynchronous.event_log import read_events, read_order
-from unisono.asynchronous.exchange import WorkerExchange
-from unisono.asynchronous.in_process import InProcessWorker, play_workers_in_process
-from unisono.data.builtin import load_digits
-from unisono.data.feed import in_memory_feed
+from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.order import own_numbers, worker_order
 from unisono.rules import EASGD, Exchange
 from unisono.schedules.pieces import bounds
-from unisono.step.in_process import Batch
 from unisono.step.layout import Bucket, Layout
+from unisono.testing import Batch, InProcessReplica, serve_in_order
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.player import Run
@@ -79,8 +76,8 @@ def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.T
         rows = [torch.from_numpy(next(numbers)[1]) for _ in range(steps[worker])]
         batches = [Batch(data.inputs[one].double(), data.labels[one]) for one in rows]
         loss = nn.functional.cross_entropy
-        replicas.append(InProcessWorker(net, optimizer_of(net), loss, layout, batches, WorkerExchange(workers)))
-    (centre,) = play_workers_in_process(rule, replicas, [order], steps)
+        replicas.append(InProcessReplica(net, optimizer_of(net), loss, layout, batches))
+    (centre,) = serve_in_order(rule, replicas, [order], steps)
     return centre.flats[1], steps
 
 

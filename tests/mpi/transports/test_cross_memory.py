@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from unisono.choosing.schedule_table import parse_table
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.group import Group
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.errors import MismatchError, OperationError
+from unisono.network.choice import parse_table
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import dtypes_of
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory

@@ -14,13 +14,11 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
-from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import AUDIO, IMAGE, RAW, TransformOptions
 from unisono.data.kinds.text import TextOptions
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources import find
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source, find
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.recipe import DataRecipe, Recipe
 from unisono.training.scoring.file_inputs import FileInputs, open_inputs

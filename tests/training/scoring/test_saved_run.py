@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.data.builtin import load_digits
-from unisono.data.feed import Feed, in_memory_feed
+from unisono.data.builtin import in_memory_feed, load_digits
+from unisono.data.feed import Feed
 from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
 from unisono.training.build import make_model
@@ -77,7 +77,7 @@ def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> N
 
 
 def test_code_of_the_user_is_reported(tmp_path: Path, facts: Feed) -> None:
-    (tmp_path / "mine.py").write_text("from unisono.models.small_convnet import SmallConvnet\nown = SmallConvnet\n")
+    (tmp_path / "mine.py").write_text("from unisono.models.convnet import SmallConvnet\nown = SmallConvnet\n")
     own = parse_recipe({"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
     saved(tmp_path, own, facts)
     (note,) = read_run(tmp_path).notes

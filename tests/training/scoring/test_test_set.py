@@ -11,14 +11,13 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
-from unisono.data.kinds import AUDIO, RAW, TEXT
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import AUDIO, RAW, TEXT, TransformOptions
 from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.loading import Batch
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import FeedOptions, packed_feed
-from unisono.data.sources.source import Source
+from unisono.data.sources import Source
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.training.timeline.trace_format import check_trace
 
 from unisono.errors import UsageError
-from unisono.plan.choose import PredictionInputs, predicted
+from unisono.plan.choose import PredictionInputs, Setting, predicted
 from unisono.rules import BSP
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -45,7 +45,7 @@ def test_measured_and_predicted_spans_of_a_step_are_on_one_clock(
     monkeypatch.setattr(collecting.time, "perf_counter", lambda: 100.0)
     timeline = Timeline(cast("World", OneRank()))
     inputs = PredictionInputs(BSP(), COMPUTING, lambda *_: BUCKETS, Cost(0.125, 0.0))
-    chosen = predicted(inputs, 1, "chain", 2)
+    chosen = predicted(inputs, Setting("chain", 1))
     for begin in (101.0, 103.0):
         timeline.begin_step(begin, chosen)
     with timeline.span("wait for data", "waiting"):

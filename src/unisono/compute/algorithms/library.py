@@ -7,6 +7,7 @@ channels first   sample, channel, height, width      transposed before and after
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,34 +25,13 @@ MIN_STRIDED_CHANNELS = 16
 def _algorithm(memory: torch.memory_format) -> ConvolutionAlgorithm:
     def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
         inputs, weight = inputs.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
-        outputs: Tensor = CONVOLUTION(
-            inputs,
-            weight,
-            None,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            False,
-            (0, 0),
-            geometry.groups,
-        )
+        outputs: Tensor = CONVOLUTION(inputs, weight, None, *_sizes(geometry))
         return outputs.contiguous(memory_format=torch.channels_last)
 
     def backward(geometry: Geometry, gradient: Tensor, inputs: Tensor, weight: Tensor, which: Pass) -> Tensor:
         wanted = (which is Pass.GRAD_INPUT, which is Pass.GRAD_WEIGHT, False)
-        found: tuple[Tensor, ...] = BACKWARD(
-            gradient.contiguous(memory_format=memory),
-            inputs,
-            weight,
-            None,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            False,
-            (0, 0),
-            geometry.groups,
-            wanted,
-        )
+        slopes = gradient.contiguous(memory_format=memory)
+        found: tuple[Tensor, ...] = BACKWARD(slopes, inputs, weight, None, *_sizes(geometry), wanted)
         return found[wanted.index(True)]
 
     def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
@@ -69,6 +49,11 @@ def _algorithm(memory: torch.memory_format) -> ConvolutionAlgorithm:
         return backward(geometry, gradient, inputs.contiguous(memory_format=memory), weight, Pass.GRAD_WEIGHT)
 
     return ConvolutionAlgorithm(lambda _: True, forward, grad_input, grad_weight)
+
+
+def _sizes(geometry: Geometry) -> tuple[Any, ...]:
+    """Return the arguments of both functions after the bias."""
+    return geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), geometry.groups
 
 
 def _without_stride(geometry: Geometry, inputs: Tensor) -> tuple[Geometry, Tensor]:

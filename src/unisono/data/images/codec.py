@@ -1,6 +1,6 @@
 """Decoders of images: files of any format, JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow; raw images.
 
-    file ── header ──▶ width, height ── decision (`augmentation.py`) ──▶ crop ── decode ──▶ pixels of the crop
+    file ── header ──▶ width, height ── decision (`kinds/image.py`) ──▶ crop ── decode ──▶ pixels of the crop
 
 Grey images get three equal channels if RGB is wanted. `decode_image` also rotates an image by its EXIF orientation;
 images in packs were rotated when they were packed.
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from unisono.data.images import turbojpeg
-from unisono.data.images.augmentation import Box, ImageHeader, part_of
+from unisono.data.kinds.image import Box, ImageHeader, part_of
 from unisono.errors import DecodeError
 
 Pixels = NDArray[np.uint8]

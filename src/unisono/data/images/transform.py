@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 import torch
 
-from unisono.data.counter_rng import CounterRNG
-from unisono.data.images.augmentation import ImageOptions, choose_augmentation
 from unisono.data.images.codec import Decoder, Pixels
+from unisono.data.kinds.image import ImageOptions, choose_augmentation
+from unisono.data.order import CounterRNG
 
 WHITE = 255.0
 

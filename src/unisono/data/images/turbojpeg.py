@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.images.augmentation import ImageHeader, Part
+from unisono.data.kinds.image import ImageHeader, Part
 from unisono.errors import DecodeError
 
 DECOMPRESS = 1

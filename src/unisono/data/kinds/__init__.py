@@ -1,19 +1,34 @@
 """Kinds of samples: image files, recordings, raw images, text. Each kind has one file, and one row here.
 
-A kind has the bytes that are packed (`encode`), the values that are measured (`pixels`), and the way from bytes to
-network inputs (`transform`). Packs, storage, the shuffle and loading take samples of all kinds as bytes.
+    file ──encode──▶ bytes in a pack ── storage, shuffle ──▶ bytes ──transform──▶ network input
+                            └──pixels──▶ mean and std of the pack's channels
+
+Packs, storage, the shuffle and loading take samples of all kinds as bytes. The facts of a kind are known without
+PyTorch and without the packages of the extra `data`, since recipes are checked without them: a function imports what it
+needs.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unisono.errors import PackError
 from unisono.registry import Registry
 
 if TYPE_CHECKING:
-    from unisono.data.kinds.kind import SampleKind
+    import torch
+
+    from unisono.data.order import CounterRNG
+    from unisono.data.pack.index import Index
+    from unisono.data.pack.packing import PackOptions
 
 IMAGE, RAW, AUDIO, TEXT = "image", "raw", "audio", "text"
 """Names of kinds, for data sets whose format has only one."""
@@ -51,3 +66,102 @@ def kind_of_content(sample: bytes) -> str:
 def all_augments() -> tuple[str, ...]:
     """Return the augmentations of all kinds, each once."""
     return tuple(dict.fromkeys(augment for name in KINDS for augment in find_kind(name).augments))
+
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class TransformOptions:
+    """Options of the transform of samples to network inputs. A kind uses those that it knows."""
+
+    size: int = 0
+    """Width and height of the network's input images in pixels; 0 takes the size of raw images."""
+    augment: str = "none"
+    windows: int = 8
+    """Number of windows taken from a recording."""
+    context: int = 15
+    """Frames of 10 ms before the middle frame of a window, and as many after it."""
+
+
+class SampleTransform(Protocol):
+    """Transform from the bytes of samples to network inputs, used by one thread."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a converted sample in memory; the last dimension is the number of channels of the network."""
+        ...
+
+    def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
+        """Convert one sample into `out`, of that shape; without `random`, as in validation. Raises DecodeError."""
+        ...
+
+    def batch(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return a view of samples side by side, (samples, *shape), in the layout that the network takes."""
+        ...
+
+
+class SampleKind(ABC):
+    """Kind of sample, without state."""
+
+    plural: ClassVar[str]
+    """Word for several samples, in messages."""
+    column: ClassVar[str]
+    """Column of a stripe that has the samples."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Endings of file names, in lower case: ".jpg"; none for samples that are no files."""
+    signature: ClassVar[bytes] = b""
+    """First bytes of each file; empty if files of this kind differ in them."""
+    file_kind: ClassVar[str] = ""
+    """Kind of the files that show such a sample, for predictions of files, if it is another kind."""
+    class_in_name: ClassVar[bool] = False
+    """True if files side by side in one folder can be a data set: their names begin with their class, `class_...`."""
+    augments: ClassVar[tuple[str, ...]] = ("none",)
+    """Augmentations, by which a recipe names them."""
+    old_name: ClassVar[str] = ""
+    """Name in packs of older releases, if it was another."""
+    class_words: ClassVar[str] = "classes"
+    """Word for the classes of its labels, in messages."""
+    labels_are_tokens: ClassVar[bool] = False
+    """True if inputs and labels are the tokens of a text, int64: runs are then measured by perplexity."""
+    class_remedy: ClassVar[str] = "pack samples of the same classes"
+    """Remedy where two packs have other classes, in messages."""
+
+    def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  a default
+        """Return the bytes to pack of a sample that is not empty. Raises DecodeError if it is broken or truncated."""
+        return sample
+
+    @abstractmethod
+    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+        """Return the function that makes the transform of a thread. Raises PackError if `options` do not fit."""
+
+    def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  a default
+        """Return the values of a packed sample, (height, width, channels), for mean and std; None: none are measured.
+
+        `shape` is that of the pack.
+        """
+        return None
+
+    def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:  # noqa: ARG002  a default
+        """Return the labels that a sample has: 1, its class; `shape` is that of the pack."""
+        return 1
+
+    def bytes_per_label(self, classes: tuple[str, ...]) -> int | None:  # noqa: ARG002  a default
+        """Return the bytes of text that each label stands for; None where they differ, and for classes."""
+        return None
+
+    def labels(self, memory: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  a default
+        """Return the labels of a batch, int64, given its converted samples and their labels in the pack's index."""
+        return labels
+
+    def is_grey(self, sample: Bytes) -> bool:  # noqa: ARG002  a default
+        """Return True if a packed sample has one channel by its header; asked only if all measured ones have one."""
+        return True
+
+    def check_augment(self, augment: str, folder: Path) -> None:
+        """Raise PackError if the pack in `folder`, of this kind, has no such augmentation."""
+        if augment not in self.augments:
+            raise PackError(
+                f"data.augment = {augment!r}, but {folder} holds {self.plural}; the augmentations of these are "
+                f"{', '.join(self.augments)}"
+            )

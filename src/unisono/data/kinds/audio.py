@@ -44,8 +44,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from unisono.data.counter_rng import CounterRNG
-from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import SampleKind, SampleTransform, TransformOptions
+from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError
 
 if TYPE_CHECKING:

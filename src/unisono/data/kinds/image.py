@@ -1,22 +1,185 @@
-"""Images: files, in a pack JPEGs and PNGs, others are encoded again; and raw images, uint8 values of one shape."""
+"""Images: files, in a pack JPEGs and PNGs, others are encoded again; and raw images, uint8 values of one shape.
+
+    bytes ─ header ─▶ width, height ─ decisions (here) ─▶ crop, mirrored, shift ─ decode, resize (`images/`) ─▶ float32
+
+Decisions are pure functions of the image's size and of random numbers:
+
+    train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
+                not (Szegedy et al. 2015, section 6: scale and aspect)
+    validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
+
+A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still as large as the size wanted, so that no work is wasted.
+The part that is decoded begins at a block of the file, a few pixels before the crop:
+
+    ┌───────────────────────┐
+    │      ┌──┬──────┐      │   box       the crop
+    │      │  │ box  │      │   part      the decoded part: from the block's edge on
+    │      └──┴──────┘      │
+    └───────────────────────┘
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.data.images.augmentation import AUGMENTS, image_options
-from unisono.data.kinds import IMAGE
-from unisono.data.kinds.kind import Bytes, SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import IMAGE, Bytes, SampleKind, SampleTransform, TransformOptions
+from unisono.errors import PackError
 
 if TYPE_CHECKING:
+    from unisono.data.images.codec import Decoder
+    from unisono.data.order import CounterRNG
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
 
 
+MIN_AREA, MAX_AREA = 0.08, 1.0
+"""Range of a random crop's share of the area."""
+
+MIN_ASPECT, MAX_ASPECT = 3 / 4, 4 / 3
+"""Range of a random crop's width over its height."""
+
+LOG_MIN_ASPECT, LOG_ASPECT_RANGE = math.log(MIN_ASPECT), math.log(MAX_ASPECT / MIN_ASPECT)
+
+MAX_TRIES = 10
+"""Largest number of random crops that are tried until one fits."""
+
+VALIDATION_CROP = 7 / 8
+"""Share of an image's short side that is used in validation, with the augmentation "scale"."""
+
+SCALE_DIVISORS = (8, 4, 2)
+
+
+class Box(NamedTuple):
+    """Crop of an image, in pixels of the image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+class Part(NamedTuple):
+    """Part of an image that is decoded at 1 / `shrink` of its size, in pixels of that smaller image."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    shrink: int
+
+
+class ImageHeader(NamedTuple):
+    """Properties of an image, known before its pixels are decoded."""
+
+    width: int
+    height: int
+    block: int | None = None
+    """Width in pixels of a JPEG's blocks, at which a part can begin; None if the image is decoded as a whole."""
+
+
+def scale_and_aspect(width: int, height: int, random: CounterRNG) -> Box:
+    """Return a crop of random area, aspect ratio and position; if none of MAX_TRIES fits, the largest in the middle."""
+    for _ in range(MAX_TRIES):
+        area = (MIN_AREA + (MAX_AREA - MIN_AREA) * random.random()) * width * height
+        shape = math.exp(LOG_MIN_ASPECT + LOG_ASPECT_RANGE * random.random())
+        wide, high = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < wide <= width and 0 < high <= height:
+            x = int(random.random() * (width - wide + 1))
+            y = int(random.random() * (height - high + 1))
+            return Box(x, y, wide, high)
+    wide = min(width, round(height * MAX_ASPECT))
+    high = min(height, round(width / MIN_ASPECT))
+    return Box((width - wide) // 2, (height - high) // 2, wide, high)
+
+
+def middle(width: int, height: int, share: float = VALIDATION_CROP) -> Box:
+    """Return the square in the middle with this share of the short side."""
+    side = max(1, round(min(width, height) * share))
+    return Box((width - side) // 2, (height - side) // 2, side, side)
+
+
+def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[Part, Box]:
+    """Return the part of a JPEG to decode so that `box` can become size x size, and the box within that part.
+
+    `block` is the width of the file's blocks in pixels: a part can begin only at a block.
+    """
+    shrink = next((each for each in SCALE_DIVISORS if min(box.width, box.height) >= each * size), 1)
+    step = max(1, block // shrink)
+    right, bottom = -(-width // shrink), -(-height // shrink)
+    x, y = min(box.x // shrink, right - 1), min(box.y // shrink, bottom - 1)
+    wide = min(right - x, max(1, round(box.width / shrink)))
+    high = min(bottom - y, max(1, round(box.height / shrink)))
+    begins = x // step * step
+    return Part(begins, y, x + wide - begins, high, shrink), Box(x - begins, 0, wide, high)
+
+
+AUGMENTS = ("none", "mirror", "shift", "scale")
+"""Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop."""
+
+MARGIN_DIVISOR = 8
+"""Images are shifted by up to 1 / MARGIN_DIVISOR of their size, over a margin of black."""
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Options of image inputs, (size, size, channels): values 0 to 1, normalised by each channel's `mean` and `std`."""
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = "none"
+
+
+@dataclass(frozen=True)
+class ImageAugmentation:
+    """Augmentation of one image: its crop, mirroring, and its shift right and down, in pixels of `size`."""
+
+    box: Box
+    mirrored: bool = False
+    right: int = 0
+    down: int = 0
+
+
+def choose_augmentation(options: ImageOptions, width: int, height: int, random: CounterRNG | None) -> ImageAugmentation:
+    """Return the augmentation of an image of this size: with random numbers in training, without in validation."""
+    if random is None:
+        return ImageAugmentation(middle(width, height, VALIDATION_CROP if options.augment == "scale" else 1.0))
+    if options.augment == "scale":
+        return ImageAugmentation(scale_and_aspect(width, height, random), random.random() < 0.5)
+    box = middle(width, height, 1.0)
+    mirrored = options.augment != "none" and random.random() < 0.5
+    if options.augment != "shift":
+        return ImageAugmentation(box, mirrored)
+    margin = options.size // MARGIN_DIVISOR
+    right, down = (int(random.random() * (2 * margin + 1)) - margin for _ in range(2))
+    return ImageAugmentation(box, mirrored, right, down)
+
+
 MIN_SIDE = 64
 """Pixels of the short side that are enough to measure an image: larger JPEGs may be decoded smaller."""
+
+
+def image_options(index: Index, options: TransformOptions) -> ImageOptions:
+    """Return the options of a pack's images. Raises PackError if no size is given and they have no common one."""
+    about = index.about
+    size = options.size
+    if not size:
+        if about.shape is None or about.shape[0] != about.shape[1]:
+            raise PackError(f"{index.folder} has images of different sizes; set data.size to the size of the inputs")
+        size = about.shape[0]
+    return ImageOptions(size, len(about.mean), about.mean, about.std, options.augment)
+
+
+def image_transform(options: ImageOptions, decoder: Callable[[], Decoder]) -> Callable[[], SampleTransform]:
+    """Return the function that makes the transform of a thread, with a decoder of its own."""
+    from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
+
+    return lambda: ImageTransform(options, decoder())
 
 
 class ImageKind(SampleKind):
@@ -36,11 +199,10 @@ class ImageKind(SampleKind):
 
     def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: decode, crop, scale, normalise."""
-        from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415  recipes are checked without PyTorch
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
+        from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
 
         found = image_options(index, options)
-        return lambda: ImageTransform(found, ImageDecoder(found.channels))
+        return image_transform(found, lambda: ImageDecoder(found.channels))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  files have a size
         """Return the decoded pixels, (height, width, 1 if grey or else 3)."""
@@ -67,18 +229,13 @@ class RawKind(SampleKind):
     file_kind = IMAGE
     augments = AUGMENTS
 
-    def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  values stay as they are
-        """Return the sample unchanged."""
-        return sample
-
     def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: crop, scale, normalise."""
-        from unisono.data.images.codec import RawDecoder  # noqa: PLC0415  recipes are checked without PyTorch
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
+        from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
 
-        found, shape = image_options(index, options), index.about.shape
+        shape = index.about.shape
         assert shape is not None, "raw samples have a shape"
-        return lambda: ImageTransform(found, RawDecoder(shape))
+        return image_transform(image_options(index, options), lambda: RawDecoder(shape))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:
         """Return the values, (height, width, channels)."""

@@ -1,43 +1,33 @@
-"""Texts: their tokens, joined to one stream and cut into windows; in a window each token has the next one as its label.
+"""Texts: windows of tokens, each with the next one as its label (`sources/texts.py` cuts them).
 
     bytes             "für"  ─▶  102 195 188 114                 256 tokens: the bytes of UTF-8; 0 ends a text
     tokenizer.json    "für"  ─▶  69 30603                        as Hugging Face's `tokenizers` reads it
 
-Byte 0 occurs in no usual text, so it is free to end one.
-
-    texts       "ab"  "c"  "de"            window = 2
-    stream      a b . c . d e .            . ends a text
-    windows     a b .                      inputs a b, labels b .
-                    . c .                  inputs . c, labels c .
-                        . d e              inputs . d, labels d e
-
-A window has n + 1 tokens, and its last one is the first of the next: each token but the stream's first is a label once.
-At most n tokens at the end are left over. In a pack a window is (n + 1) numbers of 2 bytes, little-endian, or of 4 for
-more than 65,536 tokens.
+Byte 0 occurs in no usual text, so it is free to end one. In a pack a window is (n + 1) numbers of 2 bytes,
+little-endian, or of 4 for more than 65,536 tokens: the inputs are the first n, the labels the last n.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.counter_rng import CounterRNG
-from unisono.data.kinds.kind import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import SampleKind, SampleTransform, TransformOptions
+from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError, PackError, UsageError, install_command
 
 if TYPE_CHECKING:
     import torch
 
     from unisono.data.pack.index import Index
-    from unisono.data.pack.packing import PackOptions
 
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -131,50 +121,9 @@ class TextOptions:
     """"bytes", or the path of a `tokenizer.json` of Hugging Face's `tokenizers`."""
 
 
-TEST_SHARE = 10
-"""Texts without splits: the last 1/10 of the tokens is the test set."""
-
-
-class TokenStream(NamedTuple):
-    """Tokens of a split."""
-
-    tokens: NDArray[Any]
-    """Numbers, of `token_dtype`."""
-    names: tuple[str, ...]
-    """Names of the tokens, by number."""
-    files: Sequence[Path]
-    """Files that they come from."""
-
-
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
     """Return the number format of tokens in a pack."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-
-
-def join_texts(texts: Iterable[str], tokenizer: Tokenizer) -> NDArray[Any]:
-    """Return the tokens of all texts, each followed by the one that ends it; empty texts are left out."""
-    dtype, end = token_dtype(len(tokenizer.tokens)), [tokenizer.end_of_text]
-    parts = [np.append(tokenizer.encode(text), end).astype(dtype) for text in texts if text]
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-
-def with_test_split(streams: dict[str, TokenStream]) -> dict[str, TokenStream]:
-    """Return the splits, where there are none the first nine tenths of the tokens as "train", the rest as "test"."""
-    if set(streams) != {""}:
-        return streams
-    whole = streams[""]
-    cut = len(whole.tokens) - len(whole.tokens) // TEST_SHARE
-    return {"train": whole._replace(tokens=whole.tokens[:cut]), "test": whole._replace(tokens=whole.tokens[cut:])}
-
-
-def window_count(tokens: int, window: int) -> int:
-    """Return the number of windows in a stream of so many tokens."""
-    return max(0, tokens - 1) // window
-
-
-def window_at(tokens: NDArray[Any], window: int, number: int) -> bytes:
-    """Return a window of a stream as it lies in a pack."""
-    return tokens[number * window : (number + 1) * window + 1].tobytes()
 
 
 class TextTransform:
@@ -206,11 +155,6 @@ class TextKind(SampleKind):
     class_words = "tokens"
     labels_are_tokens = True
     class_remedy = "pack texts with the same --tokenizer"
-    integers = True
-
-    def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  tokens stay as they are
-        """Return the window unchanged."""
-        return sample
 
     def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
         """Return the function that makes the transform: inputs, and labels one token on."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.kinds import current_name, find_kind
-from unisono.data.pack.batches import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.data.pack.layout import INDEX
+from unisono.data.pack.stripe import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.errors import PackError
 
 VERSION = 2
@@ -110,21 +111,19 @@ def read_index(folder: Path) -> Index:
     return Index(about, **columns, folder=folder)
 
 
-def _about(content: dict[str, object], path: Path) -> About:
-    version, kind = content.get("version"), str(content.get("kind"))
+def _about(content: dict[str, Any], path: Path) -> About:
+    version = content.pop("version", None)
     if version not in (1, VERSION):
         raise PackError(f"{path} is of version {version}; this release reads versions 1 and {VERSION}")
-    shape = content.get("shape")
-    return About(
-        kind=current_name(kind),
-        classes=tuple(content["classes"]),  # type: ignore[arg-type]
-        shape=tuple(shape) if shape else None,  # type: ignore[arg-type]
-        mean=tuple(content["mean"]),  # type: ignore[arg-type]
-        std=tuple(content["deviation" if version == 1 else "std"]),  # type: ignore[arg-type]
-        skipped=tuple(tuple(entry) for entry in content["skipped"]),  # type: ignore[attr-defined]
-        stripes=tuple(tuple(entry) for entry in content["stripes"]),  # type: ignore[attr-defined]
-        made_from=str(content.get("made_from", "")),
-    )
+    if version == 1:
+        content["std"] = content.pop("deviation")
+    content["kind"] = current_name(content["kind"])
+    return About(**{one.name: _as_tuples(content[one.name]) for one in fields(About) if one.name in content})
+
+
+def _as_tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples for its lists."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:

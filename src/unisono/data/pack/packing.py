@@ -10,24 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unisono.data.kinds import find_kind
-from unisono.data.kinds.kind import Bytes, SampleKind
+from unisono.data.kinds import Bytes, find_kind
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import StripeWriter, WrittenStripe, fingerprints, remove_notes
+from unisono.data.pack.stripe import Stopped, StripeWriter, WrittenStripe, fingerprints, remove_notes
 from unisono.data.pack.stripe_file import read_stretch
-from unisono.data.sources.source import Source
-from unisono.errors import DecodeError, PackError
+from unisono.data.sources import Source
+from unisono.errors import PackError
 from unisono.files import PARTIAL, write_atomically
-
-
-class _Stopped(Exception):  # noqa: N818  not an error
-    """Raised in a thread when another thread has failed or the user has interrupted the work."""
 
 
 def pack(source: Source, folder: Path, options: PackOptions, threads: int, advance: Callable[[], None]) -> Index:
@@ -47,13 +40,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     stretches = list(pairwise(plan_stripes(source.sizes, options.stripes, options.stripe_bytes)))
     _check_folder(folder, fingerprint, len(stretches))
     kind = find_kind(source.kind)
-
-    def encode(sample: bytes) -> bytes:
-        if not sample:
-            raise DecodeError("it is empty")
-        return kind.encode(sample, options)
-
-    writer = StripeWriter(source, folder, fingerprint, encode, advance)
+    writer = StripeWriter(source, folder, fingerprint, lambda sample: kind.encode(sample, options), advance)
     done: dict[int, WrittenStripe] = {}
     try:
         _write_stripes(writer, stretches, threads, done)
@@ -79,14 +66,6 @@ def _write_stripes(
 ) -> None:
     """Write in threads the stripes that an earlier run has not finished. `done` gets each finished one by its number,
     also where an error ends the others."""
-    stop = Event()
-
-    def encode(sample: bytes) -> bytes:
-        if stop.is_set():
-            raise _Stopped
-        return writer.encode(sample)
-
-    stoppable = replace(writer, encode=encode)
 
     def write_one(number: int) -> None:
         first, last = stretches[number]
@@ -94,19 +73,18 @@ def _write_stripes(
         if found is not None:
             for _ in range(first, last):
                 writer.advance()
-        done[number] = found or stoppable.write(number, first, last)
+        done[number] = found or writer.write(number, first, last)
 
     with ThreadPoolExecutor(threads, "pack") as pool:
         futures = [pool.submit(write_one, number) for number in range(len(stretches))]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            stop.set()
+            writer.stop.set()
             pool.shutdown(cancel_futures=True)
-        failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
-        for error in failed:
-            if not isinstance(error, _Stopped):
-                raise error
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) and not isinstance(error, Stopped):
+            raise error
 
 
 def _packed(folder: Path, fingerprint: str) -> Index | None:
@@ -167,17 +145,14 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
 def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str) -> Index:
     skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
-    columns: dict[str, list[NDArray[np.int32]]] = {name: [np.empty(0, np.int32)] for name in COLUMNS}
+    parts = [np.empty((len(COLUMNS), 0), np.int32)]
     for number, stripe in enumerate(kept):
-        begins = np.array([0, *stripe.batches[:-1]])
-        counts = np.diff([0, *stripe.batches])
         samples = np.arange(len(stripe.lengths))
-        columns["stripe"].append(np.full(len(samples), number, np.int32))
-        columns["batch"].append(np.repeat(np.arange(len(counts)), counts).astype(np.int32))
-        columns["row"].append((samples - np.repeat(begins, counts)).astype(np.int32))
-        columns["length"].append(np.array(stripe.lengths, np.int32))
-        columns["label"].append(np.array(stripe.labels, np.int32))
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+        batch = np.searchsorted(stripe.batches, samples, side="right")
+        row = samples - np.array([0, *stripe.batches])[batch]
+        columns = np.full(len(samples), number), batch, row, stripe.lengths, stripe.labels
+        parts.append(np.array(columns, np.int32))
+    arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
     return statistics(Index(about, **arrays, folder=folder))
@@ -225,14 +200,11 @@ def statistics(index: Index) -> Index:
         count += 1
     mean = sums / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
-    channels = slice(0, 1 if grey and _all_grey(index, kind) else 3)
+    # of files only some were measured: the headers of all tell
+    grey = grey and (index.about.shape is not None or all(map(kind.is_grey, _samples(index, 0, len(index)))))
+    channels = slice(0, 1 if grey else 3)
     about = replace(index.about, mean=tuple(mean[channels].tolist()), std=tuple(std[channels].tolist()))
     return replace(index, about=about)
-
-
-def _all_grey(index: Index, kind: SampleKind) -> bool:
-    """Return True if all images are grey, as the measured ones are: by their headers, unless they have one shape."""
-    return index.about.shape is not None or all(kind.is_grey(sample) for sample in _samples(index, 0, len(index)))
 
 
 def _some(index: Index) -> Iterator[Bytes]:

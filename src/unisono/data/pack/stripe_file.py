@@ -32,8 +32,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.pack.batches import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of
 from unisono.data.pack.index import Index
+from unisono.data.pack.stripe import DAMAGE_ERRORS, TYPES, EncodedSamples, samples_of
 from unisono.errors import PackError
 
 KEPT_STRIPES = 64

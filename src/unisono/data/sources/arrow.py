@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyarrow import compute
 
 from unisono.data.kinds import current_name, kind_of_content
-from unisono.data.sources.source import SPLITS, Source, number_classes
+from unisono.data.sources import SPLITS, Source, Splits, number_classes
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
 
 
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits of an Arrow data set; None if `path` is none."""
     if path.is_file():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import Source, raw_source
+from unisono.data.sources import Source, Splits, raw_source
 from unisono.errors import PackError
 
 SIDE = 32
@@ -28,7 +28,7 @@ PIXELS = 3 * SIDE * SIDE
 Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits in a folder of CIFAR's files; None if it has none."""
     if not path.is_dir():
         return None

@@ -9,16 +9,15 @@ Hidden files, and files beside the folders of classes, are ignored.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from unisono.data.kinds import find_kind
-from unisono.data.sources.source import SPLITS, Source, common_kind, kind_of, number_classes
+from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source
 from unisono.errors import PackError
 
 
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits of a folder, or all of it if its subfolders are classes; None if no file in it is known."""
     if not path.is_dir():
         return None
@@ -39,24 +38,18 @@ def _source(path: Path) -> Source | None:
     files = [file for file in there if file.is_file()]
     if not files:
         return None
-    kind = common_kind([file.name for file in files], path)
     inside = [file for file in files if file.parent != path]
     files = inside or files
-    if not inside and not find_kind(kind).class_in_name:
+    labels = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
+    keys, sizes = [str(file.relative_to(path)) for file in files], [file.stat().st_size for file in files]
+    found = labelled_source(keys, labels, sizes, lambda number: files[number].read_bytes(), path, files)
+    if not inside and not find_kind(found.kind).class_in_name:
         return None
-    names = [file.relative_to(path).parts[0] if inside else file.stem.split("_")[0] for file in files]
-    classes, labels = number_classes(names)
-    keys = [str(file.relative_to(path)) for file in files]
-    sizes = np.array([file.stat().st_size for file in files], np.int64)
     skipped = [
         (str(file.relative_to(path)), "it is no file, or a link to none") for file in there if not file.is_file()
     ]
-    empty = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in classes]
-    return Source(
-        *(kind, classes, keys, labels, sizes, lambda number: files[number].read_bytes(), None, files),
-        skipped=skipped,
-        empty=[name for name in empty if inside and not name.startswith(".")],
-    )
+    folders = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in found.classes]
+    return replace(found, skipped=skipped, empty=[name for name in folders if inside and not name.startswith(".")])
 
 
 def _files(path: Path) -> list[Path]:

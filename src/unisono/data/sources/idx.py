@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.sources.source import Source, raw_source
+from unisono.data.sources import Source, Splits, raw_source
 from unisono.errors import PackError
 
 BYTES = 8
 NAMES = {"train": "train", "t10k": "test"}
 
 
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits in a folder, or the split whose file of images is `path`; None if there is none."""
     if path.is_dir():
         files = sorted(file for file in path.glob("*-images*idx3-ubyte*") if file.is_file())

@@ -19,9 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
-
-from unisono.data.sources.source import FILE_KINDS, SPLITS, Source, common_kind, kind_of, number_classes
+from unisono.data.sources import FILE_KINDS, SPLITS, Source, Splits, kind_of, labelled_source
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
@@ -29,48 +27,48 @@ LABELS = ("label", "cls", "class")
 
 
 class _TarEntry(NamedTuple):
+    """Sample in a tar file."""
+
     tar: Path
     name: str
     offset: int
     size: int
     label: str
+    reason: str
+    """Why it cannot be packed; empty where it can."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.tar.name}/{self.name}"
 
 
-class _TarContent(NamedTuple):
-    samples: list[_TarEntry]
-    skipped: list[tuple[str, str]]
-    """Names of samples that cannot be packed, with the reasons."""
-    empty: list[str]
-    """Names of folders without files."""
-
-
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits of a tar file, or of all tar files in a folder; None if there is no tar file."""
     tars = _tars(path)
     if not tars:
         return None
-    splits: dict[str, list[_TarEntry]] = {}
-    skipped, empty = defaultdict[str, list[tuple[str, str]]](list), list[str]()
+    good, skipped = defaultdict[str, list[_TarEntry]](list), defaultdict[str, list[tuple[str, str]]](list)
+    empty = list[str]()
     for tar in tars:
         words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
-        content = _content(tar)
-        for member in content.samples:
-            splits.setdefault(_split([*PurePosixPath(member.name).parts[:-1], *words]), []).append(member)
-        for name, reason in content.skipped:
-            split = _split([*PurePosixPath(name).parts[:-1], *words])
-            skipped[split].append((f"{tar.name}/{name}", reason))
-        empty += content.empty
-    if not splits:
+        entries, folders = _content(tar)
+        empty += folders
+        for entry in entries:
+            split = _split([*PurePosixPath(entry.name).parts[:-1], *words])
+            if entry.reason:
+                skipped[split].append((entry.key, entry.reason))
+            else:
+                good[split].append(entry)
+    if not good:
         raise PackError(f"{path} has no {FILE_KINDS} file")
-    if "" in splits and len(splits) > 1:
-        odd = splits.pop("")[0]
+    if "" in good and len(good) > 1:
+        odd = good.pop("")[0]
         raise PackError(
-            f"{path}: {odd.name} in {odd.tar.name} is in no split, but others are in {', '.join(sorted(splits))}"
+            f"{path}: {odd.name} in {odd.tar.name} is in no split, but others are in {', '.join(sorted(good))}"
         )
-    found = {name: _source(members, path) for name, members in splits.items()}
-    for name in [name for name in skipped if name not in found]:  # all samples of this split are skipped
-        skipped[next(iter(found))] += skipped.pop(name)
-    return {name: replace(source, skipped=skipped[name], empty=empty) for name, source in found.items()}
+    for name in [name for name in skipped if name not in good]:  # all samples of this split are skipped
+        skipped[next(iter(good))] += skipped.pop(name)
+    return {name: replace(_source(entries, path), skipped=skipped[name], empty=empty) for name, entries in good.items()}
 
 
 def _tars(path: Path) -> list[Path]:
@@ -86,42 +84,34 @@ def _split(words: Sequence[str]) -> str:
 
 
 def _source(members: Sequence[_TarEntry], path: Path) -> Source:
-    kind = common_kind([member.name for member in members], path)
-    classes, labels = number_classes([member.label for member in members])
-    sizes = np.array([member.size for member in members], np.int64)
-
     def read(number: int) -> bytes:
         member = members[number]
         with member.tar.open("rb") as file:
             file.seek(member.offset)
             return file.read(member.size)
 
-    keys = [f"{member.tar.name}/{member.name}" for member in members]
-    tars = list(dict.fromkeys(member.tar for member in members))
-    return Source(kind, classes, keys, labels, sizes, read, None, tars)
+    keys, labels, sizes = zip(*((member.key, member.label, member.size) for member in members), strict=True)
+    return labelled_source(keys, labels, sizes, read, path, list(dict.fromkeys(member.tar for member in members)))
 
 
-def _content(path: Path) -> _TarContent:
+def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
+    """Return the samples of a tar file, and the names of its folders without files."""
     try:
         with tarfile.open(path, "r:") as tar:
             members = tar.getmembers()
             newest = {str(PurePosixPath(entry.name)): entry for entry in members}
             beside = {name: entry for name, entry in newest.items() if entry.isfile()}
-            samples, skipped = list[_TarEntry](), list[tuple[str, str]]()
+            samples = list[_TarEntry]()
             for entry in members:
-                if entry.isdir() or not kind_of(entry.name):
-                    continue
-                if reason := _why_skipped(entry, newest):
-                    skipped.append((entry.name, reason))
-                else:
-                    label = _label(tar, entry.name, beside)
-                    samples.append(_TarEntry(path, entry.name, entry.offset_data, entry.size, label))
+                if not entry.isdir() and kind_of(entry.name):
+                    reason = _why_skipped(entry, newest)
+                    label = "" if reason else _label(tar, entry.name, beside)
+                    samples.append(_TarEntry(path, entry.name, entry.offset_data, entry.size, label, reason))
     except tarfile.ReadError as error:
         raise PackError(f"cannot read {path} as a tar file ({error}); if it is compressed, unpack it first") from error
     full = {folder for name, entry in newest.items() if not entry.isdir() for folder in PurePosixPath(name).parents}
     folders = [PurePosixPath(name) for name, entry in newest.items() if entry.isdir()]
-    empty = [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
-    return _TarContent(samples, skipped, empty)
+    return samples, [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
 
 
 def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) -> str:

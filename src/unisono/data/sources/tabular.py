@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
-from unisono.data.sources.source import FILE_KINDS, Source, common_kind, kind_of, number_classes
+from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source
 from unisono.errors import PackError
 
 PATHS = ("path", "file", "filename", "image", "audio")
@@ -24,7 +22,7 @@ TEXT_COLUMN = "text"
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}
 
 
-def find(path: Path) -> dict[str, Source] | None:
+def find(path: Path) -> Splits | None:
     """Return the splits of a table; None if `path` is no table."""
     if not path.is_file() or path.suffix not in TABLES:
         return None
@@ -47,29 +45,22 @@ def find(path: Path) -> dict[str, Source] | None:
     files = [str(name) for name in table[at].to_pylist()]
     labels = [str(name) for name in table[label].to_pylist()]
     splits = [str(name) for name in table[SPLIT].to_pylist()] if SPLIT in names else [""] * len(files)
-    classes, numbers = number_classes(labels)
     strange = next((name for name in splits if name != Path(name).name), None)
     if strange:
         raise PackError(f"{path} names a split {strange!r}, which cannot be a folder name")
-    sources = {}
-    for split in dict.fromkeys(splits):
-        rows = [row for row, name in enumerate(splits) if name == split]
-        sources[split] = _source([files[row] for row in rows], classes, numbers[rows], path)
-    return sources
-
-
-def _source(files: list[str], classes: tuple[str, ...], labels: NDArray[np.int64], path: Path) -> Source:
     unknown = [name for name in files if kind_of(name) is None]
     if unknown:
         raise PackError(f"{path} names {unknown[0]}, which is no {FILE_KINDS} file of a known format")
+    rows = {split: [row for row, name in enumerate(splits) if name == split] for split in dict.fromkeys(splits)}
+    return {
+        split: _source([files[row] for row in own], [labels[row] for row in own], path) for split, own in rows.items()
+    }
+
+
+def _source(files: list[str], labels: list[str], path: Path) -> Source:
     paths = [path.parent / name for name in files]
     sizes = [file.stat().st_size if file.is_file() else 0 for file in paths]
-    kind = common_kind(files, path)
-
-    def read(number: int) -> bytes:
-        return paths[number].read_bytes()
-
-    return Source(kind, classes, files, labels, np.array(sizes, np.int64), read, None, paths)
+    return labelled_source(files, labels, sizes, lambda number: paths[number].read_bytes(), path, paths)
 
 
 def _open(path: Path) -> pa.Table:

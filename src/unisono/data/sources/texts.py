@@ -1,12 +1,21 @@
-"""Texts in files, by split, as windows of one stream of tokens (`kinds/text.py`).
+"""Texts in files, by split: their tokens, joined to one stream and cut into windows (`kinds/text.py`).
 
 corpus/train/a.txt     a folder for each split,       corpus.jsonl     or no splits: the last tenth of the tokens
-corpus/test/b.txt      or a name: test-00000.parquet                   is the test set (`with_test_split`)
+corpus/test/b.txt      or a name: test-00000.parquet                   is the test set
 
 .txt .md .rst .py      a text in UTF-8 each
 .jsonl                 in each line an object whose "text" (or "content") is a text
 .parquet               a column "text", as data sets of texts on the Hugging Face hub have them
 .npy                   one dimension of integers: tokens already, joined as they are, up to the largest one
+
+    texts       "ab"  "c"  "de"            window = 2
+    stream      a b . c . d e .            . ends a text
+    windows     a b .                      inputs a b, labels b .
+                    . c .                  inputs . c, labels c .
+                        . d e              inputs . d, labels d e
+
+A window has n + 1 tokens, and its last one is the first of the next: each token but the stream's first is a label once.
+At most n tokens at the end are left over.
 """
 
 from __future__ import annotations
@@ -16,24 +25,16 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from unisono.data.kinds import TEXT
-from unisono.data.kinds.text import (
-    BYTES,
-    TextOptions,
-    TokenStream,
-    join_texts,
-    make_tokenizer,
-    token_dtype,
-    window_at,
-    window_count,
-    with_test_split,
-)
-from unisono.data.sources.source import SPLITS, Source
+from unisono.data.kinds.text import BYTES, TextOptions, Tokenizer, make_tokenizer, token_dtype
+from unisono.data.sources import SPLITS, Source, Splits
 from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
@@ -44,14 +45,34 @@ MAX_VOCABULARY = 1 << 20
 """Tokens of the largest vocabulary that there may be: larger numbers are something else."""
 
 
-def find(path: Path, options: TextOptions) -> dict[str, Source]:
-    """Return the windows of each split of texts; empty if there are no texts."""
-    streams = with_test_split(streams_of(path, options))
+TEST_SHARE = 10
+"""Texts without splits: the last 1/10 of the tokens is the test set."""
+
+
+class TokenStream(NamedTuple):
+    """Tokens of a split."""
+
+    tokens: NDArray[Any]
+    """Numbers, of `token_dtype`."""
+    names: tuple[str, ...]
+    """Names of the tokens, by number."""
+    files: Sequence[Path]
+    """Files that they come from."""
+
+
+def find(path: Path, options: TextOptions) -> Splits:
+    """Return the windows of each split of texts; empty if there are none. Raises PackError if they cannot be read."""
+    streams = _streams(path, options)
+    if set(streams) == {""}:
+        whole = streams[""]
+        cut = len(whole.tokens) - len(whole.tokens) // TEST_SHARE
+        train, test = whole._replace(tokens=whole.tokens[:cut]), whole._replace(tokens=whole.tokens[cut:])
+        streams = {"train": train, "test": test}
     return {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
 
 
-def streams_of(path: Path, options: TextOptions) -> dict[str, TokenStream]:
-    """Return the tokens of each split of texts; empty if there are none. Raises PackError if they cannot be read."""
+def _streams(path: Path, options: TextOptions) -> dict[str, TokenStream]:
+    """Return the tokens of each split of texts; empty if there are none."""
     if arrays := files_by_split(path, (".npy",), by_name=True):
         return _read_arrays(arrays, path, options)
     for endings, by_name, read in FORMATS:
@@ -62,6 +83,13 @@ def streams_of(path: Path, options: TextOptions) -> dict[str, TokenStream]:
                 for name, files in splits.items()
             }
     return {}
+
+
+def join_texts(texts: Iterable[str], tokenizer: Tokenizer) -> NDArray[Any]:
+    """Return the tokens of all texts, each followed by the one that ends it; empty texts are left out."""
+    dtype, end = token_dtype(len(tokenizer.tokens)), [tokenizer.end_of_text]
+    parts = [np.append(tokenizer.encode(text), end).astype(dtype) for text in texts if text]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[str, list[Path]]:
@@ -86,17 +114,18 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
 
 def windows_source(stream: TokenStream, window: int, path: Path, split: str) -> Source:
     """Return the windows of `window` labels in a stream. Raises PackError if it is too short for one."""
-    count = window_count(len(stream.tokens), window)
-    if not count:
+    tokens = stream.tokens
+    count = (len(tokens) - 1) // window
+    if count < 1:
         raise PackError(
-            f"{path}: {split or 'the text'} has {len(stream.tokens)} tokens, a window {window + 1}: give more text, "
+            f"{path}: {split or 'the text'} has {len(tokens)} tokens, a window {window + 1}: give more text, "
             "or a smaller --window"
         )
-    sizes = np.full(count, (window + 1) * stream.tokens.itemsize, np.int64)
+    sizes = np.full(count, (window + 1) * tokens.itemsize, np.int64)
     keys = [f"{split or path.name}/{number}" for number in range(count)]
 
     def read(number: int) -> bytes:
-        return window_at(stream.tokens, window, number)
+        return tokens[number * window : (number + 1) * window + 1].tobytes()
 
     return Source(TEXT, stream.names, keys, np.zeros(count, np.int64), sizes, read, (window + 1,), stream.files)
 

@@ -31,12 +31,12 @@ STREAMED = "streamed"
 STORAGES = Registry(
     "storage",
     {
-        "partitioned": "unisono.data.storage.partitioned:read",
-        "replicated": "unisono.data.storage.replicated:read",
-        STREAMED: "unisono.data.storage.streamed:read",
+        "partitioned": "unisono.data.storage.partitioned:PartitionedStorage",
+        "replicated": "unisono.data.storage.replicated:ReplicatedStorage",
+        STREAMED: "unisono.data.storage.streamed:StreamedStorage",
     },
 )
-"""Storages by name. Each is a function (index, options, world) that returns a `Storage`."""
+"""Storages by name. Each is a `Storage`, made from (index, world, options)."""
 
 AUTO = "auto"
 """Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""
@@ -68,6 +68,7 @@ class Sampler:
     def __init__(self, samples: int, world: World) -> None:
         """Keep the number of samples, over all ranks of `world`, which share each batch."""
         self._count, self._world = samples, world
+        self._own: Numbers | None = None
 
     @property
     def numbers(self) -> NDArray[np.integer]:
@@ -93,7 +94,8 @@ class Sampler:
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
         """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
-        return worker_order(np.arange(self._count), seed, self._world.rank, epoch)
+        own = np.arange(self._count) if self._own is None else self._own
+        return worker_order(own, seed, self._world.rank, epoch)
 
 
 class Storage(Sampler, ABC):
@@ -121,5 +123,5 @@ def read_storage(options: StorageOptions, index: Index, world: World) -> Storage
 
     The ranks of `world` share each batch.
     """
-    made: Storage = STORAGES.load(options.name, PackError)(index, options, world)
+    made: Storage = STORAGES.load(options.name, PackError)(index, world, options)
     return made

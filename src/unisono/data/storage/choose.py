@@ -22,12 +22,12 @@ are in memory; a streamed pack has an order of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from unisono.data.pack.index import Index
-from unisono.data.storage import AUTO, BUFFER_BYTES, STREAMED, StorageOptions
+from unisono.data.storage import AUTO, STREAMED, StorageOptions
 from unisono.data.storage.free_memory import FreeMemory, node_memory
-from unisono.data.storage.partitioned import partition_bytes
+from unisono.data.storage.partitioned import plan_partition
 from unisono.data.storage.read_ahead import memory_limit
 from unisono.data.storage.streamed_order import blocks_of_pack
 from unisono.world import World
@@ -35,76 +35,70 @@ from unisono.world import World
 MEMORY_SHARE = 0.5
 """Share of a node's free memory that samples may take; the rest is for the model, gradients and batches."""
 
-
 MIN_CACHED_SHARE = 0.01
 """Least share of a pack that is worth a cache."""
-
-
-@dataclass(frozen=True)
-class StorageChoice:
-    """Storage, and the reason in one line; empty if nothing was chosen."""
-
-    options: StorageOptions
-    reason: str = ""
 
 
 def choose_storage(
     pack: int,
     partition: Mapping[int, int],
     nodes: Sequence[FreeMemory],
-    share: float = MEMORY_SHARE,
-    buffer: int = BUFFER_BYTES,
+    wanted: StorageOptions = StorageOptions(),  # noqa: B008  frozen
     window: int = 0,
-    cache: int = 0,
-) -> StorageChoice:
-    """Return the storage with the most copies of a pack that the memory of all nodes takes.
+) -> tuple[StorageOptions, str]:
+    """Return the storage with the most copies of a pack that the memory of all nodes takes, and the reason in one line.
 
     `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
-    copy fits, the pack is streamed through a shuffle buffer of `buffer` bytes, which takes `window` bytes of a rank,
-    and each node caches `cache` bytes of it, or for 0 what its memory takes. If the memory of a node is not known, it
+    copy fits, the pack is streamed through the buffer of `wanted`, which takes `window` bytes of a rank, and each node
+    caches the bytes that are `wanted`, or for 0 what its memory takes. If the memory of a node is not known, the pack
     is partitioned over all ranks.
     """
-    free, shared = [node.free for node in nodes], [node.shared for node in nodes]
-    if None in (*free, *shared):
-        return StorageChoice(StorageOptions(), "partitioned over all ranks: the free memory of the nodes is not known")
-    fits, words = _compare([pack] * len(nodes), shared, share)
+    if any(None in (node.free, node.shared) for node in nodes):
+        return StorageOptions(), "partitioned over all ranks: the free memory of the nodes is not known"
+    free, shared = [node.free or 0 for node in nodes], [node.shared or 0 for node in nodes]
+    fits, words = _compare([pack] * len(nodes), shared)
     if fits:
-        return StorageChoice(StorageOptions("replicated"), f"replicated: a copy takes {words} (shared memory)")
+        return StorageOptions("replicated"), f"replicated: a copy takes {words} (shared memory)"
     because = f"a copy would take {words} (shared memory)"
     for groups in sorted(partition, reverse=True):
-        fits, words = _compare([node.ranks * partition[groups] for node in nodes], free, share)
+        fits, words = _compare([node.ranks * partition[groups] for node in nodes], free)
         if fits:
             over = f"in {groups} groups" if groups > 1 else "over all ranks"
-            reason = f"partitioned {over}: partitions take {words}; {because}"
-            return StorageChoice(StorageOptions(groups=groups), reason)
-    if not cache:
-        most = min(min(share * (node.free or 0) - node.ranks * window, share * (node.shared or 0)) for node in nodes)
-        cache = min(int(most), pack) if most >= MIN_CACHED_SHARE * pack else 0
+            return StorageOptions(groups=groups), f"partitioned {over}: partitions take {words}; {because}"
+    cache = wanted.cache or _cache_bytes(pack, nodes, window)
     cached = f", with {min(1, cache / pack):.0%} of the pack cached in each node" if cache else ""
-    reason = f"streamed through a shuffle buffer of {_size(buffer)}{cached}: partitions would take {words}; {because}"
-    return StorageChoice(StorageOptions(STREAMED, buffer=buffer, cache=cache), reason)
+    buffer = f"streamed through a shuffle buffer of {_size(wanted.buffer)}{cached}"
+    streamed = replace(wanted, name=STREAMED, cache=cache)
+    return streamed, f"{buffer}: partitions would take {words}; {because}"
 
 
-def resolve_storage(options: StorageOptions, index: Index, world: World) -> StorageChoice:
-    """Return the storage that `options` names; "auto" is chosen, alike on every rank. Collective.
+def resolve_storage(options: StorageOptions, index: Index, world: World) -> tuple[StorageOptions, str]:
+    """Return the storage that `options` names; "auto" is chosen, alike on every rank, with the reason. Collective.
 
     The ranks of `world` share each batch.
     """
     if options.name != AUTO:
-        return StorageChoice(options)
+        return options, ""
     counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
-    partition = {groups: partition_bytes(index.length, world.size // groups) for groups in counts}
+    partition = {groups: plan_partition(index.length, world.size // groups).nbytes for groups in counts}
     window = memory_limit(blocks_of_pack(index), options.buffer, world.size)
-    nodes = node_memory(world)
-    return choose_storage(index.nbytes, partition, nodes, buffer=options.buffer, window=window, cache=options.cache)
+    return choose_storage(index.nbytes, partition, node_memory(world), options, window)
 
 
-def _compare(needs: Sequence[int], free: Sequence[int | None], share: float) -> tuple[bool, str]:
-    """Return True if each node's need is at most `share` of its free bytes, and the fullest node in words."""
-    fullest = max(range(len(needs)), key=lambda node: needs[node] / max(1, free[node] or 0))
-    need, available = needs[fullest], free[fullest] or 0
-    words = f"{_size(need)} of {_size(available)} free in node {fullest}, of which {share:.0%} may be used"
-    return need <= share * available, words
+def _cache_bytes(pack: int, nodes: Sequence[FreeMemory], window: int) -> int:
+    """Return the bytes of a pack that each node can cache beside the windows of its ranks; 0 if they are too few."""
+    most = min(
+        min(MEMORY_SHARE * (node.free or 0) - node.ranks * window, MEMORY_SHARE * (node.shared or 0)) for node in nodes
+    )
+    return min(int(most), pack) if most >= MIN_CACHED_SHARE * pack else 0
+
+
+def _compare(needs: Sequence[int], free: Sequence[int]) -> tuple[bool, str]:
+    """Return True if each node's need is at most MEMORY_SHARE of its free bytes, and the fullest node in words."""
+    fullest = max(range(len(needs)), key=lambda node: needs[node] / max(1, free[node]))
+    need, available = needs[fullest], free[fullest]
+    words = f"{_size(need)} of {_size(available)} free in node {fullest}, of which {MEMORY_SHARE:.0%} may be used"
+    return need <= MEMORY_SHARE * available, words
 
 
 def _size(nbytes: int) -> str:

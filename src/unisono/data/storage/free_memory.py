@@ -31,15 +31,6 @@ LEGACY = GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 """Version 1, under `memory/`: still that of many clusters. A limit of nearly 2^63 is none."""
 
 
-class FreeMemory(NamedTuple):
-    """Free memory of a node in bytes; None if it is not known."""
-
-    ranks: int
-    free: int | None
-    shared: int | None
-    """Bytes of it that can be shared."""
-
-
 def free_bytes(shared: bool = False) -> int | None:
     """Return the bytes that processes of this node can still allocate (as shared memory); None without MEMINFO."""
     if not MEMINFO.exists():
@@ -77,38 +68,38 @@ def _used_bytes(group: Path, files: GroupFiles) -> int:
     return int((group / files.used).read_text()) - cached
 
 
-def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
-    """Raise PackError on every rank if the ranks of a node need more than it has; `nbytes` is this rank's need."""
-    for node, needed, least in _short_nodes(world, nbytes, shared):
-        what = "shared memory" if shared else "memory"
-        raise PackError(
-            f"node {node} has {least / 1e9:.1f} GB of {what} free, but its ranks would hold {needed / 1e9:.1f} GB of "
-            'the pack; start on more nodes, store the pack partitioned (storage = "partitioned", groups = 1), or '
-            'stream it (storage = "streamed"; if it is, with smaller buffer_megabytes and cache_megabytes)'
-        )
+class FreeMemory(NamedTuple):
+    """Memory of a node in bytes; None where it is not known."""
+
+    ranks: int
+    free: int | None
+    """Least that a rank there finds."""
+    shared: int | None
+    """Bytes of it that can be shared."""
+    needed: int = 0
+    """Bytes that its ranks need together."""
 
 
-def has_free_memory(world: World, nbytes: int, shared: bool = False) -> bool:
-    """Return True, on every rank, if every node has the bytes that its ranks need; `nbytes` is this rank's need."""
-    return not list(_short_nodes(world, nbytes, shared))
-
-
-def node_memory(world: World) -> list[FreeMemory]:
-    """Return the free memory of each node, the least that a rank there finds, on every rank. Collective."""
-    seats = world.all_gather_object((world.node, free_bytes(shared=False), free_bytes(shared=True)))
+def node_memory(world: World, needed: int = 0) -> list[FreeMemory]:
+    """Return the memory of each node, on every rank; `needed` is this rank's need. Collective."""
+    seats = world.all_gather_object((world.node, needed, free_bytes(shared=False), free_bytes(shared=True)))
     nodes = list[FreeMemory]()
-    for number in sorted({node for node, _, _ in seats}):
-        own = [seat[1:] for seat in seats if seat[0] == number]
-        free, shared = (None if None in each else min(each) for each in zip(*own, strict=True))
-        nodes.append(FreeMemory(len(own), free, shared))
+    for number in sorted({node for node, *_ in seats}):
+        needs, *found = zip(*(seat[1:] for seat in seats if seat[0] == number), strict=True)
+        free, shared = (None if None in each else min(each) for each in found)
+        nodes.append(FreeMemory(len(needs), free, shared, sum(needs)))
     return nodes
 
 
-def _short_nodes(world: World, nbytes: int, shared: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (node, need, least free) in bytes for each node that has less than its ranks need."""
-    seats = world.all_gather_object((world.node, nbytes, free_bytes(shared)))
-    for node in sorted({node for node, _, _ in seats}):
-        needed = sum(each for at, each, _ in seats if at == node)
-        least = min((each for at, _, each in seats if at == node and each is not None), default=needed)
-        if needed > least:
-            yield node, needed, least
+def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
+    """Raise PackError on every rank if the ranks of a node need more than it has; `nbytes` is this rank's need."""
+    what = "shared memory" if shared else "memory"
+    for number, node in enumerate(node_memory(world, nbytes)):
+        free = node.shared if shared else node.free
+        if free is not None and node.needed > free:
+            raise PackError(
+                f"node {number} has {free / 1e9:.1f} GB of {what} free, but its ranks would hold "
+                f"{node.needed / 1e9:.1f} GB of the pack; start on more nodes, store the pack partitioned "
+                '(storage = "partitioned", groups = 1), or stream it (storage = "streamed"; if it is, with smaller '
+                "buffer_megabytes and cache_megabytes)"
+            )

@@ -1,7 +1,8 @@
 """Ownership: the rank that holds each sample, the same on every rank.
 
-When a pack is read, each rank takes a stretch of it, so that it reads few stripes. In an epoch a rank holds the samples
-that it will see in that epoch. They depend on the order alone (`data/order.py`): 10 samples, batches of 4, 2 ranks
+When a pack is read, each rank takes a stretch of it, so that it reads few stripes: as in an epoch of one step, in the
+order of the pack. In an epoch a rank holds the samples that it will see in that epoch. They depend on the order alone
+(`data/order.py`): 10 samples, batches of 4, 2 ranks
 
     read            rank 0: 0 1 2 3 4         rank 1: 5 6 7 8 9
     epoch's order   7 2 9 4 | 0 5 1 8 | 3 6
@@ -22,17 +23,38 @@ samples. Supernodes whose ranks do not divide into groups leave the groups to th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import ShuffleOptions, ranks_of
+from unisono.data.order import Numbers, ShuffleOptions, ranks_of
 from unisono.errors import PackError
 from unisono.placement import Placement
 
 Owners = NDArray[np.integer]
 """Member of a group that holds each sample: its owner."""
+
+
+def owners_in_epoch(order: Numbers, batch: int, member_of_rank: NDArray[np.integer]) -> Owners:
+    """Return the owners in an epoch with this order, in the smallest dtype, since the access is random.
+
+    `member_of_rank` has the number of each rank in its group.
+    """
+    members = member_of_rank.astype(np.min_scalar_type(int(member_of_rank.max())))
+    held = np.empty(len(order), members.dtype)
+    held[order] = members[ranks_of(len(order), batch, len(members))]
+    return held
+
+
+class Groups(NamedTuple):
+    """Groups of ranks of one size."""
+
+    group_of_rank: tuple[int, ...]
+    member_of_rank: tuple[int, ...]
+    """Number of each rank in its group: ranks of a group in ascending order."""
+    note: str = ""
+    """Line about groups that reach over supernodes though several are known; empty if there are none."""
 
 
 def check_groups(samples: int, ranks: int, groups: int) -> int:
@@ -46,34 +68,6 @@ def check_groups(samples: int, ranks: int, groups: int) -> int:
     return members
 
 
-def initial_owners(samples: int, members: int) -> NDArray[np.int32]:
-    """Return the owners when a pack is read: a stretch for each member, as even as possible; int32."""
-    positions = np.arange(samples, dtype=np.int64)
-    return (((positions + 1) * members - 1) // max(1, samples)).astype(np.int32)
-
-
-def owners_in_epoch(order: NDArray[np.int64], batch: int, member_of_rank: NDArray[np.integer]) -> Owners:
-    """Return the owners in an epoch with this order, in the smallest dtype, since the access is random.
-
-    `member_of_rank` has the number of each rank in its group.
-    """
-    members = member_of_rank.astype(np.min_scalar_type(int(member_of_rank.max())))
-    held = np.empty(len(order), members.dtype)
-    held[order] = members[ranks_of(len(order), batch, len(members))]
-    return held
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Groups of ranks of one size."""
-
-    group_of_rank: tuple[int, ...]
-    member_of_rank: tuple[int, ...]
-    """Number of each rank in its group: ranks of a group in ascending order."""
-    note: str = ""
-    """Line about groups that reach over supernodes though several are known; empty if there are none."""
-
-
 def form_groups(placement: Placement, groups: int) -> Groups:
     """Return `groups` groups, which divide the ranks: under one switch where its ranks divide, else by number of rank.
 
@@ -81,19 +75,19 @@ def form_groups(placement: Placement, groups: int) -> Groups:
     >>> form_groups(place(range(4), [0, 1, 0, 1]), 2)
     Groups(group_of_rank=(0, 1, 0, 1), member_of_rank=(0, 0, 1, 1), note='')
     """
-    members = placement.ranks // groups
-    by_place = sorted(range(placement.ranks), key=lambda rank: (placement.supernode_of(rank), placement.node_of(rank)))
-    sizes = _ranks_of_supernodes(placement)
+    ranks, members = range(placement.ranks), placement.ranks // groups
+    supernodes = [placement.supernode_of(rank) for rank in ranks]
+    sizes = [supernodes.count(number) for number in sorted(set(supernodes))]
     divided = not any(size % members for size in sizes)
-    ordered = by_place if divided else list(range(placement.ranks))
-    found = np.empty(placement.ranks, np.int64)
-    found[ordered] = np.arange(placement.ranks) // members
-    note = (
-        ""
-        if divided or groups == 1
-        else f"groups of {members} ranks are formed by number of rank: supernodes of {sizes} ranks do not divide"
-    )
-    return Groups(tuple(found.tolist()), tuple(_numbers_within(found).tolist()), note)
+    ordered = sorted(ranks, key=lambda rank: (supernodes[rank], placement.node_of(rank)) if divided else (0, rank))
+    seats = {
+        rank: (group, member)
+        for group in range(groups)
+        for member, rank in enumerate(sorted(ordered[group * members : (group + 1) * members]))
+    }
+    group_of_rank, member_of_rank = zip(*(seats[rank] for rank in ranks), strict=True)
+    crossing = f"groups of {members} ranks are formed by number of rank: supernodes of {sizes} ranks do not divide"
+    return Groups(group_of_rank, member_of_rank, "" if divided or groups == 1 else crossing)
 
 
 def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
@@ -115,16 +109,3 @@ def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
                 "cross uplinks in each epoch: number ranks supernode by supernode, or set more parts"
             )
     return ""
-
-
-def _ranks_of_supernodes(placement: Placement) -> list[int]:
-    numbers = [placement.supernode_of(rank) for rank in range(placement.ranks)]
-    return [numbers.count(number) for number in sorted(set(numbers))]
-
-
-def _numbers_within(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of each rank among the ranks of its group, in ascending order."""
-    by_group = np.argsort(groups, kind="stable")
-    numbers = np.empty_like(groups)
-    numbers[by_group] = np.arange(len(groups)) % np.bincount(groups)[0]
-    return numbers

@@ -7,19 +7,20 @@ samples  any of those, from memory
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers, share, worker_order
+from unisono.data.order import Numbers, ranks_of, share
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.storage import Storage, StorageOptions
-from unisono.data.storage.free_memory import check_free_memory, has_free_memory
-from unisono.data.storage.ownership import Owners, check_groups, form_groups, initial_owners, owners_in_epoch
+from unisono.data.storage.free_memory import check_free_memory, node_memory
+from unisono.data.storage.ownership import Owners, check_groups, form_groups, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, nbytes_of
-from unisono.data.storage.shuffle import capacity, shuffle
+from unisono.data.storage.shuffle import shuffle
 from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
@@ -27,14 +28,12 @@ from unisono.world import World
 SEGMENT_BYTES = 64 << 20
 """Approximate bytes that a rank exchanges at once."""
 
-
-def read(index: Index, options: StorageOptions, world: World) -> PartitionedStorage:
-    """Return the pack in the memory of the ranks that share each batch, with a copy in each of their groups."""
-    return PartitionedStorage(index, world, options.groups)
+SPARE_DEVIATIONS = 5
+"""Rows kept free for chance, over the square root of a rank's samples: one such root is the largest std."""
 
 
 class PartitionPlan(NamedTuple):
-    """Stretches of a pack that the members of a group read."""
+    """Stretches of a pack that the members of a group read, and the store that takes each of them."""
 
     begins: list[int]
     """First sample of each member, and the number of samples."""
@@ -44,7 +43,21 @@ class PartitionPlan(NamedTuple):
     """Samples of the largest partition."""
     blocks: int
     """Blocks of the largest partition."""
+    block: int
+    """Bytes of a block."""
     segments: int
+    """Segments of a partition, which are exchanged one by one."""
+
+    def capacity(self, shared: bool) -> tuple[int, int]:
+        """Return rows and blocks for the largest partition, with room for chance; if `shared`, a segment is free."""
+        segment = -(-self.samples // self.segments) if shared else 0
+        rows = self.samples + segment + SPARE_DEVIATIONS * math.isqrt(self.samples)
+        return rows, -(-self.blocks * rows // self.samples)
+
+    @property
+    def nbytes(self) -> int:
+        """Most bytes that a rank needs for its partition and its shuffle: a segment is free, or laid out besides."""
+        return nbytes_of(np.array(self.capacity(shared=True)), self.block)
 
 
 def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int = SEGMENT_BYTES) -> PartitionPlan:
@@ -53,34 +66,32 @@ def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int 
     block = block_of(lengths)
     ends = np.concatenate([[0], blocks_of(lengths, block).cumsum(dtype=np.int64)])
     samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
-    return PartitionPlan(begins, ends, samples, blocks, max(1, -(-blocks * block // segment_bytes)))
-
-
-def partition_bytes(lengths: NDArray[np.int32], members: int) -> int:
-    """Return the most bytes that a rank needs for its partition and its shuffle."""
-    return nbytes_of(np.array(_capacity(plan_partition(lengths, members))), block_of(lengths))
-
-
-def _capacity(plan: PartitionPlan) -> tuple[int, int]:
-    """Return the rows and blocks of a store in which a segment is free."""
-    return capacity(plan.samples, plan.blocks, -(-plan.samples // plan.segments))
+    segments = max(1, -(-blocks * block // segment_bytes))
+    return PartitionPlan(begins, ends, samples, blocks, block, segments)
 
 
 class PartitionedStorage(Storage):
-    """Samples of a pack in the memory of the ranks of `world`, in `groups` that hold a copy each."""
+    """Samples of a pack in the memory of the ranks of `world`, in groups that hold a copy each."""
 
-    def __init__(self, index: Index, world: World, groups: int = 1, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Read the pack. Collective.
+    def __init__(
+        self,
+        index: Index,
+        world: World,
+        options: StorageOptions = StorageOptions(),  # noqa: B008  frozen
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Read the pack, a copy for each of `options.groups` groups. Collective.
 
         Raises PackError on every rank if a rank cannot read its partition or it does not fit into its node.
         """
         super().__init__(len(index), world)
-        self.members, self._index = check_groups(len(index), world.size, groups), index
-        self.groups = form_groups(world.placement, groups)
+        self.members = check_groups(len(index), world.size, options.groups)
+        self.groups = form_groups(world.placement, options.groups)
         self._member_of_rank = np.array(self.groups.member_of_rank)
-        self._group = world if groups == 1 else world.split(self.groups.group_of_rank[world.rank])
+        self._group = world if options.groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
-        self._store = self._new_store(plan)
+        shared = self._can_share(plan.nbytes)
+        self._store = SampleStore(self._group, index.length, plan.capacity(shared), shared)
         first, last = plan.begins[self._group.rank : self._group.rank + 2]
         begin, end = plan.ends[[first, last]]
         wanted = begin + (end - begin) * np.arange(plan.segments + 1) // plan.segments
@@ -88,8 +99,8 @@ class PartitionedStorage(Storage):
         rows[-1] = last - first
         held = np.arange(first, last, dtype=np.int32)
         world.call_on_all(lambda: self._store.fill(held, read_stretch(index, first, last), rows))
-        self._owners: Owners = initial_owners(len(index), self.members)
-        self._index_rows(np.arange(first, last))
+        self._owners: Owners = ranks_of(len(index), len(index), self.members)
+        self._index_rows()
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
         """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
@@ -98,17 +109,13 @@ class PartitionedStorage(Storage):
             return
         shuffle(self._store, owners)
         self._owners = owners
-        self._index_rows(np.flatnonzero(owners == self._group.rank))
+        self._index_rows()
 
     def own(self, order: Numbers) -> Numbers:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
-        self._own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
-        return self._own
-
-    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
-        """Return a permutation of this rank's own samples."""
-        return worker_order(self._own, seed, self._world.rank, epoch)
+        self._own = own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        return own
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
@@ -134,23 +141,21 @@ class PartitionedStorage(Storage):
     def close(self) -> None:
         """Free the memory of all samples. Collective."""
         self._store.free()
-        self._index_rows(np.empty(0, np.int64))
+        self._index_rows()
         if self._group is not self._world:
             self._group.free()
 
-    def _new_store(self, plan: PartitionPlan) -> SampleStore:
-        """Return a store for the largest partition of a rank: shared if memory allows, for a faster shuffle."""
-        group, lengths = self._group, self._index.length
-        rows_and_blocks = _capacity(plan)
-        needed = nbytes_of(np.array(rows_and_blocks), block_of(lengths))
-        check_free_memory(self._world, needed)  # memory that is not shared needs a segment besides, too
-        shareable = group.nodes == 1 and group.size > 1
-        if has_free_memory(self._world, needed if shareable else 0, shared=True) and shareable:
-            return SampleStore(group, lengths, rows_and_blocks, shared=True)
-        return SampleStore(group, lengths, capacity(plan.samples, plan.blocks, 0), shared=False)
+    def _can_share(self, nbytes: int) -> bool:
+        """Return True if the group's stores of `nbytes` fit into its node's shared memory, for a faster shuffle.
 
-    def _index_rows(self, held: Numbers) -> None:
-        """Store the row of each sample that this rank holds; `held` has their numbers in ascending order."""
-        rows = np.empty(len(self._index), np.int32)
-        rows[self._store.numbers] = np.arange(len(held), dtype=np.int32)
-        self._numbers, self._rows = held.astype(np.int32), rows[held]
+        Raises PackError on every rank if they do not fit into memory at all.
+        """
+        check_free_memory(self._world, nbytes)
+        shareable = self._group.nodes == 1 and self._group.size > 1
+        nodes = node_memory(self._world, nbytes if shareable else 0)
+        return shareable and all(node.shared is None or node.needed <= node.shared for node in nodes)
+
+    def _index_rows(self) -> None:
+        """Store the row of each sample that this rank holds, in the order of their numbers."""
+        self._rows = np.argsort(self._store.numbers)
+        self._numbers = self._store.numbers[self._rows]

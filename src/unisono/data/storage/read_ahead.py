@@ -8,7 +8,7 @@
 
 A block stays until its last sample of the epoch has been handed out. Then the next ones are read, as many as fit. What
 the current step needs is read even if it does not fit, so a step never waits for memory. A block that a node caches
-(`node_memory.py`) takes little memory in the plan, and is not read.
+(`replicated.py`) takes little memory in the plan, and is not read.
 
 Bytes: 2 windows / p, the one that is used and the one that is read meanwhile. 4 ranks, windows of 1 GB: 512 MB a rank.
 
@@ -189,22 +189,15 @@ class ReadAhead:
     def _wait(self, block: int, read: Future[Samples]) -> Samples:
         """Return the samples of a block; report a file that does not answer once. Raises PackError."""
         begin, name = time.monotonic(), self._name_of(block)
-        while True:
-            silent = time.monotonic() - begin
-            limit = STUCK_SECONDS if name in self._reported else min(SLOW_SECONDS, STUCK_SECONDS)
+        for limit in (min(SLOW_SECONDS, STUCK_SECONDS), STUCK_SECONDS):
             try:
-                return read.result(max(0.0, limit - silent))
+                return read.result(max(0.0, begin + limit - time.monotonic()))
             except FutureTimeoutError:
-                silent = time.monotonic() - begin
-            if silent >= STUCK_SECONDS:
-                raise PackError(
-                    f"{name} has not answered for {silent:.0f} s: its file system is slow or gone; check it, then "
-                    "resume the run"
-                )
-            if name not in self._reported:
+                silent = f"{name} has not answered for {time.monotonic() - begin:.0f} s"
+            if limit < STUCK_SECONDS and name not in self._reported:
                 self._reported.add(name)
-                words = f"unisono: {name} has not answered for {silent:.0f} s; the step waits for it"
-                print(words, file=sys.stderr, flush=True)
+                print(f"unisono: {silent}; the step waits for it", file=sys.stderr, flush=True)
+        raise PackError(f"{silent}: its file system is slow or gone; check it, then resume the run")
 
     def _work(self) -> None:
         """Read blocks until `stop`. Errors go to the step that takes the block."""

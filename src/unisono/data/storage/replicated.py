@@ -1,4 +1,22 @@
-"""Storage of the pack in each node, once, shared by its ranks; a shuffle is then a permuted index (DIMD 4.1)."""
+"""Samples in the memory of each node, which are read once, and shared by its ranks; a shuffle is then a permuted index.
+
+    a copy of the pack (DIMD 4.1)   rank 0 reads 0 1 2 3 4, rank 1 reads 5 6 7 8 9; both see all
+
+    the cache of a streamed pack (`streamed.py`):
+
+    stripes          a0 a1 a2 │ b0 b1 b2 │ c0 c1 c2      blocks of 4 MB
+    12 MB a node           a2         b2         c2      every third block: any part of any epoch has its share
+    a rank reads     a0 a1    │ b0 b1    │ c0 c1         the rest, ahead of the step (`read_ahead.py`)
+
+The order of an epoch does not depend on the cache, so a run may go on with another. Each block is as likely as any
+other to be one that a node needs in an epoch, so the cache never changes: the blocks that were read last would be found
+in it no more often.
+
+Worked example: 4 ranks on 2 nodes, a pack of 90 GB, 30 GB of cache in each node: ranks 0 and 1 hold 15 GB each, as
+ranks 2 and 3 do; an epoch reads 60 GB from the stripes instead of 90 GB.
+
+Bytes: n / p read once by p ranks of a node for n bytes; with a cache then (1 - n / pack) of the pack in each epoch.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +25,73 @@ from numpy.typing import NDArray
 
 from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
+from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.storage import Storage, StorageOptions
-from unisono.data.storage.node_memory import SharedStretches
+from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
+from unisono.transports.window import Window
 from unisono.world import World
 
 
-def read(index: Index, options: StorageOptions, world: World) -> ReplicatedStorage:  # noqa: ARG001  as all of them
-    """Return a copy of the pack in each node, which all ranks there share."""
-    return ReplicatedStorage(index, world)
-
-
 class ReplicatedStorage(Storage):
-    """Copy of a pack in the memory of each node of `world`."""
+    """Samples of a pack in the memory of each node of `world`: all of them, or stretches of the pack."""
 
-    def __init__(self, index: Index, world: World) -> None:
-        """Read the pack. Collective. Raises PackError on every rank, as `PartitionedStorage` does."""
+    def __init__(
+        self,
+        index: Index,
+        world: World,
+        _: StorageOptions | None = None,
+        stretches: tuple[Numbers, Numbers] | None = None,
+    ) -> None:
+        """Read the pack, or the samples firsts[i] to stops[i] - 1 of each of the ascending `stretches`. Collective.
+
+        Each rank of a node reads as many stretches. Raises PackError on every rank if a node has no memory for them, or
+        a stripe is missing or damaged.
+        """
         super().__init__(len(index), world)
-        ranks = world.node_world().size
-        firsts, stops = np.array([bounds(len(index), ranks, member) for member in range(ranks)]).T
-        self._memory = SharedStretches(index, firsts, stops, world)
+        node = world.node_world()
+        if stretches is None:
+            firsts, stops = np.array([bounds(len(index), node.size, member) for member in range(node.size)]).T
+        else:
+            firsts, stops = stretches
+        self._firsts, self._length = firsts, index.length
+        self._ends = np.concatenate([[0], index.length.cumsum(dtype=np.int64)])
+        sizes, self._begins = self._ends[stops] - self._ends[firsts], np.zeros(len(firsts), np.int64)
+        self._readers = np.zeros(len(firsts), np.int64)
+        for member in range(node.size):
+            part = slice(*bounds(len(firsts), node.size, member))
+            self._readers[part], self._begins[part] = member, sizes[part].cumsum() - sizes[part]
+        own = slice(*bounds(len(firsts), node.size, node.rank))
+        nbytes = int(sizes[own].sum())
+        check_free_memory(world, nbytes, shared=True)
+        self._window = Window(node.comm, nbytes)
+        self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
+
+        def read() -> None:
+            memory, at = self._parts[node.rank], 0
+            for first, stop in zip(firsts[own].tolist(), stops[own].tolist(), strict=True):
+                for data, _ in read_stretch(index, first, stop):
+                    memory[at : at + len(data)] = data
+                    at += len(data)
+
+        world.call_on_all(read)
+        self._window.sync()
+        node.comm.Barrier()
+        self._window.sync()
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
-        """Return the bytes of any samples, as views of the shared memory."""
-        return self._memory.samples(numbers)
+        """Return the bytes of samples that are held, as views of the shared memory."""
+        stretches = np.searchsorted(self._firsts, numbers, side="right") - 1
+        begins = self._begins[stretches] + self._ends[numbers] - self._ends[self._firsts[stretches]]
+        ranges = zip(self._readers[stretches].tolist(), begins.tolist(), self._length[numbers].tolist(), strict=True)
+        return [self._parts[reader][begin : begin + length] for reader, begin, length in ranges]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds for its node."""
-        return self._memory.nbytes
+        return self._window.nbytes
 
     def close(self) -> None:
         """Free the memory. Collective."""
-        self._memory.close()
+        self._parts = []
+        self._window.free()

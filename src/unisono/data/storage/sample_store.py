@@ -24,15 +24,15 @@ For few ranks one pass over all rows for each rank is fastest (0.8 ns a row and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers
-from unisono.data.pack.batches import EncodedSamples
+from unisono.data.order import joined_ranges
+from unisono.data.pack.stripe import EncodedSamples
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window
@@ -48,6 +48,9 @@ Counts = NDArray[np.int64]
 
 Lengths = NDArray[np.int32]
 """Bytes of every sample of the pack."""
+
+Ranks = NDArray[np.integer]
+"""Rank that each row goes to."""
 
 
 class SampleBuffer(NamedTuple):
@@ -89,10 +92,10 @@ class SampleStore:
         memory, row = self.own.blocks.reshape(-1), 0
         for data, offsets in stretches:
             count = len(offsets) - 1
-            at = (begins[row : row + count] * self.block).tolist()
             if self.uniform:
                 memory[row * self.block : (row + count) * self.block] = data
             else:
+                at = (begins[row : row + count] * self.block).tolist()
                 for begin, (start, stop) in zip(at, pairwise(offsets.tolist()), strict=True):
                     memory[begin : begin + stop - start] = data[start:stop]
             row += count
@@ -101,13 +104,18 @@ class SampleStore:
     def set_segments(self, cuts: Counts, at_start: bool) -> None:
         """Declare the samples between `cuts`, at the beginning (`at_start`) or the end of the memory, as those held."""
         self.cuts, self.at_start = cuts, at_start
-        if not self.uniform:
-            self._begins = self._ends(self.numbers, int(cuts[0, 1]))
+        self._begins = self._ends(self.numbers, int(cuts[0, 1]))
 
     @property
     def numbers(self) -> NDArray[np.int32]:
         """Numbers of the samples held, row by row."""
         return self.own.numbers[self.cuts[0, 0] : self.cuts[-1, 0]]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Row at which each segment begins and the last one ends, from 0 on."""
+        rows: NDArray[np.int64] = self.cuts[:, 0] - self.cuts[0, 0]
+        return rows
 
     @property
     def nbytes(self) -> int:
@@ -116,37 +124,39 @@ class SampleStore:
 
     def samples(self, rows: NDArray[np.integer]) -> list[Bytes]:
         """Return the bytes of the samples in these rows, as views that are valid until samples are moved or freed."""
-        begins = (self.cuts[0, 1] + rows if self.uniform else self._begins[rows]) * self.block
+        begins = self._begins[rows] * self.block
         ends = begins + self.lengths[self.numbers[rows]]
         memory = self.own.blocks.reshape(-1)
         return [memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
-    def counts(self, to: NDArray[np.integer]) -> Counts:
+    def counts(self, to: Ranks) -> Counts:
         """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
-        begins = None if self.uniform else self._begins
-        return counts(to, self.cuts[:, 0] - self.cuts[0, 0], begins, self.world.size)
+        found = np.empty((self.world.size, len(self.cuts) - 1, 2), np.int64)
+        for segment, (first, last) in enumerate(pairwise(self.rows.tolist())):
+            sizes = None if self.uniform else np.diff(self._begins[first : last + 1])
+            found[:, segment, 0] = np.bincount(to[first:last], minlength=self.world.size)
+            found[:, segment, 1] = np.bincount(to[first:last], sizes, self.world.size)
+        return found
 
-    def copy_segment(self, segment: int, to: NDArray[np.integer], buffers: list[SampleBuffer], begins: Counts) -> None:
+    def copy_segment(self, segment: int, to: Ranks, buffers: list[SampleBuffer], begins: Counts) -> None:
         """Copy the samples of a segment that are for rank r to begins[r] (row and block) of buffers[r].
 
         Sample i of the segment is for rank to[i]; samples for one rank keep their order.
         """
-        (first, begin), (last, end) = (self.cuts[segment : segment + 2]).tolist()
-        first, last = first - int(self.cuts[0, 0]), last - int(self.cuts[0, 0])
-        numbers, table, at = self.numbers[first:last], self.own.blocks[begin:end], begins.tolist()
+        first, last = self.rows[segment : segment + 2].tolist()
+        begin, end = self.cuts[segment : segment + 2, 1].tolist()
+        numbers, table = self.numbers[first:last], self.own.blocks[begin:end]
+        starts, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
         rows = rows_for(to, len(buffers))
-        for buffer, own, (row, _) in zip(buffers, rows, at, strict=True):
-            numbers.take(
-                own, 0, buffer.numbers[row : row + len(own)], "clip"
-            )  # clip: otherwise NumPy copies through a buffer
+        blocks = rows if self.uniform else [joined_ranges(starts[own], sizes[own]) for own in rows]
+        for buffer, own, row in zip(buffers, rows, begins[:, 0].tolist(), strict=True):
+            # clip: otherwise NumPy copies through a buffer
+            numbers.take(own, 0, buffer.numbers[row : row + len(own)], "clip")
         turns = max(1, (end - begin) * self.block // (COPY_BYTES * len(buffers)))
-        stretch = self._stretches(rows, first, last, begin)
         for turn in range(turns):
-            for rank, buffer in enumerate(buffers):
-                blocks = stretch(rank, *bounds(len(rows[rank]), turns, turn))
-                block = at[rank][1]
-                table.take(blocks, 0, buffer.blocks[block : block + len(blocks)], "clip")
-                at[rank][1] += len(blocks)
+            for buffer, own, block in zip(buffers, blocks, begins[:, 1].tolist(), strict=True):
+                one, other = bounds(len(own), turns, turn)
+                table.take(own[one:other], 0, buffer.blocks[block + one : block + other], "clip")
 
     def grow(self, more: Counts) -> None:
         """Add `more` rows and blocks to the capacity; samples at its end move to the new end. Raises PackError."""
@@ -186,20 +196,11 @@ class SampleStore:
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
         """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""
-        ends = np.empty(len(numbers) + 1, np.int64)
-        ends[0] = begin
-        np.cumsum(blocks_of(self.lengths[numbers], self.block), out=ends[1:])
-        ends[1:] += begin
-        return ends
-
-    def _stretches(self, rows: list[Numbers], first: int, last: int, begin: int) -> Callable[[int, int, int], Numbers]:
-        """Return a function (rank, one, other) for the blocks of rows[rank][one:other], counted from `begin`."""
         if self.uniform:
-            return lambda rank, one, other: rows[rank][one:other]
-        begins, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
-        runs = [BlockRun(begins[own], sizes[own]) for own in rows]
-        ramp = np.arange(max(int(run.ends[-1]) if len(run.ends) else 0 for run in runs))
-        return lambda rank, one, other: runs[rank].stretch(one, other, ramp)
+            return np.arange(begin, begin + len(numbers) + 1)
+        ends = np.full(len(numbers) + 1, begin, np.int64)
+        ends[1:] += blocks_of(self.lengths[numbers], self.block).cumsum(dtype=np.int64)
+        return ends
 
 
 def nbytes_of(capacity: Counts, block: int) -> int:
@@ -208,25 +209,8 @@ def nbytes_of(capacity: Counts, block: int) -> int:
     return int(4 * rows + -4 * rows % 64 + blocks * block)
 
 
-def counts(to: NDArray[np.integer], rows: NDArray[np.int64], begins: NDArray[np.int64] | None, ranks: int) -> Counts:
-    """Return rows and blocks for each rank in each segment, (ranks, segments, 2); `to` is the rank of each sample.
-
-    Segment s is rows rows[s] to rows[s + 1] - 1. Row i has the blocks begins[i] to begins[i + 1] - 1; without `begins`
-    each has one.
-    """
-    found = np.empty((len(rows) - 1, ranks, 2), np.int64)
-    for segment, (first, last) in enumerate(pairwise(rows.tolist())):
-        found[segment, :, 0] = counts_for(to[first:last], ranks)
-        sizes = None if begins is None else np.diff(begins[first : last + 1])
-        found[segment, :, 1] = found[segment, :, 0] if sizes is None else np.bincount(to[first:last], sizes, ranks)
-    return found.swapaxes(0, 1)
-
-
 MAX_RANKS_BY_PASSES = 8
 """Largest number of ranks for which there is one pass for each rank."""
-
-Ranks = NDArray[np.integer]
-"""Rank that each row goes to."""
 
 
 def rows_for(to: Ranks, ranks: int) -> list[NDArray[np.int64]]:
@@ -236,13 +220,6 @@ def rows_for(to: Ranks, ranks: int) -> list[NDArray[np.int64]]:
     return np.split(np.argsort(to, kind="stable"), np.bincount(to, minlength=ranks).cumsum()[:-1])
 
 
-def counts_for(to: Ranks, ranks: int) -> NDArray[np.int64]:
-    """Return the number of rows that go to each of `ranks` ranks."""
-    if ranks <= MAX_RANKS_BY_PASSES:
-        return np.array([np.count_nonzero(to == rank) for rank in range(ranks)])
-    return np.bincount(to, minlength=ranks)
-
-
 BLOCKS_PER_SAMPLE = 14
 """Number of blocks of a sample of mean length, if lengths differ."""
 
@@ -250,7 +227,7 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 8, 512
 """Bytes of a block, if lengths differ: a multiple of the first, up to the second."""
 
 
-def block_of(lengths: NDArray[np.int32]) -> int:
+def block_of(lengths: Lengths) -> int:
     """Return the bytes of a block, for samples of these lengths in bytes."""
     if not len(lengths):
         return MIN_BLOCK_BYTES
@@ -262,28 +239,6 @@ def block_of(lengths: NDArray[np.int32]) -> int:
     )
 
 
-def blocks_of(lengths: NDArray[np.int32], block: int) -> NDArray[np.int32]:
+def blocks_of(lengths: Lengths, block: int) -> NDArray[np.int32]:
     """Return the number of blocks of each sample, for lengths and `block` in bytes."""
     return -(-lengths // np.int32(block))
-
-
-class BlockRun:
-    """Blocks of samples in order, a stretch of samples at a time: sample i has sizes[i] blocks from begins[i] on.
-
-    >>> BlockRun(np.array([3, 0]), np.array([3, 2])).stretch(0, 2, np.arange(5)).tolist()
-    [3, 4, 5, 0, 1]
-    """
-
-    def __init__(self, begins: Numbers, sizes: Numbers) -> None:
-        self.ends = sizes.cumsum()
-        """Number of blocks up to the end of each sample."""
-        self._heads = self.ends - sizes
-        self._sizes, self._ahead = sizes, begins - self._heads
-
-    def stretch(self, first: int, last: int, ramp: Numbers) -> Numbers:
-        """Return the blocks of samples `first` to `last` - 1; `ramp` is 0, 1, 2 ..., at least one for each block."""
-        if first == last:
-            return ramp[:0]
-        blocks: Numbers = self._ahead[first:last].repeat(self._sizes[first:last])
-        blocks += ramp[self._heads[first] : self.ends[last - 1]]
-        return blocks

@@ -28,7 +28,6 @@ as leave, apart from chance. If the memory is not enough, all ranks know it befo
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -51,57 +50,38 @@ def shuffle(store: SampleStore, owners: Owners) -> None:
         return
     shortest = np.min_scalar_type(world.size - 1)  # the fastest to search
     to = owners.take(store.numbers).astype(shortest, copy=False)
-    sent_counts = store.counts(to)
-    received_counts = _transpose(world, sent_counts)
-    plan, begins = _plan(store, received_counts)
-    parts = np.split(to, (store.cuts[1:-1, 0] - store.cuts[0, 0]).tolist())
+    sent = store.counts(to)
+    received = _transpose(world, sent)
+    plan, begins = _plan(store, received)
+    parts = np.split(to, store.rows[1:-1].tolist())
     if store.shared:
         for segment in plan.rounds:
             store.copy_segment(segment, parts[segment], store.buffers, begins[:, segment])
             world.barrier()
     else:
-        rows, blocks = sent_counts.sum(axis=0).max(axis=0).tolist()
+        rows, blocks = sent.sum(axis=0).max(axis=0).tolist()
         out = SampleBuffer(np.empty(rows, np.int32), np.empty((blocks, store.block), np.uint8))
         for segment in plan.rounds:
-            store.copy_segment(segment, parts[segment], [out] * world.size, side_by_side(sent_counts[:, segment]))
-            _exchange(
-                world,
-                out,
-                sent_counts[:, segment],
-                store.own,
-                plan.destinations[:, segment],
-                received_counts[:, segment],
-            )
+            laid_out = side_by_side(sent[:, segment])
+            store.copy_segment(segment, parts[segment], [out] * world.size, laid_out)
+            for kind in (0, 1):
+                world.all_to_all_v(
+                    _parts(out[kind], laid_out[:, kind], sent[:, segment, kind]),
+                    _parts(store.own[kind], plan.destinations[:, segment, kind], received[:, segment, kind]),
+                )
     store.set_segments(plan.cuts, not store.at_start)
 
 
-def _plan(store: SampleStore, received_counts: Counts) -> tuple[CompactionPlan, Counts]:
+def _plan(store: SampleStore, received: Counts) -> tuple[CompactionPlan, Counts]:
     """Return this rank's plan, and where others put its samples, (ranks, segments, 2). Stores grow if necessary."""
     while True:
-        plan = plan_compaction(store.cuts, received_counts, store.capacity, store.at_start, not store.shared)
-        sent = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
-        received = _transpose(store.world, sent)
-        missing = received[:, -1].max(axis=0)
+        plan = plan_compaction(store.cuts, received, store.capacity, store.at_start, not store.shared)
+        own = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
+        others = _transpose(store.world, own)
+        missing = others[:, -1].max(axis=0)
         if not missing.any():
-            return plan, received[:, :-1]
+            return plan, others[:, :-1]
         store.grow(missing)
-
-
-def _exchange(
-    world: World,
-    out: SampleBuffer,
-    sent_counts: Counts,
-    own: SampleBuffer,
-    destinations: Counts,
-    received_counts: Counts,
-) -> None:
-    """Send the samples that are laid out; receive samples into these destinations in the store."""
-    begins = side_by_side(sent_counts)
-    for kind in (0, 1):
-        world.all_to_all_v(
-            _parts(out[kind], begins[:, kind], sent_counts[:, kind]),
-            _parts(own[kind], destinations[:, kind], received_counts[:, kind]),
-        )
 
 
 def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -113,16 +93,6 @@ def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
 def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
     whole = torch.from_numpy(array)
     return [whole[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
-
-
-SPARE_DEVIATIONS = 5
-"""Rows kept free for chance, over the square root of a rank's samples: one such root is the largest std."""
-
-
-def capacity(samples: int, nbytes: int, spare: int) -> tuple[int, int]:
-    """Return rows and bytes (or blocks) for `samples` samples of `nbytes` bytes in all, with `spare` more kept free."""
-    rows = samples + spare + SPARE_DEVIATIONS * math.isqrt(samples)
-    return rows, -(-nbytes * rows // samples)
 
 
 def side_by_side(sizes: Counts) -> Counts:
@@ -144,21 +114,19 @@ class CompactionPlan(NamedTuple):
     """Rows and blocks that are missing, so that nothing still needed would be overwritten: (2,)."""
 
 
-def plan_compaction(
-    cuts: Counts, received_counts: Counts, available: Counts, up: bool, laid_out: bool
-) -> CompactionPlan:
+def plan_compaction(cuts: Counts, received: Counts, available: Counts, up: bool, laid_out: bool) -> CompactionPlan:
     """Return the plan of a rank whose segments lie between `cuts` and move to the other end of its memory, `available`.
 
-    They move to the end if `up`, else to the beginning. `received_counts` has the rows and blocks from each rank in
-    each round, (ranks, segments, 2). If a segment is `laid_out` elsewhere before its replacement arrives, the
-    replacement may overwrite it.
+    They move to the end if `up`, else to the beginning. `received` has the rows and blocks from each rank in each
+    round, (ranks, segments, 2). If a segment is `laid_out` elsewhere before its replacement arrives, the replacement
+    may overwrite it.
     """
-    sizes = received_counts.sum(axis=0)
+    sizes = received.sum(axis=0)
     new = np.concatenate([np.zeros((1, 2), np.int64), sizes.cumsum(axis=0)])
     if up:
         new += available - new[-1]
-    destinations = new[:-1] + side_by_side(received_counts)
     needed = cuts[:-1] if up == laid_out else cuts[1:]  # up to here, or from here on, in each round
     overlap = needed - new[:-1] if up else new[1:] - needed
     rounds = range(len(sizes))
+    destinations = new[:-1] + side_by_side(received)
     return CompactionPlan(new, destinations, rounds[::-1] if up else rounds, overlap.max(axis=0).clip(min=0))

@@ -2,14 +2,14 @@
 
     stripes ──read ahead, blocks of 4 MB──▶ shuffle buffer: 2 windows over all ranks ──▶ samples of the step
 
-    cache of the node ───views of blocks──▶                                 (`node_memory.py`, if there is one)
+    cache of the node ───views of blocks──▶                                 (`replicated.py`, if there is one)
 
     read     a b c d ...   y z   f c e ...           blocks of the next epoch, when the last ones of this have begun
     steps      0 1 2 ...         98 99 │ test │ 0 1 2 ...
 
 It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
 is drawn block by block. Each rank plans its reads of an epoch by itself, and its threads play them (`read_ahead.py`).
-So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, from blocks of its own.
+So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, samples of its own.
 """
 
 from __future__ import annotations
@@ -21,22 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, worker_rng
+from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges, worker_rng
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import OpenStripes, check_stripes
 from unisono.data.storage import Storage, StorageOptions
 from unisono.data.storage.free_memory import check_free_memory
-from unisono.data.storage.node_memory import SharedStretches, choose_cached
 from unisono.data.storage.read_ahead import ReadAhead, ReadPlan, memory_limit, plan_reads, seen_by
-from unisono.data.storage.streamed_order import StripeBlocks, blocks_of_pack, own_blocks, streamed_order
+from unisono.data.storage.replicated import ReplicatedStorage
+from unisono.data.storage.streamed_order import blocks_of_pack, own_blocks, streamed_order
 from unisono.schedules.pieces import bounds
 from unisono.world import World
-
-
-def read(index: Index, options: StorageOptions, world: World) -> StreamedStorage:
-    """Return the pack as it is read from its stripes by the ranks that share each batch."""
-    return StreamedStorage(index, world, options.buffer, options.cache)
-
 
 NOTHING = np.empty(0, np.int64)
 
@@ -44,9 +38,8 @@ NOTHING = np.empty(0, np.int64)
 class PreparedEpoch(NamedTuple):
     """Order of a later epoch, and what this rank reads for it."""
 
-    seed: int
-    epoch: int
-    batch: int
+    position: tuple[int, int, int]
+    """Seed, epoch, and samples of a step."""
     order: Numbers
     plan: ReadPlan
 
@@ -54,32 +47,32 @@ class PreparedEpoch(NamedTuple):
 class StreamedStorage(Storage):
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
-    def __init__(self, index: Index, world: World, window_bytes: int, cache_bytes: int = 0) -> None:
+    def __init__(self, index: Index, world: World, options: StorageOptions) -> None:
         """Look at the stripes, each rank at a part of them. Collective.
 
         Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
-        its cache of `cache_bytes`.
+        its cache.
         """
         super().__init__(len(index), world)
-        self._index, self._window_bytes, self._blocks = index, window_bytes, blocks_of_pack(index)
-        self.order_name = f"streamed in windows of {window_bytes} bytes"  # with others, the order is another
-        self._limit = memory_limit(self._blocks, window_bytes, world.size)
+        self._index, self._window_bytes, self._blocks = index, options.buffer, blocks_of_pack(index)
+        self.order_name = f"streamed in windows of {options.buffer} bytes"  # with others, the order is another
+        self._limit = memory_limit(self._blocks, options.buffer, world.size)
         check_free_memory(world, self._limit)
         first, last = bounds(len(index), world.size, world.rank)
         world.call_on_all(lambda: check_stripes(index, first, last))
-        self._cached = choose_cached(self._blocks.nbytes, cache_bytes)
+        self._cached = choose_cached(self._blocks.nbytes, options.cache)
         held = self._blocks.firsts[self._cached], self._blocks.stops[self._cached]
-        self._cache = SharedStretches(index, *held, world) if cache_bytes else None
+        self._cache = ReplicatedStorage(index, world, stretches=held) if options.cache else None
         self._stripes = OpenStripes(index)
+        self._position: tuple[int, int, int] | None = None
         self._next: Future[PreparedEpoch] | None = None
         self._ahead: ReadAhead | None = None
-        self._position: tuple[int, int, int] | None = None
-        self._planned, self._reader = self._blocks, self._read_ahead(self._blocks, self._plan_of(self._blocks))
+        self._reader = self._read_ahead(self._plan(NOTHING), self._limit)
 
     def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:  # noqa: ARG002
         """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
         self._position = seed, epoch, batch
-        if self._next is not None and (prepared := self._next.result())[:3] == self._position:
+        if self._next is not None and (prepared := self._next.result()).position == self._position:
             return prepared.order
         return streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch))
 
@@ -89,24 +82,22 @@ class StreamedStorage(Storage):
         self._next = self._ahead = None
         if ahead is not None and prepared is not None and prepared.result().order is order and not done:
             self._reader.stop()
-            self._reader, self._planned = ahead, self._blocks
-            ahead.limit = self._limit
+            self._reader, ahead.limit = ahead, self._limit
             return
         if ahead is not None:
             ahead.stop()
-        self._begin(self._blocks, seen_by(order, batch, done, self._world.rank, self._world.size))
+        self._begin(seen_by(order, batch, done, self._world.rank, self._world.size))
 
     def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
-        self._own = own_blocks(self._blocks, order, self._world.rank, self._world.size)
-        ranges = zip(self._own.firsts.tolist(), self._own.stops.tolist(), strict=True)
-        return np.concatenate([np.empty(0, np.int64), *(np.arange(first, stop) for first, stop in ranges)])
+        self._own_blocks = own = own_blocks(self._blocks, order, self._world.rank, self._world.size)
+        return joined_ranges(own.firsts, own.stops - own.firsts)
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
         rng = worker_rng(seed, self._world.rank, epoch)
-        order = streamed_order(self._own, batch, max(1, self._window_bytes // self._world.size), rng)
-        self._begin(self._own, order[done * batch :])
+        order = streamed_order(self._own_blocks, batch, max(1, self._window_bytes // self._world.size), rng)
+        self._begin(order[done * batch :])
         return order
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
@@ -114,75 +105,80 @@ class StreamedStorage(Storage):
 
         Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
         """
-        blocks = self._planned.find(numbers)
-        inside = len(blocks) == 0 or bool((blocks >= 0).all() and (numbers < self._planned.stops[blocks]).all())
-        if not inside:  # of other ranks' own blocks, or after the last epoch
-            self._begin(self._blocks)
-            blocks = self._planned.find(numbers)
-        found = self._reader.take(blocks, numbers - self._planned.firsts[blocks])
+        blocks = self._blocks.find(numbers)
+        found = self._reader.take(blocks, numbers - self._blocks.firsts[blocks])
         self._read_on()
         return found
 
     @property
     def nbytes(self) -> int:
         """Bytes of the samples that this rank holds."""
-        held = self._reader.nbytes + (self._ahead.nbytes if self._ahead is not None else 0)
-        return held + (self._cache.nbytes if self._cache is not None else 0)
+        parts = self._reader, self._ahead, self._cache
+        return sum(part.nbytes for part in parts if part is not None)
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
-        self._reader.stop()
-        if self._ahead is not None:
-            self._ahead.stop()
-            self._ahead = None
+        for reader in (self._reader, self._ahead):
+            if reader is not None:
+                reader.stop()
         self._stripes.close()
         if self._cache is not None:
             self._cache.close()
-            self._cache = None
+        self._ahead = self._cache = None
 
     def _read_on(self) -> None:
         """Begin to read the next epoch in half of the memory, as soon as this one needs no more than the other half."""
         if self._position is None or self._ahead is not None:
             return
         if self._next is None:
-            self._next = self._prepare(*self._position)
+            pool = ThreadPoolExecutor(1, "order of the next epoch")
+            self._next = pool.submit(self._prepare, *self._position)
+            pool.shutdown(wait=False)
         if self._next.done() and self._reader.all_begun and 2 * self._reader.nbytes <= self._limit:
-            self._ahead = self._read_ahead(self._blocks, self._next.result().plan, self._limit // 2)
+            self._ahead = self._read_ahead(self._next.result().plan, self._limit // 2)
 
-    def _prepare(self, seed: int, epoch: int, batch: int) -> Future[PreparedEpoch]:
-        """Return the order and the plan of the epoch after this one, which a thread computes."""
+    def _prepare(self, seed: int, epoch: int, batch: int) -> PreparedEpoch:
+        """Return the order and the plan of the epoch after this one."""
+        order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
+        seen = seen_by(order, batch, 0, self._world.rank, self._world.size)
+        return PreparedEpoch((seed, epoch + 1, batch), order, self._plan(seen))
 
-        def compute() -> PreparedEpoch:
-            order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
-            seen = seen_by(order, batch, 0, self._world.rank, self._world.size)
-            return PreparedEpoch(seed, epoch + 1, batch, order, self._plan_of(self._blocks, seen))
-
-        pool = ThreadPoolExecutor(1, "order of the next epoch")
-        prepared = pool.submit(compute)
-        pool.shutdown(wait=False)
-        return prepared
-
-    def _begin(self, blocks: StripeBlocks, seen: Numbers = NOTHING) -> None:
-        """Drop what was read, and read ahead for the samples `seen`, which are in `blocks`."""
+    def _begin(self, seen: Numbers) -> None:
+        """Drop what was read, and read ahead for the samples `seen`."""
         self._reader.stop()
-        self._planned, self._reader = blocks, self._read_ahead(blocks, self._plan_of(blocks, seen))
+        self._reader = self._read_ahead(self._plan(seen), self._limit)
 
-    def _plan_of(self, blocks: StripeBlocks, seen: Numbers = NOTHING) -> ReadPlan:
-        """Return the plan for the samples `seen`, which are in `blocks`."""
-        return plan_reads(blocks, seen, self._cached[self._blocks.find(blocks.firsts)])
+    def _plan(self, seen: Numbers) -> ReadPlan:
+        return plan_reads(self._blocks, seen, self._cached)
 
-    def _read_ahead(self, blocks: StripeBlocks, plan: ReadPlan, limit: int = 0) -> ReadAhead:
-        """Return the player of a plan for `blocks`, which begins to read; `limit` is in bytes, 0: all that may be."""
-        cache = self._cache
+    def _read_ahead(self, plan: ReadPlan, limit: int) -> ReadAhead:
+        """Return the player of a plan, which begins to read; `limit` is in bytes."""
+        blocks, index, cache = self._blocks, self._index, self._cache
 
         def read(block: int) -> list[NDArray[np.uint8]]:
             first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
-            if cache is not None and cache.holds(first):
+            if cache is not None and self._cached[block]:
                 return cache.samples(np.arange(first, stop))
             stretches = self._stripes.read(first, stop)
             return [data[begin:end] for data, offsets in stretches for begin, end in pairwise(offsets.tolist())]
 
         def name_of(block: int) -> str:
-            return str(self._index.folder / self._index.about.stripes[int(blocks.stripes[block])][0])
+            return str(index.folder / index.about.stripes[int(blocks.stripes[block])][0])
 
-        return ReadAhead(plan, read, name_of, limit or self._limit)
+        return ReadAhead(plan, read, name_of, limit)
+
+
+def choose_cached(nbytes: Numbers, allowed: int) -> NDArray[np.bool_]:
+    """Return True for the blocks to hold, of `nbytes` each: at most `allowed` bytes, evenly along the pack.
+
+    >>> choose_cached(np.array([4, 4, 4, 4, 4, 4]), 8).tolist()
+    [False, False, True, False, False, True]
+    """
+    chosen, total = np.zeros(len(nbytes), np.bool_), int(nbytes.sum())
+    owed = 0  # bytes to hold among the blocks so far, times `total`
+    for block, size in enumerate(nbytes.tolist()):
+        owed += size * min(allowed, total)
+        if 0 < size * total <= owed:
+            chosen[block] = True
+            owed -= size * total
+    return chosen

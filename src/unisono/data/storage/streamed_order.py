@@ -39,13 +39,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers
+from unisono.data.order import Numbers, joined_ranges
 from unisono.data.pack.index import Index
 from unisono.schedules.pieces import bounds
 
 
 class StripeBlocks(NamedTuple):
-    """Blocks of samples, in the order of the pack; arrays with one entry for each."""
+    """Blocks of samples, or parts of them, in the order of the pack; arrays with one entry for each."""
 
     firsts: Numbers
     """First sample."""
@@ -54,11 +54,6 @@ class StripeBlocks(NamedTuple):
     stripes: Numbers
     nbytes: Numbers
     """Bytes of the samples."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples of all blocks."""
-        return int((self.stops - self.firsts).sum())
 
     def find(self, numbers: Numbers) -> Numbers:
         """Return the block of each of these samples, which must be in one."""
@@ -109,7 +104,7 @@ def streamed_order(blocks: StripeBlocks, batch: int, window_bytes: int, rng: np.
     window = windows_of(len(line), max(1, min(windows, len(line))), rng)
     counts = (blocks.stops - blocks.firsts)[line]
     place = np.arange(len(line)).repeat(counts)
-    number = (blocks.firsts[line] - (counts.cumsum() - counts)).repeat(counts) + np.arange(len(place))
+    number = joined_ranges(blocks.firsts[line], counts)
     by_window = np.argsort(window[place] * len(line) + place + rng.random(len(place)))
     place, number = place[by_window], number[by_window]
     step = steps_in_windows(np.bincount(window, counts).astype(np.int64), batch, rng.random(len(place)))

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.kinds import KINDS, RAW, find_kind
-from unisono.data.kinds.kind import TransformOptions
+from unisono.data.kinds import KINDS, RAW, TransformOptions, find_kind
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.pack.layout import TRAIN_SPLITS, split_folder
 from unisono.data.pack.packing import PackOptions

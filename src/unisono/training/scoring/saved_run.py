@@ -13,7 +13,7 @@ from unisono.compute.prepare import prepare
 from unisono.data.feed import InputFacts
 from unisono.errors import CheckpointError
 from unisono.models import user_network
-from unisono.processor_model import processor
+from unisono.processor import processor
 from unisono.training import run_directory
 from unisono.training.build import make_model
 from unisono.training.checkpoint.files import load_newest

@@ -17,11 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from unisono import witness
 from unisono.asynchronous.event_log import EventLog
-from unisono.asynchronous.exchange import Centre, Coding, PlainCoding, ReferenceCoding, WorkerExchange
+from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Request
 from unisono.asynchronous.server import Server
@@ -130,7 +128,7 @@ class AsynchronousRun:
         mine = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == number}
         reducer.buffers.pack()
         codings = [  # of copies: made before the first exchange moves the centre
-            make_coding(rule, False, {key: one.clone() for key, one in mine.items()})
+            Coding(rule.exchange.wire, False, {key: one.clone() for key, one in mine.items()})
             for _ in range(links.seats.workers)
         ]
         buffers = reducer.buffers.flat.clone() if layout.buffers else None
@@ -170,7 +168,8 @@ class AsynchronousRun:
 
     def _train(self, server: Server | None) -> int:
         run, reducer, beginning = self.run, self.run.trainer.reducer, self._beginning
-        coding = make_coding(self.rule, True, reducer.weights.flats() if self.rule.exchange.wire else {})
+        wire = self.rule.exchange.wire
+        coding = Coding(wire, True, reducer.weights.flats() if wire else {})
         exchange = reducer.exchange = WorkerExchange(self._seats.workers, coding)
         worker = WorkerPlayer(run, self.rule, self._links, exchange)
         if beginning.snapshot is None:
@@ -253,11 +252,6 @@ class AsynchronousRun:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def make_coding(rule: BaseAsynchronousRule, worker: bool, references: dict[int, torch.Tensor]) -> Coding:
-    """Return the coding of one end of an exchange."""
-    return PlainCoding() if rule.exchange.wire is None else ReferenceCoding(rule.exchange.wire, worker, references)
 
 
 def _timer(seconds: float) -> Callable[[], bool]:

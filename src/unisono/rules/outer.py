@@ -1,0 +1,138 @@
+"""Operations and tasks of an outer step: ranks exchange the change of their weights since the last outer step.
+
+    step s        update ─ pack_change k ─┐                                 a    anchor: weights after the last outer
+    communication               exchange_change k ═════════════╗                 step, the same on all ranks
+    step s + d    update ─────────────────────── outer_step k ─╝            w    this rank's weights
+
+    pack_change       bucket = (a - w) / ranks;  sent = w
+    exchange_change   bucket = sum over ranks = the mean change D, in a wire format with error feedback
+    outer_step        v = momentum v + D;  a = a - rate (D + momentum v)    as torch.optim.SGD(nesterov=True) does
+                      w = a + (w - sent)                                    the progress since it was sent stays
+
+With d = 0 the weights become the anchor, exactly. With d > 0 the exchange runs beside d inner steps, whose progress is
+added to the new anchor: ranks end with the weights that they would have if the change of the anchor had been added d
+steps late. Streaming DiLoCo (arXiv:2501.18512) mixes instead: w = alpha w + (1 - alpha) a. With alpha = 0
+that discards the progress of d steps, with alpha = 1/2 half of both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+from unisono.errors import StepError
+from unisono.step import build
+from unisono.step.costs import whole_exchange
+from unisono.step.layout import Layout
+from unisono.step.operations import allreduce, check_mean
+from unisono.step.overlaps import CollectiveTasks
+from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
+from unisono.step.replica import ANCHOR, MOMENTUM, SENT, Replica
+from unisono.step.symbolic_state import Contents, Contribution, Stage, Sum, SymbolicState, each
+from unisono.wires import wire_of
+
+change = partial(Value, "change")
+"""Memory of a bucket while it holds a change of weights, in flight over steps."""
+
+anchor = partial(Value, "anchor")
+"""Anchor of a bucket's weights, and the state of the outer optimizer."""
+
+
+def begin_exchange(layout: Layout, sends: CollectiveTasks, keys: Iterable[int], exchange: Operation) -> Iterator[Task]:
+    """Yield the tasks that send the changes of some buckets. Control messages precede them in the program."""
+    for key in keys:
+        own = tuple(map(weights, layout.bucket(key).parameters))
+        yield Task(PACK_CHANGE, key, UPDATE, (build.CONTROL, anchor(key), *own), (change(key),))
+        yield from sends.place(exchange, key, (), (change(key),))
+
+
+def take_outer_step(layout: Layout, keys: Iterable[int], step: Operation) -> Iterator[Task]:
+    """Yield the tasks that apply the mean changes of some buckets, once they are there."""
+    for key in keys:
+        own = map(weights, layout.bucket(key).parameters)
+        yield Task(step, key, UPDATE, (), (change(key), anchor(key), *own))
+
+
+def _act_pack_change(replica: Replica, task: Task, _: Any) -> None:
+    now = replica.read_weights(task.key)
+    replica.kept[SENT, task.key] = now
+    replica.fill_bucket(task.key, (replica.kept[ANCHOR, task.key] - now).div_(replica.layout.ranks))
+
+
+@each
+def _pack_change(one: SymbolicState, task: Task) -> None:
+    parts: dict[int, Sum] = {}
+    for number in one.layout.bucket(task.key).parameters:
+        part, now = (number, task.key), one.weights[number][task.key]
+        if part in one.sent:
+            raise StepError(
+                f"rank {one.rank}: {task} packs a change of parameter {number} before the outer step that applies the "
+                "last one"
+            )
+        one.sent[part] = now
+        parts[number] = Counter({Contribution(one.rank, -1, one.versions.of("change", one.anchor(part), now)): 1})
+    one.buckets[task.key] = Contents(Stage.CHANGE, parts, one.layout.ranks)
+
+
+def _exchange_change(ranks: Sequence[SymbolicState], task: Task) -> None:
+    for number in ranks[0].layout.bucket(task.key).parameters:
+        for one in ranks:
+            if one.anchor((number, task.key)) != ranks[0].anchor((number, task.key)):
+                raise StepError(
+                    f"{task} sums changes of parameter {number} from different anchors on ranks {ranks[0].rank} and "
+                    f"{one.rank}"
+                )
+    allreduce().symbolic(ranks, task)
+
+
+@each
+def _outer_step(one: SymbolicState, task: Task) -> None:
+    held = one.take_contents(task, Stage.CHANGE)
+    for number, found in held.parts.items():
+        check_mean(one, task, number, found, held.ranks)
+        part = number, task.key
+        version = one.versions.of("outer", one.anchor(part), frozenset(found.items()))
+        now, sent = one.weights[number][task.key], one.sent.pop(part)
+        one.anchors[part] = version
+        one.weights[number][task.key] = version if now == sent else one.versions.of("progress", version, sent, now)
+    one.outer_steps[task.key] += 1
+
+
+PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, letter="p")
+"""Copy of the change of weights since the last outer step, divided by the number of ranks, into their bucket."""
+
+
+@cache
+def exchange_change(algorithm: str = "auto", wire: str | None = None) -> Operation:
+    """Return the operation that sums changes over the ranks. With a wire it quantizes them, with error feedback."""
+
+    def act(replica: Replica, task: Task, world: Any) -> None:
+        flat = replica.bucket(task.key)
+        encoding = wire_of(wire, flat.dtype)
+        if encoding is None:
+            world.allreduce(flat, algorithm)
+            return
+        from unisono.step.error_feedback import sum_with_feedback  # noqa: PLC0415  recipes are checked without PyTorch
+
+        sum_with_feedback(flat, encoding, replica.kept, task.key, world)
+
+    return Operation("exchange_change", act, _exchange_change, whole_exchange, Role.COLLECTIVE, "x")
+
+
+@cache
+def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
+    """Return the operation that moves the anchor along the mean change, and the weights with it."""
+
+    def act(replica: Replica, task: Task, _: Any) -> None:
+        key, kept = task.key, replica.kept
+        direction = replica.bucket(key)
+        if momentum:
+            velocity = kept.or_zeros(MOMENTUM, key, direction)
+            velocity.mul_(momentum).add_(direction)
+            direction = direction + momentum * velocity if nesterov else velocity
+        moved = kept[ANCHOR, key].sub_(direction, alpha=rate)
+        replica.write_weights(key, replica.read_weights(key).sub_(kept.pop((SENT, key))).add_(moved))
+
+    return Operation("outer_step", act, _outer_step, letter="o")

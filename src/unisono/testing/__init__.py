@@ -1,0 +1,14 @@
+"""Serial references, for tests and for authors of rules and schedules: any number of ranks in one process, without MPI.
+
+    play_in_process     trains replicas of all ranks by a rule         Batch, InProcessReplica
+    serve_in_order      the same by a rule with servers, in given orders of the exchanges
+    play_all            plays the programs of a schedule on payloads, a thread for each rank
+
+Nothing here is fast: the plainest form is the oracle of the fast one.
+"""
+
+from unisono.testing.play import play_in_process, serve_in_order
+from unisono.testing.replica import Batch, InProcessReplica
+from unisono.testing.threads import play_all
+
+__all__ = ["Batch", "InProcessReplica", "play_all", "play_in_process", "serve_in_order"]

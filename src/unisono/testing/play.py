@@ -1,0 +1,202 @@
+"""Serial reference of every rule, a user's own included: its programs run on real tensors, all ranks in one process.
+
+    rank 0's model ┐
+    rank 1's model ┼─ one loop: a task of one rank, a collective of all, ... in any order that the programs allow
+    server's centre┘
+
+A collective is run by one thread for each member:
+
+    member 0 ─ act(replica 0, world 0) ┐
+    member 1 ─ act(replica 1, world 1) ┼─ all give their tensors, then each sums them in the order of ranks
+    member 2 ─ act(replica 2, world 2) ┘
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
+from unisono.asynchronous.messages import Reply, WorkerProgress
+from unisono.rules.asynchronous import BaseAsynchronousRule, serving_programs
+from unisono.schedules.pieces import bounds
+from unisono.step.clock import Clock, Member, TaskSpan, play_in_random_order
+from unisono.step.costs import Costs
+from unisono.step.program import Step, StepProgram
+from unisono.step.rule import BaseRule
+from unisono.testing.replica import InProcessReplica
+from unisono.testing.threads import run_ranks
+from unisono.wires import wire_of
+
+
+def play_in_process(
+    rule: BaseRule,
+    replicas: Sequence[InProcessReplica],
+    events: Sequence[Step],
+    seed: int = 0,
+    costs: Costs | None = None,
+) -> list[TaskSpan]:
+    """Train replicas, one for each rank, by a rule without servers. The order is a random one that the programs allow,
+    chosen by `seed`. With `costs`, tasks run in the order of the clock, and their spans are returned."""
+    for rank, replica in enumerate(replicas):
+        replica.rank = rank
+    return _play(rule.programs(replicas[0].layout, events), replicas, rule.threads(), seed, costs)
+
+
+def serve_in_order(
+    rule: BaseAsynchronousRule,
+    workers: Sequence[InProcessReplica],
+    orders: Sequence[Sequence[int]],
+    steps: Sequence[int],
+    seed: int = 0,
+) -> list[Centre]:
+    """Train workers by an asynchronous rule, worker w for `steps[w]` steps, with servers that serve in these orders.
+
+        orders    [[0, 2, 1, 0, ...]]      the workers, as each server serves them: what a run's event log holds
+
+    Return the servers' centres. The order of all other tasks is a random one that the programs allow, chosen by `seed`.
+    """
+    layout = workers[0].layout
+    flats = {key: workers[0].read_weights(key) for key in layout.keys}
+
+    def coding(worker: bool) -> Coding:
+        return Coding(rule.exchange.wire, worker, {key: flat.clone() for key, flat in flats.items()})
+
+    centres = list[Centre]()
+    for server, order in enumerate(orders):
+        mine = {key: flats[key].clone() for key in rule.keys_of(server, layout)}
+        codings = [coding(False) for _ in workers]
+        centre = _OrderedCentre(order, mine, codings.__getitem__)
+        centre.reply = Reply(workers=(WorkerProgress(),) * len(workers)).encode()
+        centres.append(centre)
+    programs = serving_programs(rule, layout, orders)
+    for seat, (worker, count) in reversed([*enumerate(zip(workers, steps, strict=True))]):
+        worker.rank, worker.exchange = seat, WorkerExchange(len(workers), coding(True))
+        programs.insert(0, tuple(task for number in range(count) for task in rule(Step(number), seat, layout)))
+    _play(programs, [*workers, *centres], rule.threads(), seed)
+    return centres
+
+
+class _OrderedCentre(Centre):
+    """Centre that knows from an order whom it serves."""
+
+    def __init__(self, order: Sequence[int], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._order = iter(order)
+
+    def announce(self, number: int, link: Any) -> None:
+        self.worker = next(self._order)
+        super().announce(number, link)
+
+
+def _play(
+    programs: Sequence[StepProgram],
+    replicas: Sequence[Any],
+    threads: Mapping[str, int],
+    seed: int = 0,
+    costs: Costs | None = None,
+) -> list[TaskSpan]:
+    """Play one program for each replica."""
+
+    def carry(together: Sequence[Member]) -> None:
+        carry_out(replicas, together)
+
+    if costs is None:
+        play_in_random_order(programs, carry, seed)
+        return []
+    return Clock(dict(enumerate(programs)), threads, lambda _, task: task.operation.price(task, costs), carry).run()
+
+
+class InProcessWorld:
+    """World of one of several threads that stand for ranks. Sums are made in the order of ranks."""
+
+    def __init__(self, rank: int, given: list[Any], barrier: threading.Barrier) -> None:
+        """Make one end; `given` is a list with a place for each, and `barrier` is of all."""
+        self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
+
+    def all_gather_object(self, mine: Any) -> list[Any]:
+        """Return the objects of all ranks, in the order of ranks."""
+        self._given[self.rank] = mine
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+    def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
+        """Sum a tensor over the ranks, in place, and return it. A wire rounds as `direct` does: each chunk twice."""
+        total = torch.zeros_like(tensor)
+        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
+            total += one
+        return tensor.copy_(self._rounded(total, wire))
+
+    def reduce_scatter(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
+        """Return this rank's chunk of the sum over the ranks. A wire rounds each term."""
+        total = torch.zeros_like(tensor)
+        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
+            total += one
+        return total[slice(*bounds(len(total), self.size, self.rank))]
+
+    def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
+        """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
+        return torch.cat([one.chunk(self.size)[self.rank] for one in self.all_gather_object(tensor.clone())])
+
+    def all_gather(self, shard: torch.Tensor, out: torch.Tensor, _: str = "auto") -> torch.Tensor:
+        """Fill `out` with the shards of all ranks, and return it."""
+        return out.copy_(torch.cat(self.all_gather_object(shard.clone())))
+
+    def _rounded(self, tensor: torch.Tensor, wire: str | None) -> torch.Tensor:
+        """Return a tensor whose chunks have been through a wire, in place."""
+        if (encoding := wire_of(wire, tensor.dtype)) is not None:
+            for rank in range(self.size):
+                chunk = tensor.view(-1)[slice(*bounds(tensor.numel(), self.size, rank))]
+                encoding.encode(chunk.numpy(), torch.empty(encoding.nbytes(len(chunk)), dtype=torch.uint8).numpy())
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> torch.Tensor:
+        """Copy `root`'s tensor to every rank, in place, and return it."""
+        return tensor.copy_(self.all_gather_object(tensor.clone())[root])
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.all_gather_object(None)
+
+    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, and receive its tensor."""
+        came.copy_(self.all_gather_object(mine.clone())[1 - self.rank])
+
+    def announce(self, header: torch.Tensor) -> None:
+        """Send nothing: whom a server serves next is given in one process."""
+
+    def send(self, mine: torch.Tensor) -> None:
+        """Send a tensor to the other one of a pair, which receives."""
+        self.all_gather_object(mine.clone())
+
+    def receive(self, came: torch.Tensor) -> None:
+        """Receive a tensor from the other one of a pair, which sends."""
+        came.copy_(self.all_gather_object(None)[1 - self.rank])
+
+
+def carry_out(replicas: Sequence[Any], together: Sequence[Member]) -> None:
+    """Run a task; a collective runs with a thread for each member. Raises what a member raises."""
+    act = together[0].task.operation.act
+    if act is None:
+        replicas[together[0].rank].outside(together[0].task)
+        return
+    given, barrier = list[Any]([None] * len(together)), threading.Barrier(len(together))
+
+    def act_on(place: int) -> None:
+        member = together[place]
+        try:
+            with torch.no_grad():
+                member.task.operation.act(replicas[member.rank], member.task, InProcessWorld(place, given, barrier))  # type: ignore[misc]
+        except BaseException:  # whatever it is, the others must not wait for this one
+            barrier.abort()
+            raise
+
+    if len(together) == 1:
+        act_on(0)
+    else:
+        run_ranks(len(together), act_on, threading.BrokenBarrierError)

@@ -1,0 +1,276 @@
+"""Model of one rank in one process, trained by tasks in the plainest way: the oracle of `reducer/backward_pass.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call
+
+from unisono.asynchronous.exchange import WorkerExchange
+from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
+from unisono.optimizers.sharded import ShardedStep
+from unisono.rules.sharded import STEP
+from unisono.step import operations as op
+from unisono.step.layout import Layout, Updates
+from unisono.step.program import Task
+from unisono.step.replica import ANCHOR, RuleMemory
+from unisono.step.shard_work import ShardWork
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Batch(NamedTuple):
+    """Batch that a rank trains on in a step. A rank without a batch has None in its place."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+
+class InProcessReplica:
+    """Model of one rank, for any rule: gradients, buckets and updates are made in the plainest way."""
+
+    exchange: WorkerExchange
+    """Its end of exchanges with servers, where the rule has some."""
+    shards: ShardWork
+    """Work on its shards in this step, where the rule is sharded."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        layout: Layout,
+        batches: Sequence[Batch | None],
+    ) -> None:
+        self.model, self.optimizer, self.loss, self.layout = model, optimizer, loss, layout
+        self.rank = 0
+        """Rank, which the player of several replicas sets."""
+        self._batches = iter(batches)
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self.names, self.parameters = [name for name, _ in named], [one for _, one in named]
+        self._batch: Batch | None = None
+        self._samples, self._weight = 0, 0.0
+        self._norm: float | None = None
+        self._seen: dict[int, torch.Tensor] = {}
+        self._fresh: dict[int, torch.Tensor | None] = {}
+        self._own: dict[int, torch.Tensor | None] = {}
+        self._unpacked: dict[int, int] = {}
+        self._sent: dict[int, torch.Tensor] = {}
+        self._flat: torch.Tensor | None = None
+        self._averaged: dict[int, torch.Tensor | None] = {}
+        self.kept = RuleMemory()
+        """Tensors that the rule keeps; the anchors are the weights when the first batch begins."""
+
+    def outside(self, task: Task) -> None:
+        """Run a task of the outside program."""
+        if task.operation is op.BEGIN:
+            self._batch = next(self._batches)
+            for key in self.layout.keys:
+                if (ANCHOR, key) not in self.kept:
+                    self.kept[ANCHOR, key] = self.read_weights(key)
+        elif task.operation is op.FORWARD:
+            self.take_buffers()
+            self._seen[task.key] = self.parameters[task.key].detach().clone().requires_grad_()
+        elif task.operation is op.BACKWARD:
+            if task.key == 0:  # the last control message was sent, and all weights were read: the last step is over
+                self._samples += 0 if self._batch is None else len(self._batch.labels)
+                self._compute()
+                self._begin_shards()
+            for number in task.parameters:
+                self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
+                self._unpacked[number] = len(self.layout.keys_of[number])
+        elif task.operation is op.STEP_LOCAL:
+            self.update_local(task.parameters)
+        elif task.operation is STEP:
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
+        elif task.operation is op.WAIT and task.parameters:
+            self.update(task.parameters)
+
+    # Operations of tasks (`step/replica.py`): gradients
+
+    def agree(self, world: Any) -> None:
+        total = sum(world.all_gather_object(self._samples))
+        self._weight = self._samples / total if total else 0.0
+        self._samples, self._norm = 0, None
+
+    def pack(self, key: int, scaled: bool = True) -> None:
+        weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
+        parts, there = [], []
+        for number, first, last in self._ranges(key):
+            own = self._own[number]
+            there.append(own is not None)
+            whole = torch.zeros_like(self.parameters[number]) if own is None else own * weight
+            parts.append(whole.reshape(-1)[first:last])
+            self._unpacked[number] -= 1
+            if not self._unpacked[number]:
+                del self._own[number]
+        self.shards.set_presence(key, there)
+        self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
+
+    def bucket(self, key: int) -> torch.Tensor:
+        return self._sent[key]
+
+    def sums(self, key: int) -> torch.Tensor:
+        return self._sent[key][: -len(self._ranges(key))]
+
+    def flags(self, key: int) -> torch.Tensor:
+        return self._sent[key][-len(self._ranges(key)) :]
+
+    def set_grads(self, key: int) -> None:
+        at = 0
+        for flag, (number, first, last) in zip(self.flags(key), self._ranges(key), strict=True):
+            if flag == 0:
+                self._averaged[number] = None
+            else:
+                whole = self._averaged.get(number)
+                if whole is None:
+                    whole = self._averaged[number] = torch.zeros_like(self.parameters[number])
+                whole.view(-1)[first:last] = self._sent[key][at : at + last - first]
+            at += last - first
+
+    def sum_squares(self, world: Any) -> None:
+        found = [
+            float(torch.linalg.vector_norm(one)) ** 2
+            * self._parts((self.layout.keys_of[number] or (0,))[0])
+            / self.layout.ranks
+            for number, one in sorted(self._averaged.items())
+            if one is not None
+        ]
+        self._norm = sum(world.all_gather_object(sum(found))) ** 0.5
+
+    def clip(self) -> None:
+        self._clip(self._averaged)
+
+    def clip_local(self) -> None:
+        self._clip(self._own)
+
+    def update(self, parameters: Sequence[int]) -> None:
+        self._step({number: self._averaged.pop(number) for number in parameters})
+
+    def update_local(self, parameters: Sequence[int]) -> None:
+        self._step({number: self._own.pop(number) for number in parameters})
+
+    # Weights and buffers
+
+    def pack_weights(self, key: int, ranks: int) -> None:
+        self._sent[key] = self.read_weights(key) / ranks
+
+    def unpack_weights(self, key: int) -> None:
+        self.write_weights(key, self._sent[key])
+
+    def read_weights(self, key: int) -> torch.Tensor:
+        return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
+
+    def write_weights(self, key: int, flat: torch.Tensor) -> None:
+        at = 0
+        with torch.no_grad():
+            for number, first, last in self._ranges(key):
+                self.parameters[number].view(-1)[first:last] = flat[at : at + last - first]
+                at += last - first
+
+    def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
+        self._sent[key] = flat.clone()
+
+    def pack_buffers(self) -> None:
+        self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
+
+    def buffers(self) -> torch.Tensor:
+        assert self._flat is not None, "buffers are packed before they are sent"
+        return self._flat
+
+    def take_buffers(self) -> None:
+        """Copy the received floating-point buffers, if any, to the model's."""
+        if self._flat is None:
+            return
+        at = 0
+        for one in self._buffers():
+            one.copy_(self._flat[at : at + one.numel()].view(one.shape))
+            at += one.numel()
+        self._flat = None
+
+    # Shards
+
+    def agree_on_step(self, world: Any) -> None:
+        if not all(world.all_gather_object(self.shards.step is not None)):
+            self.shards.step = None
+
+    def update_shard(self, key: int) -> None:
+        self.shards.update(key)
+
+    def unpack_shards(self, key: int) -> None:
+        self.write_weights(key, self.sums(key))
+
+    @cached_property
+    def segments(self) -> dict[int, tuple[PlacedSegment, ...]]:
+        """Segments in this rank's shards of the buckets, by key."""
+        found = {}
+        for key in self.layout.keys:
+            at, ranges = 0, []
+            for number, first, last in self._ranges(key):
+                ranges.append((number, at, at + last - first, first))
+                at += last - first
+            group = self.layout.group_of(key, self.rank)
+            found[key] = segments_of(ranges, at, len(group), group.index(self.rank))
+        return found
+
+    def _begin_shards(self) -> None:
+        self.shards = ShardWork(self.layout, self.segments, self.sums, self._weights_of)
+        if self.layout.updates is not Updates.OUTSIDE:
+            self.shards.step = ShardedStep(self.optimizer, self.parameters)
+
+    def _weights_of(self, segment: Segment) -> torch.Tensor:
+        return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
+
+    # Parts
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [one for one in self.model.buffers() if one.is_floating_point()]
+
+    def _compute(self) -> None:
+        """Compute the gradients of the batch, with the weights that the forward pass has read."""
+        self._fresh = dict.fromkeys(range(len(self.parameters)))
+        if self._batch is None:
+            return
+        weights = {self.names[number]: one for number, one in self._seen.items()}
+        found = functional_call(self.model, weights, (self._batch.inputs,))
+        order = sorted(self._seen)
+        loss = self.loss(found, self._batch.labels)
+        gradients = torch.autograd.grad(loss, [self._seen[number] for number in order], allow_unused=True)
+        self._fresh |= dict(zip(order, gradients, strict=True))
+
+    def _step(self, gradients: dict[int, torch.Tensor | None]) -> None:
+        for number, gradient in gradients.items():
+            self.parameters[number].grad = gradient
+        self.optimizer.step()
+        for number in gradients:
+            self.parameters[number].grad = None
+
+    def _clip(self, gradients: dict[int, torch.Tensor | None]) -> None:
+        assert self.layout.clip is not None, "a program without clip has no clip task"
+        found = [one for _, one in sorted(gradients.items()) if one is not None]  # one order of sums on all ranks
+        if not found:
+            return  # no rank had a batch
+        own = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
+        factor = min(1.0, self.layout.clip / ((float(own) if self._norm is None else self._norm) + 1e-6))
+        for one in found:
+            one.mul_(factor)
+
+    def _parts(self, key: int) -> int:
+        """Return the number of parts that the parameters of a bucket are split into over the ranks."""
+        return self.layout.ranks // len(self.layout.group_of(key, self.rank))
+
+    def _ranges(self, key: int) -> list[tuple[int, int, int]]:
+        """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
+        bucket = self.layout.bucket(key)
+        whole = tuple((0, self.parameters[number].numel()) for number in bucket.parameters)
+        return [
+            (number, first, last)
+            for number, (first, last) in zip(bucket.parameters, bucket.ranges or whole, strict=True)
+        ]
+
+
+def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return other if one is None else one if other is None else one + other

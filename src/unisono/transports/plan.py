@@ -1,0 +1,75 @@
+"""Plan of a collective: what determines how it is carried out, as data; and what a plan becomes.
+
+    plan ── prepare ──▶ prepared ── addresses ──▶ play ──▶ carried out, again and again
+
+Ranks with equal plans do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.call import Call
+from unisono.mpi import MPI
+from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of, mover_of
+from unisono.wires import wire_of
+from unisono.wires.wire import Wire
+
+
+class Plan(NamedTuple):
+    """Collective of one payload: its schedule, its transport, and the call that ranks compare."""
+
+    collective: str
+    algorithm: str
+    """Name of a schedule, or "library"."""
+    transport: str
+    """"library"; "windows" or "cma" (the ranks of one node); "messages"; or "mixed": mailboxes within nodes, messages
+    between."""
+    length: int
+    """Number of elements of the whole payload."""
+    dtype: torch.dtype
+    """Dtype of the payload; if nothing is reduced, one that replaces it."""
+    wire: str | None
+    op: str | None
+    """Name of the reduction; None if nothing is reduced."""
+    root: int
+    call: Call
+    """Description of the call, which ranks compare."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Arithmetic by which the payload is viewed, copied and reduced."""
+        return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
+
+    @property
+    def encoding(self) -> Wire | None:
+        """Encoding of the payload between nodes; None if it is sent unencoded."""
+        return wire_of(self.wire, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole payload in bytes."""
+        return self.length * self.dtype.itemsize
+
+
+Play = Callable[[], None]
+"""Function that carries a collective out, on memory that the caller keeps alive."""
+
+Prepared = Callable[[int, int], Play]
+"""Function (source address, target address) that returns the play of a collective on the memory there."""
+
+
+def started(start: Callable[[int, int], None]) -> Prepared:
+    """Return the prepared collective of a function of two addresses that carries it out."""
+    return lambda source, target: partial(start, source, target)
+
+
+def bytes_at(address: int, nbytes: int) -> Array:
+    """Return the bytes at an address as an array; the caller keeps the memory alive."""
+    memory: Any = MPI.memory.fromaddress(address, nbytes)
+    return np.frombuffer(memory, np.uint8)

@@ -1,0 +1,29 @@
+"""Memory that ranks share: where one rank may not make its file, all have memory of their own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from unisono.world import World
+
+
+def test_a_rank_that_may_make_no_file(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> int:
+        raise PermissionError("Operation not permitted")
+
+    if group.rank == group.size - 1:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    tensor = group.empty(10_000, torch.float32)
+    assert group._group.find_shared(tensor.data_ptr(), tensor.nbytes) is None
+    assert group.allreduce(tensor + 1).eq(group.size).all()
+
+
+def test_memory_that_becomes_shared_is_new_to_every_dup(group: World) -> None:
+    """A dup's dup, too: it finds that memory, and ranks that still know it as ordinary would differ from the others."""
+    dup = group.dup().dup()
+    dup.allreduce(torch.ones(1000))
+    group.empty(10, torch.float32)
+    assert not dup._group.ready

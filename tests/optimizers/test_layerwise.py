@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.optimizers.layerwise import LAMB, LARS
+
+RATE, MOMENTUM, TRUST = 0.5, 0.9, 0.02
+FIRST, SECOND, EPSILON = 0.8, 0.95, 1e-6
+DECAY = 0.1
+
+numbers = st.floats(-3, 3, width=32).map(lambda number: round(number, 3))
+rows = st.lists(numbers, min_size=3, max_size=3)
+
+
+def naive_lars(weights: list[float], gradients: list[list[float]], layer: bool) -> list[float]:
+    """The equations, number by number."""
+    velocity = [0.0] * len(weights)
+    for gradient in gradients:
+        size, slope = math.hypot(*weights), math.hypot(*gradient)
+        decay = DECAY if layer else 0.0
+        scale = TRUST * size / (slope + decay * size) if layer and size and slope else 1.0
+        for place, (weight, change) in enumerate(zip(weights, gradient, strict=True)):
+            velocity[place] = MOMENTUM * velocity[place] + RATE * scale * (change + decay * weight)
+        weights = [weight - speed for weight, speed in zip(weights, velocity, strict=True)]
+    return weights
+
+
+def naive_lamb(weights: list[float], gradients: list[list[float]], layer: bool) -> list[float]:
+    """The equations, number by number."""
+    mean, square = [0.0] * len(weights), [0.0] * len(weights)
+    for step, gradient in enumerate(gradients, 1):
+        update = []
+        for place, (weight, change) in enumerate(zip(weights, gradient, strict=True)):
+            mean[place] = FIRST * mean[place] + (1 - FIRST) * change
+            square[place] = SECOND * square[place] + (1 - SECOND) * change * change
+            high, low = mean[place] / (1 - FIRST**step), math.sqrt(square[place] / (1 - SECOND**step)) + EPSILON
+            update.append(high / low + (DECAY * weight if layer else 0.0))
+        size, length = math.hypot(*weights), math.hypot(*update)
+        scale = size / length if layer and size and length else 1.0
+        weights = [weight - RATE * scale * each for weight, each in zip(weights, update, strict=True)]
+    return weights
+
+
+def lars(parameter: torch.nn.Parameter) -> LARS:
+    return LARS([parameter], RATE, MOMENTUM, DECAY, TRUST)
+
+
+def lamb(parameter: torch.nn.Parameter) -> LAMB:
+    return LAMB([parameter], RATE, (FIRST, SECOND), EPSILON, DECAY)
+
+
+Make = Callable[[torch.nn.Parameter], torch.optim.Optimizer]
+
+
+def made(make: Make, weights: list[float], gradients: list[list[float]], shape: tuple[int, ...]) -> list[float]:
+    parameter = torch.nn.Parameter(torch.tensor(weights, dtype=torch.float64).reshape(shape))
+    optimizer = make(parameter)
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient, dtype=torch.float64).reshape(shape)
+        optimizer.step()
+    return parameter.detach().flatten().tolist()
+
+
+@pytest.mark.parametrize(("make", "naive"), [(lars, naive_lars), (lamb, naive_lamb)], ids=["lars", "lamb"])
+@settings(deadline=None)
+@given(weights=rows, gradients=st.lists(rows, max_size=4))
+def test_steps_follow_the_equations_for_layers_and_norms(
+    make: Make, naive: Callable[..., list[float]], weights: list[float], gradients: list[list[float]]
+) -> None:
+    assert made(make, weights, gradients, (1, 3)) == pytest.approx(naive(weights, gradients, layer=True), abs=1e-9)
+    assert made(make, weights, gradients, (3,)) == pytest.approx(naive(weights, gradients, layer=False), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "last"),
+    [(lambda one: LARS([one], lr=2), 3.99), (lambda one: LAMB([one], lr=0.01, weight_decay=0), 3.95)],
+    ids=["lars", "lamb"],
+)
+def test_the_worked_examples(make: Make, last: float) -> None:
+    parameter = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    parameter.grad = torch.tensor([[0.0, 1.0]])
+    make(parameter).step()
+    torch.testing.assert_close(parameter.detach(), torch.tensor([[3.0, last]]))
+
+
+@settings(deadline=None)
+@given(weights=rows, gradient=rows, factor=st.floats(0.01, 100))
+def test_with_lars_the_norm_of_a_layers_gradient_does_not_matter(
+    weights: list[float], gradient: list[float], factor: float
+) -> None:
+    """Without decay, a step has the rate times `trust` of the weights' length."""
+    found = []
+    for times in (1.0, factor):
+        parameter = torch.nn.Parameter(torch.tensor([weights], dtype=torch.float64))
+        parameter.grad = times * torch.tensor([gradient], dtype=torch.float64)
+        LARS([parameter], RATE, trust=TRUST).step()
+        found.append(parameter.detach()[0] - torch.tensor(weights, dtype=torch.float64))
+    if any(weights) and any(gradient):
+        torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=1e-9)
+        assert float(found[0].norm()) == pytest.approx(RATE * TRUST * math.hypot(*weights), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(weights=rows, gradients=st.lists(rows, min_size=1, max_size=3))
+def test_with_lamb_the_rate_sets_the_length_of_a_layers_step(
+    weights: list[float], gradients: list[list[float]]
+) -> None:
+    """It has that share of the weights' length, whatever the gradients are."""
+    parameter = torch.nn.Parameter(torch.tensor([weights], dtype=torch.float64))
+    optimizer = LAMB([parameter], RATE, weight_decay=DECAY)
+    for gradient in gradients:
+        before = parameter.detach().clone()
+        parameter.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        if before.any():
+            assert float((parameter.detach() - before).norm()) == pytest.approx(RATE * float(before.norm()))
+
+
+@pytest.mark.parametrize(
+    ("make", "plain"),
+    [
+        (lambda one: LARS([one], RATE, MOMENTUM, DECAY), lambda one: torch.optim.SGD([one], RATE, MOMENTUM)),
+        (lambda one: LAMB([one], RATE, weight_decay=DECAY), lambda one: torch.optim.Adam([one], RATE, eps=1e-6)),
+    ],
+    ids=["lars", "lamb"],
+)
+def test_norms_and_biases_have_the_plain_step(make: Make, plain: Make) -> None:
+    torch.manual_seed(0)
+    one, other = (torch.nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
+    optimizers = make(one), plain(other)
+    for _ in range(5):
+        one.grad = torch.randn(4, dtype=torch.float64)
+        other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_parameters_without_gradient_stay_and_a_closure_is_called(kind: type[LARS] | type[LAMB]) -> None:
+    still, moved = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    optimizer = kind([still, moved], RATE)
+
+    def closure() -> float:
+        loss = (moved * moved).sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 4
+    assert torch.equal(still, torch.ones(2, 2))
+    assert float(moved.detach().max()) < 1
+    assert set(optimizer.state) == {moved}

@@ -1,0 +1,284 @@
+"""Sharded updates in one process: losses and weights of the unsharded network, whatever is cut where."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unisono.optimizers import LAMB, LARS
+from unisono.optimizers.segments import Segment, cut, join
+from unisono.rules import BSP, Exchange, Sharded
+from unisono.step.layout import Bucket, Layout, Updates
+from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import Step
+from unisono.testing import Batch, InProcessReplica, play_in_process
+
+FEATURES, CLASSES = 5, 3
+
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Net(nn.Module):
+    """Two layers that are used, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(inputs)))
+
+
+NAMES = [name for name, _ in Net().named_parameters()]
+NUMBER = {name: NAMES.index(name) for name in NAMES}
+
+
+def model() -> Net:
+    torch.manual_seed(3)
+    return Net().double()
+
+
+def layout_of(ranks: int, **changes: Any) -> Layout:
+    """All parameters in three buckets; the largest is cut in two."""
+    first = NUMBER["first.weight"]
+    small = tuple(NUMBER[name] for name in ("unused", "second.bias", "second.weight"))
+    last = Bucket(1, (first, NUMBER["first.bias"]), ((7, 20), (0, 4)))
+    return replace(Layout(ranks, 5, (Bucket(1, small), Bucket(1, (first,), ((0, 7),)), last)), **changes)
+
+
+def groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Weights of layers decay, biases do not, and learn at another rate."""
+    named = list(net.named_parameters())
+    return [
+        {"params": [one for name, one in named if name.endswith("weight")], "weight_decay": decay},
+        {"params": [one for name, one in named if not name.endswith("weight")], "weight_decay": 0.0, "lr": 0.02},
+    ]
+
+
+OPTIMIZERS: dict[str, Optimizers] = {
+    "momentum": lambda net: torch.optim.SGD(groups(net, 0.01), 0.1, momentum=0.9),
+    "nesterov": lambda net: torch.optim.SGD(groups(net, 0.01), 0.1, momentum=0.9, nesterov=True),
+    "adam": lambda net: torch.optim.Adam(groups(net, 0.01), 0.01),
+    "adamw": lambda net: torch.optim.AdamW(groups(net, 0.1), 0.01, betas=(0.8, 0.95)),
+    "lars": lambda net: LARS(groups(net, 0.01), 0.5, trust=0.02),
+    "lamb": lambda net: LAMB(groups(net, 0.01), 0.01),
+}
+
+
+def batches_of(ranks: int, steps: range, samples: Sequence[int]) -> list[list[Batch | None]]:
+    """Batches of each rank in these steps; `samples` has the number of samples of each, over and over; 0 is none."""
+    found: list[list[Batch | None]] = []
+    for rank in range(ranks):
+        mine: list[Batch | None] = []
+        for step in steps:
+            count = samples[(rank * 7 + step) % len(samples)]
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            inputs = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
+            mine.append(Batch(inputs, inputs[:, :CLASSES].argmax(1)) if count else None)
+        found.append(mine)
+    return found
+
+
+def shares_of(whole: Sequence[Batch], ranks: int) -> list[list[Batch | None]]:
+    """The same global batches, in equal shares of so many ranks."""
+    size = len(whole[0].labels) // ranks
+    return [
+        [
+            Batch(one.inputs[rank * size : (rank + 1) * size], one.labels[rank * size : (rank + 1) * size])
+            for one in whole
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def replicas_of(
+    layout: Layout, nets: Sequence[nn.Module], optimizers: Sequence[Any], batches: Sequence[Any]
+) -> list[InProcessReplica]:
+    loss = nn.functional.cross_entropy
+    return [
+        InProcessReplica(net, optimizer, loss, layout, mine)
+        for net, optimizer, mine in zip(nets, optimizers, batches, strict=True)
+    ]
+
+
+def train(
+    rule: BSP | Sharded, layout: Layout, batches: Sequence[Any], events: Sequence[Step], name: str, seed: int = 0
+) -> tuple[list[Net], list[torch.optim.Optimizer]]:
+    nets = [model() for _ in range(layout.ranks)]
+    optimizers = [OPTIMIZERS[name](net) for net in nets]
+    play_in_process(rule, replicas_of(layout, nets, optimizers, batches), events, seed)
+    return nets, optimizers
+
+
+def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> None:
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 4),
+    st.sampled_from(sorted(OVERLAPS)),
+    st.sampled_from(Updates),
+    st.sampled_from([None, 0.05]),
+    st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]),
+    st.lists(st.booleans(), max_size=3),
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from([(), (1, 2, 1, 2, 3, 3), (1, 1, 2, 3, 3, 2)]),
+    st.integers(0, 1 << 20),
+)
+def test_sharded_updates_are_those_of_the_unsharded_network(
+    ranks: int,
+    overlap: str,
+    updates: Updates,
+    clip: float | None,
+    samples: list[int],
+    synchronize: list[bool],
+    name: str,
+    halves: tuple[int, ...],
+    seed: int,
+) -> None:
+    """Uneven and empty batches, accumulation, clipping, decay of some parameters, one without a gradient."""
+    events = [Step(number, one) for number, one in enumerate([*synchronize, True, True])]
+    batches = batches_of(ranks, range(len(events)), samples)
+    layout = layout_of(ranks, updates=updates, clip=clip, deferred=updates is not Updates.OUTSIDE)
+    sharded = replace(layout, layer_norms=name in ("lars", "lamb"), halves=halves)
+    nets, _ = train(Sharded(overlap=overlap), sharded, batches, events, name, seed)
+    for net in nets[1:]:
+        close(net, nets[0], 0.0)
+    reference, _ = train(BSP(), replace(layout, updates=Updates.WHOLE, deferred=True), batches, events, name)
+    close(nets[0], reference[0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [*((4, name) for name in sorted(OPTIMIZERS)), (1, "adam"), (2, "momentum"), (3, "adamw"), (8, "lamb")],
+)
+def test_losses_of_50_steps_are_those_of_one_rank(ranks: int, name: str) -> None:
+    """With clipping, in any order of tasks; 24 samples a step, whatever the number of ranks."""
+    whole = [one for one in batches_of(1, range(50), [24])[0] if one is not None]
+    norms = name in ("lars", "lamb")
+    events = [Step(number) for number in range(50)]
+    reference = losses(BSP(), layout_of(1, clip=0.3), whole, events, name)
+    found = losses(Sharded(), layout_of(ranks, clip=0.3, layer_norms=norms), whole, events, name)
+    assert found == pytest.approx(reference, abs=1e-9)
+    assert reference[-1] < reference[0]
+
+
+def losses(
+    rule: BSP | Sharded, layout: Layout, whole: Sequence[Batch], events: Sequence[Step], name: str
+) -> list[float]:
+    nets = [model() for _ in range(layout.ranks)]
+    optimizers = [OPTIMIZERS[name](net) for net in nets]
+    found = []
+    for event in events:
+        batch = whole[event.number]
+        found.append(float(nn.functional.cross_entropy(nets[-1](batch.inputs), batch.labels).detach()))
+        shares = shares_of([batch], layout.ranks)
+        play_in_process(rule, replicas_of(layout, nets, optimizers, shares), [event], seed=event.number)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
+    """State is joined as if unsharded, and cut again: on 4, 1, 3 and 8 ranks; the last part is unsharded."""
+    whole = [one for one in batches_of(1, range(20), [24])[0] if one is not None]
+    norms, at = name in ("lars", "lamb"), 0
+    net, state = model(), dict[int, dict[str, Any]]()
+    for ranks, steps in ((4, 4), (1, 4), (3, 4), (8, 4)):
+        events = [Step(number) for number in range(at, at + steps)]
+        nets = [model() for _ in range(ranks)]
+        optimizers = [OPTIMIZERS[name](one) for one in nets]
+        layout = layout_of(ranks, layer_norms=norms)
+        shares = shares_of(whole[at : at + steps], ranks)
+        replicas = replicas_of(layout, nets, optimizers, shares)
+        for rank, (one, optimizer, replica) in enumerate(zip(nets, optimizers, replicas, strict=True)):
+            one.load_state_dict(net.state_dict())
+            replica.rank = rank
+            for segment in segments(replica):
+                if segment.number in state:
+                    optimizer.state |= cut(state[segment.number], list(one.parameters())[segment.number], [segment])  # type: ignore[arg-type]
+        play_in_process(Sharded(), replicas, events)
+        net, at = nets[0], at + steps
+        state = whole_state(optimizers, net)
+    optimizer = OPTIMIZERS[name](net)
+    for number, parameter in enumerate(net.parameters()):
+        if state.get(number):
+            optimizer.state[parameter] = state[number]
+    play_in_process(
+        BSP(),
+        replicas_of(layout_of(1), [net], [optimizer], shares_of(whole[at:], 1)),
+        [Step(n) for n in range(at, 20)],
+    )
+    alone, _ = train(BSP(), layout_of(1), shares_of(whole, 1), [Step(number) for number in range(20)], name)
+    close(net, alone[0])
+
+
+def segments(replica: InProcessReplica) -> Iterator[Segment]:
+    for placed in replica.segments.values():
+        yield from (one.segment for one in placed)
+
+
+def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> dict[int, dict[str, Any]]:
+    parts: dict[int, list[Any]] = {number: [] for number in range(len(NAMES))}
+    for optimizer in optimizers:
+        for segment, state in optimizer.state.items():
+            parts[segment.number].append((segment, state))  # type: ignore[attr-defined]
+    return {number: join(parts[number], one) for number, one in enumerate(net.parameters())}
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)])
+def test_a_step_that_some_programs_leave_out_changes_no_weight(ranks: tuple[int, ...]) -> None:
+    layout = layout_of(2, updates=Updates.OUTSIDE, deferred=False)
+    nets = [model(), model()]
+    replicas = replicas_of(layout, nets, [OPTIMIZERS["adam"](net) for net in nets], batches_of(2, range(1), [4]))
+    for rank in ranks:
+        replicas[rank].outside = skipping(replicas[rank].outside)  # type: ignore[method-assign]
+    play_in_process(Sharded(), replicas, [Step(0)])
+    for net in nets:
+        close(net, model(), 0.0)
+
+
+def skipping(outside: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda task: None if task.operation.name == "step" else outside(task)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "lamb"])
+def test_4_ranks_have_a_quarter_of_the_state_each(name: str) -> None:
+    """Bytes of all tensors, at most 0.26 of the unsharded; `tests/mpi/reducer/test_sharded.py` counts them over MPI."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(FEATURES, 300), nn.Tanh(), nn.Linear(300, CLASSES)).double()
+    whole = [one for one in batches_of(1, range(2), [24])[0] if one is not None]
+    sizes = []
+    for ranks, rule in ((1, BSP()), (4, Sharded())):
+        layout = replace(Layout(ranks, 4, (Bucket(1, (3, 2)), Bucket(1, (1, 0)))), layer_norms=name == "lamb")
+        nets = [copy.deepcopy(wide) for _ in range(ranks)]
+        optimizers = [OPTIMIZERS[name](net) for net in nets]
+        play_in_process(rule, replicas_of(layout, nets, optimizers, shares_of(whole, ranks)), [Step(0), Step(1)])
+        sizes.append([nbytes(one) for one in optimizers])
+    assert max(sizes[1]) <= 0.26 * sizes[0][0]
+
+
+def nbytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimizer's state."""
+    states = optimizer.state.values()
+    return sum(one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor))
+
+
+def test_a_wire_rounds_gradients_and_leaves_ranks_equal() -> None:
+    rule = Sharded(Exchange("direct", "bfloat16"))
+    batches, events = batches_of(3, range(3), [4]), [Step(number) for number in range(3)]
+    nets, _ = train(rule, layout_of(3), batches, events, "momentum")
+    exact, _ = train(BSP(), layout_of(3), batches, events, "momentum")
+    close(nets[1], nets[0], 0.0)
+    close(nets[0], exact[0], 0.02)
+    assert not torch.equal(nets[0].first.weight, exact[0].first.weight)
