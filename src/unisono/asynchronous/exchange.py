@@ -82,19 +82,15 @@ class WorkerExchange:
 
     def replied(self) -> None:
         """Take a snapshot if a server has ordered one: all has come, and nothing is applied."""
-        if self.reply.orders & Order.SAVE:
+        replies = self.replies()
+        if replies[0].orders & Order.SAVE:
             self.snapshot = self.take()
-        self.last = LastExchange(self.replies(), dict(self.centre))
+        self.last = LastExchange(replies, dict(self.centre))
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""
         mine, its = self._known.pop(key)
         flat.sub_((mine - its).mul_(alpha))
-
-    @property
-    def reply(self) -> Reply:
-        """Reply of the first server to the last exchange."""
-        return decode_reply(self._replies[0])
 
     def replies(self) -> list[Reply]:
         """Return the reply of each server to the last exchange."""

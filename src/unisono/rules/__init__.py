@@ -39,13 +39,9 @@ RULES = Registry(
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "BSP": "unisono.rules.bsp",
-        "EASGD": "unisono.rules.easgd",
         "BaseRule": "unisono.step.rule",
-        "DiLoCo": "unisono.rules.diloco",
         "Exchange": "unisono.step.rule",
-        "LocalSGD": "unisono.rules.local_sgd",
-        "Sharded": "unisono.rules.sharded",
+        **{name: module for module, name in (row.split(":") for row in RULES.values())},
     },
 )
 

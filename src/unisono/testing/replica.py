@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -120,16 +120,13 @@ class InProcessReplica:
         return self._sent[key][-len(self._ranges(key)) :]
 
     def set_grads(self, key: int) -> None:
-        at = 0
-        for flag, (number, first, last) in zip(self.flags(key), self._ranges(key), strict=True):
-            if flag == 0:
-                self._averaged[number] = None
-            else:
-                whole = self._averaged.get(number)
-                if whole is None:
-                    whole = self._averaged[number] = torch.zeros_like(self.parameters[number])
-                whole.view(-1)[first:last] = self._sent[key][at : at + last - first]
-            at += last - first
+        for flag, (number, first, last, part) in zip(self.flags(key), self._parts_of(key, self.sums(key)), strict=True):
+            whole = self._averaged.get(number)
+            if flag != 0 and whole is None:
+                whole = torch.zeros_like(self.parameters[number])
+            if flag != 0 and whole is not None:
+                whole.view(-1)[first:last] = part
+            self._averaged[number] = None if flag == 0 else whole
 
     def sum_squares(self, world: Any) -> None:
         found = [
@@ -165,11 +162,9 @@ class InProcessReplica:
         return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
-        at = 0
         with torch.no_grad():
-            for number, first, last in self._ranges(key):
-                self.parameters[number].view(-1)[first:last] = flat[at : at + last - first]
-                at += last - first
+            for number, first, last, part in self._parts_of(key, flat):
+                self.parameters[number].view(-1)[first:last] = part
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
         self._sent[key] = flat.clone()
@@ -270,6 +265,13 @@ class InProcessReplica:
             (number, first, last)
             for number, (first, last) in zip(bucket.parameters, bucket.ranges or whole, strict=True)
         ]
+
+    def _parts_of(self, key: int, flat: torch.Tensor) -> Iterator[tuple[int, int, int, torch.Tensor]]:
+        """Yield these with the part of a flat tensor that is theirs."""
+        at = 0
+        for number, first, last in self._ranges(key):
+            yield number, first, last, flat[at : at + last - first]
+            at += last - first
 
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

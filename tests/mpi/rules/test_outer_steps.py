@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.mpi.reducer.shares import batches
 from tests.mpi.reducer.test_rules import network, optimizer_of
+from tests.rules.gossip import Gossip
 from torch import nn
 
 import unisono
@@ -108,6 +109,7 @@ def anchors(trainer: Trainer) -> torch.Tensor:
 
 
 RULES: list[BaseRule] = [
+    Gossip(exchange(None)),
     *(LocalSGD(exchange(wire), every=4) for wire in (None, "int8", "int4", "float16")),
     *(
         DiLoCo(exchange(wire), every=EVERY, fragments=fragments, delay=delay)
@@ -173,6 +175,7 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
         LocalSGD(exchange("int4"), every=4),
         DiLoCo(exchange("int4"), every=8, fragments=2, delay=2),
         DiLoCo(exchange(None), every=8, fragments=4, delay=1),
+        Gossip(exchange(None)),
     ],
     ids=name_of,
 )
