@@ -27,6 +27,7 @@ FLOORS = [
     ("asynchronous",),
     ("plan",),
     ("foresight", "reducer"),
+    ("view",),
     ("tensor_parallel",),
     ("data_parallel",),
     ("horovod",),

@@ -14,11 +14,11 @@ from unisono.rules import EASGD, Exchange
 from unisono.rules.asynchronous import serving_programs
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.draw import draw, picture_of
 from unisono.step.elastic import SWAP
 from unisono.step.layout import Layout, even_layout
 from unisono.step.program import Arrival, Step, StepProgram
 from unisono.step.verify import verify
+from unisono.view.step import draw, picture_of
 
 
 @settings(deadline=None, max_examples=60)

@@ -11,13 +11,13 @@ from unisono.errors import UsageError
 from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.sharded import Sharded
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.draw import draw, picture_of
 from unisono.step.in_process import Batch, InProcessReplica, play_in_process
 from unisono.step.layout import even_layout
 from unisono.step.predict import predict
 from unisono.step.program import Step
 from unisono.step.rule import BaseRule, Traits
 from unisono.step.verify import verify
+from unisono.view.step import draw, picture_of
 
 
 def test_rules_are_found_by_name() -> None:

@@ -19,6 +19,7 @@ from unisono.bench.contender import CONTENDERS, OURS, WITH_KEPT_MEMORY
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.launch import MALLOC_ENVIRONMENT
+from unisono.view.words import markdown_table
 
 WARMUP_STEPS = 5
 """First steps, which are not counted: algorithms are timed, and memory grows until freed blocks fit new requests."""
@@ -107,7 +108,7 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
+    rows = []
     for row in found:
         batch, seconds = row["batch"], row["seconds"]
         middle = {name: statistics.median(seconds[name]) for name in CONTENDERS}
@@ -117,5 +118,5 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
         ]
         ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in peers]
         taken = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
-        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios, *taken])} |")
-    return "\n".join(lines)
+        rows.append([row["network"], str(batch), *rates, *ratios, *taken])
+    return "\n".join(markdown_table(head, rows))

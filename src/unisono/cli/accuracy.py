@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.errors import UsageError, install_command
+from unisono.errors import UsageError
 
 
 def accuracy(
@@ -25,14 +24,14 @@ def accuracy(
     Runs on texts have their test perplexity drawn.
     """
     from unisono.training.curves import curves_of, draw, summarize
+    from unisono.view.chart import write_picture
 
     curves = curves_of(runs)
     output = output or Path(f"{curves[0].measure.name}.svg")
     for curve in curves:
         print(summarize(curve))
-    if find_spec("matplotlib") is None:
-        raise UsageError(f"cannot draw {output}: matplotlib is not installed; {install_command('bench')}")
     try:
-        draw(curves, output)
-    except (OSError, ValueError) as error:  # no such folder; no such format
-        raise UsageError(f"--output {output}: {getattr(error, 'strerror', None) or error}") from error
+        picture = draw(curves, form=output.suffix.removeprefix(".") or "svg")
+    except ValueError as error:  # no such format
+        raise UsageError(f"--output {output}: {error}") from error
+    write_picture(output, picture, "--output")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from unisono.cli.units import parse_bytes, parse_seconds
 from unisono.errors import UsageError
+from unisono.view.words import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

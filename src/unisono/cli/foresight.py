@@ -21,7 +21,7 @@ def foresight(
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
-    from unisono.foresight.calibration import check_label, draw_calibration
+    from unisono.foresight.calibration import check_label
     from unisono.foresight.ledger import changed_seals, read
     from unisono.foresight.report import ledger_data, ledger_lines
 
@@ -29,7 +29,10 @@ def foresight(
     complaints += changed_seals(ledger, entries)
     check_label(entries, by)
     if chart is not None:
-        draw_calibration(entries, by, chart)
+        from unisono.view.chart import write_picture
+        from unisono.view.predictions import draw_calibration
+
+        write_picture(chart, draw_calibration(entries, by), "--chart")
     if as_json:
         print(json.dumps(ledger_data(entries, complaints, by), indent=1))
         return

@@ -151,11 +151,12 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
 
 def _draw(before: _Planned, after: Mapping[str, _Planned], path: Path) -> None:
     """Write a chart of the plan, and of what the changes make of it."""
-    from unisono.plan.run_chart import draw_chart
     from unisono.plan.run_comparison import changed_rules
+    from unisono.view.chart import write_picture
+    from unisono.view.predictions import draw_plans
 
     others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
-    draw_chart([*before.rows, *others], before.title, before.run.machine.name, path)
+    write_picture(path, draw_plans([*before.rows, *others], before.title, before.run.machine.name), "--chart")
 
 
 def _check(run: Path, as_json: bool, other: str | Path | None) -> None:

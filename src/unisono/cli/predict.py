@@ -41,6 +41,7 @@ def predict(
     check_installed()
     keep_memory()
     from unisono.training.build import DTYPES, context_of
+    from unisono.training.scoring.evaluate import forward_of
     from unisono.training.scoring.file_inputs import open_inputs
     from unisono.training.scoring.predict import PredictOptions
     from unisono.training.scoring.predict import predict as predict_files
@@ -53,14 +54,14 @@ def predict(
     inputs = open_inputs(recipe.data, tokenizer)
     network = load_network(saved, inputs)
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
-    options = PredictOptions(top, batch, DTYPES[recipe.model.dtype], context_of(recipe))
+    forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe))
     found: list[FilePrediction] = []
-    for one in predict_files(network, inputs, files, options):
+    for one in predict_files(forward, inputs, files, PredictOptions(top, batch)):
         found.append(one)
         if one.prediction is None:
             print(f"unisono: {one.file}: {one.error}", file=sys.stderr, flush=True)
         elif not as_json:
-            print(f"{one.file}: {one.prediction.words()}", flush=True)
+            print(f"{one.file}: {one.prediction.words}", flush=True)
     if as_json:
         print(json.dumps([_data(one) for one in found], indent=1))
     if any(one.prediction is None for one in found):
@@ -69,4 +70,4 @@ def predict(
 
 def _data(one: FilePrediction) -> dict[str, Any]:
     """Return a prediction as data for JSON."""
-    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.as_data())}
+    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.data)}

@@ -28,7 +28,7 @@ from unisono.cli.collective import (
     sizes_of,
     title,
 )
-from unisono.cli.units import format_bytes, format_seconds
+from unisono.view.words import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from unisono.plan.collective_costs import CollectiveCase, SchedulePrice

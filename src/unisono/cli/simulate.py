@@ -31,8 +31,9 @@ from unisono.cli.collective import (
     sizes_of,
     title,
 )
-from unisono.cli.units import MAX_DIGITS, format_bytes, format_seconds, parse_seconds
+from unisono.cli.units import MAX_DIGITS, parse_seconds
 from unisono.errors import UsageError
+from unisono.view.words import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

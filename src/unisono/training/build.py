@@ -44,7 +44,7 @@ from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
 from unisono.training.named_rule import exchange_of, named_rule, own_rule
 from unisono.training.recipe import DataRecipe, Recipe
-from unisono.training.timeline.collect import Timeline
+from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.user_function import is_user_function
 from unisono.world import World
