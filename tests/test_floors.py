@@ -27,6 +27,7 @@ FLOORS = [
     ("testing",),
     ("plan",),
     ("foresight", "reducer"),
+    ("view",),
     ("tensor_parallel",),
     ("data_parallel",),
     ("horovod",),

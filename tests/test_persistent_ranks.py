@@ -11,7 +11,7 @@ from tests.persistent_ranks import PersistentRanks
 from tests.progress import process_tree
 
 from unisono.schedules.ring import ring
-from unisono.schedules.text_diagram import draw
+from unisono.view.schedule import draw
 
 
 def test_each_command_has_its_own_arguments_exit_code_folder_and_environment(tmp_path: Path) -> None:

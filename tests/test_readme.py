@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono.schedules.ring import ring
-from unisono.schedules.text_diagram import draw
+from unisono.view.schedule import draw
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

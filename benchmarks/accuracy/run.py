@@ -152,8 +152,8 @@ def plot(part: str) -> None:
     for label, found in json.loads((HERE / f"{part}.json").read_text()).items():
         epochs = found["epochs"]
         columns = [tuple(epoch[key] for epoch in epochs) for key in ("epoch", "elapsed", "test_accuracy")]
-        curves.append(Curve(label, *columns, top5=()))
-    draw(curves, HERE / f"{part}.svg")
+        curves.append(Curve(label, *columns))
+    (HERE / f"{part}.svg").write_bytes(draw(curves))
 
 
 def write_summary() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.foresight.calibration import draw_calibration
 from unisono.foresight.ledger import LEDGER, LedgerEntry, read
+from unisono.view.predictions import draw_calibration
 
 NEAR = 1.03
 """Ratio to the fastest choice up to which another counts as well named."""
@@ -97,7 +97,7 @@ def write_summary(folder: Path) -> None:
         cells += [f"{one.prediction.step:.3f}", f"{one.measurement.step.median:.3f}", f"{off:+.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
     (folder / "summary.md").write_text("\n".join([*lines, ""]))
-    draw_calibration(drawn, "rule", folder / "calibration.svg")
+    (folder / "calibration.svg").write_bytes(draw_calibration(drawn, "rule"))
     print("\n".join(lines[:20]))
 
 

@@ -13,11 +13,17 @@ import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from unisono.foresight import ledger
+from unisono.view.chart import render
+from unisono.view.svg import INK
+from unisono.view.words import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
@@ -33,9 +39,6 @@ COLORS = {
     "gloo": "#4281a4",
     "DDP on gloo": "#4281a4",
 }
-GREY = "#7a7a7a"
-"""Readable on white and on black."""
-
 NETWORKS = ("ResNet-50", "VGG-A", "AlexNet")
 
 
@@ -199,47 +202,42 @@ def _ms(milliseconds: float) -> str:
     return f"{milliseconds:,.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
 
 
-def chart() -> None:
+def draw(figure: Figure) -> None:
     """Draw three panels: one node, the network, the training step."""
-    from matplotlib import figure as drawing  # noqa: PLC0415 - the list needs none
-
-    figure = drawing.Figure(figsize=(11, 3.4), layout="constrained")
-    figure.patch.set_alpha(0)
     node, network, step = figure.subplots(1, 3)
     found = one_node()
     for name in ("gloo", "MPICH", "Open MPI", "Intel MPI"):
         ratios = [one[name] / one["Unisono"] for one in found.values()]
         node.plot(list(found), ratios, "o-", color=COLORS[name], label=name, markersize=3)
     node.axhline(1, color=COLORS["Unisono"], label="Unisono")
-    node.set(xscale="log", yscale="log", xlabel="bytes", title="allreduce on one node, 2 ranks:\ntime over Unisono's")
+    node.set(yscale="log", title="allreduce on one node, 2 ranks:\ntime over Unisono's")
+    node.yaxis.set_major_formatter("{x:g}")
     found = {nbytes: one for nbytes, one in allreduce("supernodes").items() if nbytes >= 1 << 18}
     for name in ("Unisono", "MPICH", "Open MPI", "gloo"):
-        reached = [100 * one["bound"] / one[name] for one in found.values()]
+        reached = [one["bound"] / one[name] for one in found.values()]
         network.plot(list(found), reached, "o-", color=COLORS[name], label=name, markersize=3)
-    network.set(
-        xscale="log", ylim=(0, 105), xlabel="bytes", title="allreduce on 8 hosts of 2 switches:\n% of the link's limit"
-    )
+    network.set(ylim=(0, 1.05), title="allreduce on 8 hosts of 2 switches:\nshare of the link's limit")
+    network.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    for axes, base in ((node, 64), (network, 4)):
+        axes.set_xscale("log", base=base)
+        axes.xaxis.set_major_formatter(lambda nbytes, _: format_bytes(nbytes))
+        axes.minorticks_off()
     for place, name in enumerate(("Unisono", "DDP on gloo")):
         heights = [steps(4)[one, 1.0][name] / steps(4)[one, 1.0]["bound"] for one in NETWORKS]
         places = [number + 0.4 * place - 0.2 for number in range(len(NETWORKS))]
         step.bar(places, heights, 0.38, color=COLORS[name], label=name)
-    step.axhline(1, color=GREY, linestyle=":", label="limit")
-    step.set(ylim=(0, 1.9), title="training step on 4 hosts:\ntime over the limit of link and computing")
+    step.axhline(1, color=INK, linestyle=":", label="limit")
+    step.set(ylim=(0, 1.9), title="training step on 4 hosts:\ntime over the limit")
     step.set_xticks(range(len(NETWORKS)), NETWORKS)
     for axes in (node, network, step):
-        axes.patch.set_alpha(0)
-        axes.tick_params(colors=GREY, labelsize=8)
-        axes.title.set(color=GREY, fontsize=9)
-        axes.xaxis.label.set(color=GREY, fontsize=8)
-        for spine in axes.spines.values():
-            spine.set_color(GREY)
-        axes.legend(fontsize=7, frameon=False, labelcolor=GREY, ncols=2 if axes is node else 1)
-    figure.savefig(CHART, metadata={"Date": None})
+        axes.set_title(axes.get_title("left"), fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.legend(fontsize=7, ncols=2 if axes is node else 1)
 
 
 def main() -> None:
     """Write both."""
-    chart()
+    CHART.write_bytes(render(draw, 11, 3.4))
     begin, end = MARKS
     text = "\n".join([begin, "", *listed(), "", end])
     PAGE.write_text(

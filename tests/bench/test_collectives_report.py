@@ -1,7 +1,8 @@
 import json
-from pathlib import Path
 
-from unisono.bench.collectives_report import bound_of, plot, simulated, table
+import pytest
+
+from unisono.bench.collectives_report import bound_of, draw, simulated, table
 
 
 def entry(median: float, predicted: float | None = None) -> dict[str, float | None]:
@@ -38,6 +39,8 @@ def test_on_one_node_the_bound_is_a_copy() -> None:
     assert bound_of({"bound_us": 3.0, "contenders": {}}) == 3
 
 
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    plot(json.loads(json.dumps(FOUND)), tmp_path / "plot.svg")
-    assert "<svg" in (tmp_path / "plot.svg").read_text()
+def test_the_plot_has_times_beside_multiples_of_the_bound() -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw(json.loads(json.dumps(FOUND))).decode()
+    for words in (">ring<", ">bound<", ">time<", ">time over the bound<", ">1 MiB<", "µs<"):
+        assert words in drawn

@@ -9,12 +9,11 @@ from unisono.placement import regular
 from unisono.rules import BSP, EASGD, LocalSGD
 from unisono.schedules import find
 from unisono.schedules.ring import ring
-from unisono.schedules.svg_diagram import draw_svg
-from unisono.schedules.text_diagram import draw
-from unisono.step.draw import draw as draw_step
-from unisono.step.draw import draw_svg as draw_step_svg
-from unisono.step.draw import picture_of
 from unisono.step.layout import even_layout
+from unisono.view.schedule import draw, draw_svg
+from unisono.view.step import draw as draw_step
+from unisono.view.step import draw_svg as draw_step_svg
+from unisono.view.step import picture_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from tests.progress import Watched, poll_until, run
-from tests.training.timeline.trace_format import check_trace
+from tests.training.trace_format import check_trace
 from tests.usage_errors import assert_one_line_error
 
 from unisono.cli.ranks import count_ranks, exit_code

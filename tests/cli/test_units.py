@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.cli.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from unisono.cli.units import parse_bytes, parse_seconds
 from unisono.errors import UsageError
 
 
@@ -36,8 +36,3 @@ def test_seconds(text: str, seconds: float) -> None:
 def test_no_seconds() -> None:
     with pytest.raises(UsageError, match="--late 3:5h: write a time"):
         parse_seconds("5h", "--late 3:")
-
-
-def test_formats() -> None:
-    assert [format_bytes(n) for n in (7, 1024, 3 << 19, 5 << 30)] == ["7 B", "1 KiB", "1.5 MiB", "5 GiB"]
-    assert [format_seconds(s) for s in (0, 4e-7, 3e-5, 0.25, 2)] == ["0 µs", "0.4 µs", "30 µs", "250 ms", "2 s"]

@@ -15,10 +15,10 @@ from unisono.rules.asynchronous import serving_programs
 from unisono.rules.easgd import SWAP
 from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.draw import draw, picture_of
 from unisono.step.layout import Layout, even_layout
 from unisono.step.program import Arrival, Step, StepProgram
 from unisono.step.verify import verify
+from unisono.view.step import draw, picture_of
 
 
 @settings(deadline=None, max_examples=60)

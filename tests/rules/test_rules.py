@@ -15,7 +15,6 @@ from unisono.placement import Partition
 from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.sharded import Sharded
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.draw import draw, picture_of
 from unisono.step.layout import even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
@@ -23,6 +22,7 @@ from unisono.step.program import Operation, Role, Step
 from unisono.step.rule import BaseRule, Traits
 from unisono.step.verify import verify
 from unisono.testing import Batch, InProcessReplica, play_in_process
+from unisono.view.step import draw, picture_of
 
 
 def test_rules_are_found_by_name() -> None:

@@ -15,12 +15,12 @@ from unisono.rules import Sharded, sharded
 from unisono.rules.sharded import UNPACK, UPDATE_SHARD
 from unisono.schedules import find
 from unisono.step.costs import Computing, Cost, Costs
-from unisono.step.draw import draw, picture_of
 from unisono.step.layout import Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import verify
+from unisono.view.step import draw, picture_of
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

@@ -13,9 +13,8 @@ from unisono.placement import one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find, names
 from unisono.schedules.numbering import renumber
 from unisono.schedules.schedule import Action
-from unisono.schedules.svg_diagram import timed_messages
-from unisono.schedules.text_diagram import draw
 from unisono.schedules.verify import Goal, verify
+from unisono.view.schedule import draw, timed_messages
 
 RANKS = range(1, 34)
 

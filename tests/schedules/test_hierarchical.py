@@ -6,7 +6,7 @@ from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.hierarchical import columns, nodes_of
 from unisono.schedules.schedule import Action, Program
-from unisono.schedules.svg_diagram import TimedMessage, timed_messages
+from unisono.view.schedule import TimedMessage, timed_messages
 
 VARIANTS = SCHEDULES["hierarchical"].variants
 

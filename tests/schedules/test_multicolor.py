@@ -6,7 +6,7 @@ from unisono.placement import regular
 from unisono.schedules import find
 from unisono.schedules.multicolor import max_fitting_colors, multicolor
 from unisono.schedules.schedule import Action
-from unisono.schedules.svg_diagram import timed_messages
+from unisono.view.schedule import timed_messages
 
 
 def parents(most: int, ranks: int) -> list[set[int]]:

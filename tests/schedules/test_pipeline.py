@@ -2,7 +2,7 @@ from unisono.placement import one_rank_per_node, place
 from unisono.schedules import find
 from unisono.schedules.pipeline import pipeline
 from unisono.schedules.schedule import Action
-from unisono.schedules.svg_diagram import timed_messages
+from unisono.view.schedule import timed_messages
 
 
 def test_each_rank_communicates_with_two_neighbours_in_four_rounds() -> None:

@@ -3,8 +3,8 @@ import pytest
 from unisono.placement import one_rank_per_node, regular
 from unisono.schedules import find
 from unisono.schedules.schedule import Action
-from unisono.schedules.svg_diagram import timed_messages
 from unisono.schedules.tree import tree
+from unisono.view.schedule import timed_messages
 
 
 @pytest.mark.parametrize("ranks", range(1, 34))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from math import log2
 from statistics import median
 from typing import Any, NamedTuple
 
 from unisono.bench.peer_program import COPY, ORDINARY, TIMINGS, WINDOWS
+from unisono.view import heat_map as view
+from unisono.view.words import format_bytes, markdown_table
 
 COLUMNS = [(memory, timing) for timing in TIMINGS for memory in (ORDINARY, WINDOWS)]
 
@@ -45,14 +47,16 @@ def table(found: Mapping[str, Any]) -> str:
         "Ours / best peer (least to largest ratio of a round) and that peer, in bold where ours is slower than "
         f"{LIMITS[0]} times. Microseconds: {' / '.join(TIMINGS)}; the copy is one rank's.",
         "",
-        f"| {' | '.join(head)} |",
-        f"| --- |{' ---: |' * (len(head) - 1)}",
     ]
-    for row in found["rows"]:
-        ratios = [_text(cell_of(row, *column)) for column in COLUMNS]
-        times = [_times(row["us"].get(name)) for name in names]
-        lines.append(f"| {' | '.join([row['collective'], str(row['bytes']), *ratios, *times])} |")
-    return "\n".join(lines)
+    rows = [
+        [
+            *(row["collective"], str(row["bytes"])),
+            *(_text(cell_of(row, *column)) for column in COLUMNS),
+            *(_times(row["us"].get(name)) for name in names),
+        ]
+        for row in found["rows"]
+    ]
+    return "\n".join([*lines, *markdown_table(head, rows)])
 
 
 def _times(us: Mapping[str, Sequence[float]] | None) -> str:
@@ -74,23 +78,17 @@ def _shares(column: tuple[str, str], ratios: Sequence[float]) -> str:
     return f"{', '.join(column)}: of {len(ratios)} cells {', '.join(within)}"
 
 
-def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Draw the ratios as a heat map: green where ours is faster; the file's suffix sets the format."""
-    from matplotlib.colors import LogNorm  # noqa: PLC0415 - only who draws needs it
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
+def draw(found: Mapping[str, Any]) -> bytes:
+    """Return the ratios as a heat map, as SVG: green where ours is faster, red where it is slower, up to 4 times."""
     rows = found["rows"]
     cells = [[cell_of(row, *column) for column in COLUMNS] for row in rows]
-    figure = Figure(figsize=(9, 1.5 + 0.35 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    ratios = [[cell.ratio for cell in of] for of in cells]
-    image = axes.imshow(ratios, cmap="RdYlGn_r", norm=LogNorm(0.25, 4), aspect="auto")
-    for y, of in enumerate(cells):
-        for x, cell in enumerate(of):
-            axes.text(x, y, f"{cell.ratio:.2f} {cell.peer}", ha="center", va="center", fontsize=8)
-    axes.set_xticks(range(len(COLUMNS)), map(",\n".join, COLUMNS))
-    axes.set_yticks(range(len(rows)), [f"{row['collective']}, {row['bytes']} B" for row in rows])
-    bar = figure.colorbar(image, label="ours / best peer", ticks=[0.25, 0.5, 1, 2, 4], format="{x:g}")
-    bar.minorticks_off()
-    figure.suptitle(f"{found['ranks']} ranks on one machine, medians of {found['rounds']} rounds")
-    figure.savefig(path)
+    drawn = [[view.HeatCell(f"{cell.ratio:.2f} {cell.peer}", _share(cell.ratio)) for cell in of] for of in cells]
+    names = [f"{row['collective']}, {format_bytes(row['bytes'])}" for row in rows]
+    title = f"ours / best peer: {found['ranks']} ranks on one machine, medians of {found['rounds']} rounds"
+    columns = [",\n".join(column) for column in COLUMNS]
+    return view.draw_heat_maps([view.HeatMap("", ("", ""), names, columns, drawn)], title, view.DIVERGING)
+
+
+def _share(ratio: float) -> float:
+    """Return the place of a ratio on the scale from a quarter, 0, to four times, 1."""
+    return min(1.0, max(0.0, 0.5 + log2(ratio) / 4))

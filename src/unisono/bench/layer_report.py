@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,6 +13,7 @@ from rich.table import Table
 from unisono.bench.layers import LayerTiming
 from unisono.bench.peak import Peak
 from unisono.compute.geometry import Pass
+from unisono.view.timings import Bar, draw_bars
 
 
 def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,28 +67,17 @@ def sums(rows: Sequence[LayerTiming]) -> list[tuple[str, float]]:
     return sorted(found.items(), key=lambda item: -item[1])
 
 
-def plot(rows: Sequence[LayerTiming], peak: Peak, title: str, path: Path) -> None:
-    """Draw a bar for each layer and pass: its milliseconds, with its bound inside."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
-
-    names = list(dict.fromkeys(row.layer for row in rows))
-    figure = Figure(figsize=(12, 1.5 + 0.22 * len(names)), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    for one, which in zip(axes, Pass, strict=True):
-        of = {row.layer: row for row in rows if row.pass_name == which.value}
-        height = [1e3 * of[name].seconds if name in of else 0.0 for name in names]
-        bound = [
-            height[n] * min(1.0, of[name].share_of_bound(peak)) if name in of else 0.0 for n, name in enumerate(names)
-        ]
-        one.barh(names, height, color="#9ecae1", label="measured")
-        one.barh(names, bound, color="#08519c", height=0.4, label="bound")
-        one.set(xlabel="ms", title=which.value)
-        one.grid(axis="x", alpha=0.3)
-    axes[0].set_ylim(len(names) - 0.4, -0.6)
-    axes[0].tick_params(axis="y", labelsize=7)
-    axes[-1].legend(loc="lower right")
-    figure.suptitle(title)
-    figure.savefig(path)
+def draw(rows: Sequence[LayerTiming], peak: Peak, title: str) -> bytes:
+    """Return a bar for each layer and pass with its bound inside, as SVG."""
+    panels = {
+        which.value: {
+            row.layer: Bar(row.seconds, row.seconds * min(1.0, row.share_of_bound(peak)))
+            for row in rows
+            if row.pass_name == which.value
+        }
+        for which in Pass
+    }
+    return draw_bars(panels, list(dict.fromkeys(row.layer for row in rows)), title)
 
 
 def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
 from unisono.processor import processor
 from unisono.training.accuracy import classification_loss
+from unisono.view.words import markdown_table
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
@@ -203,7 +204,7 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
+    rows = []
     for row in found:
         batch, seconds = row["batch"], row["seconds"]
         middle = {name: statistics.median(seconds[name]) for name in CONTENDERS}
@@ -213,8 +214,8 @@ def as_markdown(found: Sequence[dict[str, Any]]) -> str:
         ]
         ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in peers]
         taken = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
-        lines.append(f"| {' | '.join([row['network'], str(batch), *rates, *ratios, *taken])} |")
-    return "\n".join(lines)
+        rows.append([row["network"], str(batch), *rates, *ratios, *taken])
+    return "\n".join(markdown_table(head, rows))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +13,10 @@ import typer
 
 from unisono.cli.command_group import CommandGroup
 from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone
-from unisono.errors import UsageError, install_command
+from unisono.errors import UsageError
 from unisono.lab.plan import parse_rate
 from unisono.launch import rank_started, ranks_started
+from unisono.view.chart import no_pictures
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
@@ -67,8 +67,8 @@ def collectives(
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
-    text, plot = collectives_report.table(found), collectives_report.plot
-    _write_report(output, found, text, plot, partial(write, world, output), log)
+    text, draw = collectives_report.table(found), collectives_report.draw
+    _write_report(output, found, text, draw, partial(write, world, output), log)
 
 
 def _check_algorithms(names: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
         output,
         found,
         f"{against_report.table(found)}\n\n{shares}",
-        against_report.plot,
+        against_report.draw,
         partial(write_alone, output),
         log,
     )
@@ -134,19 +134,16 @@ def _write_report(
     output: Path,
     found: Mapping[str, Any],
     text: str,
-    plot: Callable[[Mapping[str, Any], Path], None],
+    draw: Callable[[Mapping[str, Any]], bytes],
     write_output: Callable[[Callable[[], object]], None],
     log: Callable[[str], None],
 ) -> None:
     """Write results.json, table.md with `text`, and plot.svg where matplotlib is installed; show the text."""
     for name, content in {"results.json": json.dumps(found, indent=1), "table.md": text}.items():
         write_output(partial((output / name).write_text, content + "\n"))
-    drawn = find_spec("matplotlib") is not None
-    if drawn:
-        write_output(lambda: plot(found, output / "plot.svg"))
-    log(f"\n{text}\n\nwrote {output}/results.json and table.md{' and plot.svg' if drawn else ''}")
-    if not drawn:
-        log(f"no plot: matplotlib is not installed ({install_command('bench')})")
+    if not (missing := no_pictures()):
+        write_output(lambda: (output / "plot.svg").write_bytes(draw(found)))
+    log(f"\n{text}\n\nwrote {output}/results.json and table.md{f'; {missing}' if missing else ' and plot.svg'}")
 
 
 @app.command()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.units import MAX_DIGITS, format_bytes, format_seconds, parse_bytes, parse_seconds
+from unisono.cli.units import MAX_DIGITS, parse_bytes, parse_seconds
 from unisono.errors import UsageError
+from unisono.view.words import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from unisono.network import Uneven

@@ -50,19 +50,17 @@ def draw(
     if svg is None:
         print(text())
         return
-    try:
-        svg.write_text(vector(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--svg {svg}: {error.strerror}") from error
+    from unisono.view.chart import write_picture
+
+    write_picture(svg, vector().encode(), "--svg")
 
 
 def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Callable[[], str]]:
     from unisono.schedules import find
-    from unisono.schedules.svg_diagram import draw_svg
-    from unisono.schedules.text_diagram import draw as picture
+    from unisono.view import schedule
 
     algorithm, ranks = find(name, placement).allreduce, placement.ranks
-    return lambda: picture(algorithm, ranks, name), lambda: draw_svg(algorithm, ranks, name, placement)
+    return lambda: schedule.draw(algorithm, ranks, name), lambda: schedule.draw_svg(algorithm, ranks, name, placement)
 
 
 def _step(
@@ -71,10 +69,9 @@ def _step(
     from dataclasses import fields
 
     from unisono.rules import find_rule
-    from unisono.step.draw import draw as picture
-    from unisono.step.draw import draw_svg, picture_of
     from unisono.step.layout import even_layout
     from unisono.step.overlaps import find_overlap
+    from unisono.view import step
 
     find_overlap(overlap)
     for option, number in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
@@ -90,8 +87,8 @@ def _step(
     beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
     rule = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
-    drawn = picture_of(rule, even_layout(ranks, buckets), steps, title)
-    return lambda: picture(drawn), lambda: draw_svg(drawn)
+    drawn = step.picture_of(rule, even_layout(ranks, buckets), steps, title)
+    return lambda: step.draw(drawn), lambda: step.draw_svg(drawn)
 
 
 def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:

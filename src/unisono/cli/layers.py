@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,10 +108,11 @@ def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Map
 
 def _write(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any], output: Path) -> None:
     """Write the table as data, and as a chart where matplotlib is installed."""
-    from unisono.bench.layer_report import as_data, plot
+    from unisono.bench.layer_report import as_data, draw
+    from unisono.view.chart import no_pictures
 
     (output / "layers.json").write_text(json.dumps(as_data(rows, peak, about), indent=1) + "\n")
-    drawn = find_spec("matplotlib") is not None
-    if drawn:
-        plot(rows, peak, f"{about['model']}, batch {about['inputs'][0]}, {about['dtype']}", output / "layers.svg")
-    console.print(f"wrote {output}/layers.json{' and layers.svg' if drawn else ''}", markup=False)
+    if not (missing := no_pictures()):
+        title = f"{about['model']}, batch {about['inputs'][0]}, {about['dtype']}"
+        (output / "layers.svg").write_bytes(draw(rows, peak, title))
+    console.print(f"wrote {output}/layers.json{f'; {missing}' if missing else ' and layers.svg'}", markup=False)

@@ -167,11 +167,12 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
 
 def _draw(before: _Planned, after: Mapping[str, _Planned], path: Path) -> None:
     """Write a chart of the plan, and of what the changes make of it."""
-    from unisono.plan.run_chart import draw_chart
     from unisono.plan.run_report import changed_rules
+    from unisono.view.chart import write_picture
+    from unisono.view.predictions import draw_plans
 
     others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
-    draw_chart([*before.rows, *others], before.title, before.run.machine.name, path)
+    write_picture(path, draw_plans([*before.rows, *others], before.title, before.run.machine.name), "--chart")
 
 
 def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
@@ -217,14 +218,17 @@ def foresight(
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
-    from unisono.foresight.calibration import check_label, draw_calibration, ledger_data, ledger_lines
+    from unisono.foresight.calibration import check_label, ledger_data, ledger_lines
     from unisono.foresight.ledger import changed_seals, read
 
     entries, complaints = read(ledger)
     complaints += changed_seals(ledger, entries)
     check_label(entries, by)
     if chart is not None:
-        draw_calibration(entries, by, chart)
+        from unisono.view.chart import write_picture
+        from unisono.view.predictions import draw_calibration
+
+        write_picture(chart, draw_calibration(entries, by), "--chart")
     if as_json:
         print(json.dumps(ledger_data(entries, complaints, by), indent=1))
         return

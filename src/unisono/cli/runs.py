@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 
 from unisono.cli.ranks import count_ranks, launch, printer
 from unisono.data.pack.layout import check_installed
-from unisono.errors import UsageError, install_command
+from unisono.errors import UsageError
 from unisono.launch import cores, keep_memory, ranks_started
 from unisono.training import run_directory
 
@@ -115,6 +114,7 @@ def predict(
     check_installed()
     keep_memory()
     from unisono.training.build import DTYPES, context_of
+    from unisono.training.scoring.evaluate import forward_of
     from unisono.training.scoring.file_inputs import open_inputs
     from unisono.training.scoring.predict import PredictOptions
     from unisono.training.scoring.predict import predict as predict_files
@@ -127,14 +127,14 @@ def predict(
     inputs = open_inputs(recipe.data, tokenizer)
     network = load_network(saved, inputs)
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
-    options = PredictOptions(top, batch, DTYPES[recipe.model.dtype], context_of(recipe))
+    forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe))
     found: list[FilePrediction] = []
-    for one in predict_files(network, inputs, files, options):
+    for one in predict_files(forward, inputs, files, PredictOptions(top, batch)):
         found.append(one)
         if one.prediction is None:
             print(f"unisono: {one.file}: {one.error}", file=sys.stderr, flush=True)
         elif not as_json:
-            print(f"{one.file}: {one.prediction.words()}", flush=True)
+            print(f"{one.file}: {one.prediction.words}", flush=True)
     if as_json:
         print(json.dumps([_data(one) for one in found], indent=1))
     if any(one.prediction is None for one in found):
@@ -143,7 +143,7 @@ def predict(
 
 def _data(one: FilePrediction) -> dict[str, Any]:
     """Return a prediction as data for JSON."""
-    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.as_data())}
+    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.data)}
 
 
 def accuracy(
@@ -160,14 +160,14 @@ def accuracy(
     Runs on texts have their test perplexity drawn.
     """
     from unisono.training.curves import curves_of, draw, summarize
+    from unisono.view.chart import write_picture
 
     curves = curves_of(runs)
     output = output or Path(f"{curves[0].measure.name}.svg")
     for curve in curves:
         print(summarize(curve))
-    if find_spec("matplotlib") is None:
-        raise UsageError(f"cannot draw {output}: matplotlib is not installed; {install_command('bench')}")
     try:
-        draw(curves, output)
-    except (OSError, ValueError) as error:  # no such folder; no such format
-        raise UsageError(f"--output {output}: {getattr(error, 'strerror', None) or error}") from error
+        picture = draw(curves, form=output.suffix.removeprefix(".") or "svg")
+    except ValueError as error:  # no such format
+        raise UsageError(f"--output {output}: {error}") from error
+    write_picture(output, picture, "--output")

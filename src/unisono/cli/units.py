@@ -77,27 +77,3 @@ def parse_seconds(text: str, option: str) -> float:
 def _parse(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     return None if match is None or match[2] not in units else Fraction(match[1]) * units[match[2]]
-
-
-def format_bytes(nbytes: float) -> str:
-    """Return a size in the largest binary unit of which it has at least one.
-
-    >>> format_bytes(1536)
-    '1.5 KiB'
-    """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes:.4g} B"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time with four digits, in the largest unit of which it has at least one.
-
-    >>> format_seconds(0.0123456)
-    '12.35 ms'
-    """
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= unit:
-            return f"{seconds / unit:.4g} {name}"
-    return f"{seconds / 1e-6:.4g} µs"

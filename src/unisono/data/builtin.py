@@ -78,6 +78,10 @@ class RowReader(Reader):
                 batch = self._samples.inputs[rows], self._samples.labels[rows]
             yield batch
 
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape of the inputs of a batch."""
+        return torch.zeros(samples, *self._samples.inputs.shape[1:])
+
 
 def in_memory_feed(
     data: Dataset,

@@ -64,6 +64,10 @@ class Reader(ABC):
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
         """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
 
+    @abstractmethod
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
+
     def stop(self) -> None:  # noqa: B027  there may be no threads
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
 

@@ -4,33 +4,21 @@
     0.1.0      40           3.1%            9.8%    37 of 40, nominally 96%
 
 Worked example: steps of 50, 52 and 60 ms, each predicted as 50 ms +- 7.5%: errors 0, 3.8 and 16.7%, in the median 3.8%,
-and 2 of 3 within the interval. The chart shows predicted against measured steps, and the errors by part:
-
-predicted │      ╱ ┃              updates    ·  │ ··        A vertical bar is the interval of a prediction; the dashed
-          │    ╱┃●                exchanges    ·│·          line is that of equal times. On the right each dot is a
-          │  ╱● ┃                 waiting     ··│ ·         run: predicted less measured seconds over those of the
-          │╱                      computing    ·│··   ·     measured step.
-          └────────── measured    └─────────────┴─────
+and 2 of 3 within the interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono.errors import UsageError
 from unisono.foresight.compare import errors_of, explain, ms
 from unisono.foresight.ledger import LedgerEntry
-from unisono.plan.chart import COLORS, GRAY, chart
 from unisono.plan.text_table import text_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 WORST = 5
 """Number of runs with the largest errors that are listed."""
@@ -127,67 +115,7 @@ def ledger_data(entries: Sequence[LedgerEntry], complaints: Sequence[str], by: s
     }
 
 
-ROW = 0.7
-"""Height of a part's row in which the dots of its groups lie, in rows."""
-
-
 def part_errors(entry: LedgerEntry) -> dict[str, float]:
     """Return the errors of a run's parts: predicted less measured seconds, over those of the measured step."""
     parts = errors_of(entry.prediction, entry.measurement)
     return {name: -one.off / entry.measurement.step.median for name, one in parts.items()}
-
-
-def draw_calibration(entries: Sequence[LedgerEntry], by: str, path: Path) -> None:
-    """Write the chart as SVG, with a color for each group.
-
-    Raises UsageError without matplotlib, without runs, and for a file that cannot be written.
-    """
-    if not entries:
-        raise UsageError(f"--chart {path}: the ledger has no runs to draw")
-    names = sorted({group_of(one, by) for one in entries})
-    groups = {name: [one for one in entries if group_of(one, by) == name] for name in names}
-    with chart(path, (11, 5)) as figure:
-        left, right = figure.subplots(1, 2)
-        _draw_steps(left, groups, by)
-        _draw_parts(right, groups)
-        for axes in (left, right):
-            axes.grid(color=GRAY, alpha=0.3)
-
-
-def _draw_steps(axes: Axes, groups: dict[str, list[LedgerEntry]], by: str) -> None:
-    every = [one for rows in groups.values() for one in rows]
-    ends = [1e3 * one.measurement.step.median for one in every] + [1e3 * one.prediction.step for one in every]
-    low, high = min(ends) / 1.3, max(ends) * 1.3
-    axes.plot([low, high], [low, high], color=GRAY, linestyle="--", linewidth=1, label="equal")
-    for number, (name, rows) in enumerate(groups.items()):
-        color = COLORS[number % len(COLORS)]
-        measured = [1e3 * one.measurement.step.median for one in rows]
-        predicted = [1e3 * one.prediction.step for one in rows]
-        axes.vlines(
-            measured,
-            [1e3 * one.prediction.low for one in rows],
-            [1e3 * one.prediction.high for one in rows],
-            color=color,
-            linewidth=1,
-        )
-        axes.plot(measured, predicted, color=color, linestyle="", marker="o", markersize=3, label=f"{by} {name}")
-    axes.set(xlabel="measured step, ms", ylabel="predicted step, ms", xscale="log", yscale="log")
-    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("{x:g}")
-    axes.legend(frameon=False)
-
-
-def _draw_parts(axes: Axes, groups: dict[str, list[LedgerEntry]]) -> None:
-    parts = list(part_errors(next(iter(groups.values()))[0]))[::-1]
-    for number, rows in enumerate(groups.values()):
-        shift = ROW * (0.5 - (number + 0.5) / len(groups))
-        errors = [part_errors(one) for one in rows]
-        across = [found[part] for found in errors for part in parts]
-        up = [place + shift for _ in errors for place in range(len(parts))]
-        axes.plot(across, up, color=COLORS[number % len(COLORS)], linestyle="", marker="o", markersize=4, alpha=0.7)
-    axes.axvline(0, color=GRAY, linewidth=1)
-    axes.set(xlabel="predicted less measured, of the measured step")
-    axes.set_yticks(range(len(parts)), parts)
-    axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}" if share else "0")

@@ -43,7 +43,7 @@ from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
 from unisono.training.recipe import DataRecipe, Recipe
-from unisono.training.timeline.collect import Timeline
+from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -1,29 +1,22 @@
-"""Curves of test accuracy over time and over epochs, for one or more runs (as in DIMD's figures 13 and 14).
-
-    accuracy                         accuracy
-    │      ╭──── top-5               │      ╭──── top-5
-    │   ╭──╯ ╭── top-1               │   ╭──╯ ╭── top-1
-    │  ╱  ╭──╯                       │  ╱  ╭──╯
-    └──────────── minutes            └──────────── epochs
-
-They are read from the metrics in the runs' folders. Runs on texts have curves of perplexity.
-"""
+"""Curves of a measure over the epochs of runs, read from the metrics in their folders, for charts and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unisono.errors import UsageError
 from unisono.training.measures import ACCURACY, Measure, measure_of
 from unisono.training.run_directory import METRICS, read_metrics
+from unisono.view.curves import Line, draw_curves
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measure of a run after each of its epochs."""
+    """Measure of a run after each of its epochs, of which there is one at least."""
 
     name: str
     epochs: tuple[int, ...]
@@ -31,9 +24,36 @@ class Curve:
     """Seconds since the run began, with tests and checkpoints; time while the run was stopped does not count."""
     values: tuple[float, ...]
     """Values of the measure; of accuracy top-1."""
-    top5: tuple[float, ...]
+    top5: tuple[float, ...] = ()
     """Top-5 accuracies, 0 to 1; empty with five classes or fewer, and for other measures."""
     measure: Measure = ACCURACY
+
+    @property
+    def last(self) -> float:
+        """Value after the last epoch."""
+        return self.values[-1]
+
+    @property
+    def best(self) -> float:
+        """Best value after any epoch."""
+        return max(self.values, key=self.measure.merit)
+
+    @property
+    def best_epoch(self) -> int:
+        """First epoch with the best value; epochs count from 1."""
+        return self.epochs[self.values.index(self.best)]
+
+
+def curve_of(name: str, metrics: Sequence[Mapping[str, Any]], measure: Measure) -> Curve:
+    """Return the curve of a run with these lines of metrics, one at least."""
+    return Curve(
+        name,
+        tuple(line["epoch"] for line in metrics),
+        tuple(line["elapsed"] for line in metrics),
+        tuple(line[measure.metric] for line in metrics),
+        tuple(line["test_top5"] for line in metrics if measure is ACCURACY and "test_top5" in line),
+        measure,
+    )
 
 
 def curves_of(folders: Sequence[Path]) -> list[Curve]:
@@ -46,17 +66,17 @@ def curves_of(folders: Sequence[Path]) -> list[Curve]:
         if not lines:
             raise UsageError(f"{folder} has no run with a finished epoch: {METRICS} is empty or missing")
     measure = measure_of(line for lines in metrics for line in lines)
-    return [
-        Curve(
-            folder.resolve().name,
-            tuple(line["epoch"] for line in lines),
-            tuple(line["elapsed"] for line in lines),
-            tuple(line[measure.metric] for line in lines),
-            tuple(line["test_top5"] for line in lines if measure is ACCURACY and "test_top5" in line),
-            measure,
-        )
-        for folder, lines in zip(folders, metrics, strict=True)
-    ]
+    return [curve_of(folder.resolve().name, lines, measure) for folder, lines in zip(folders, metrics, strict=True)]
+
+
+def summarize(curve: Curve) -> str:
+    """Return a summary line: the last and the best value of a run."""
+    minutes, seconds = divmod(round(curve.seconds[-1]), 60)
+    measure, value = curve.measure, curve.measure.words(curve.last)
+    reached = value if measure is ACCURACY else f"{measure.name} {value}"
+    last = f"{curve.name}: {reached} after {curve.epochs[-1]} epochs, {minutes}:{seconds:02} min"
+    at = curve.best_epoch
+    return last if at == curve.epochs[-1] else f"{last} (best {measure.words(curve.best)} after {at})"
 
 
 def finite_part(curve: Curve) -> Curve:
@@ -70,37 +90,14 @@ def finite_part(curve: Curve) -> Curve:
     )
 
 
-def summarize(curve: Curve) -> str:
-    """Return a summary line: the last and the best value of a run."""
-    minutes, seconds = divmod(round(curve.seconds[-1]), 60)
-    measure, best = curve.measure, max(curve.values, key=curve.measure.merit)
-    at = curve.epochs[curve.values.index(best)]
-    value = measure.words(curve.values[-1])
-    reached = value if measure is ACCURACY else f"{measure.name} {value}"
-    last = f"{curve.name}: {reached} after {curve.epochs[-1]} epochs, {minutes}:{seconds:02} min"
-    return last if at == curve.epochs[-1] else f"{last} (best {measure.words(best)} after {at})"
-
-
-def draw(curves: Sequence[Curve], path: Path) -> None:
-    """Draw curves of one measure into a file, whose suffix sets the format: over minutes beside over epochs."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  only who draws needs it
-
-    figure, measure = Figure(figsize=(11, 4.5), layout="constrained"), curves[0].measure
-    left, right = figure.subplots(1, 2, sharey=True)
-    for number, curve in enumerate(curves):
-        minutes = [seconds / 60 for seconds in curve.seconds]
-        name = f"{curve.name}, top-1" if measure is ACCURACY else curve.name
-        for axes, across in ((left, minutes), (right, list(curve.epochs))):
-            color = f"C{number % 10}"
-            axes.plot(across, curve.values, color=color, marker=".", label=name)
-            if curve.top5:
-                axes.plot(across, curve.top5, color=color, marker=".", linestyle=":", label=f"{curve.name}, top-5")
-    left.set(xlabel="minutes", ylabel=measure.title, xlim=(0, None))
-    right.set(xlabel="epochs", xlim=(0, None))
-    right.xaxis.get_major_locator().set_params(integer=True)
-    for axes in (left, right):
-        if measure is ACCURACY:
-            axes.yaxis.set_major_formatter("{x:.0%}")
-        axes.grid(alpha=0.3)
-    right.legend(fontsize=8, loc="lower right" if measure.higher_is_better else "upper right")
-    figure.savefig(path)
+def draw(curves: Sequence[Curve], title: str = "", form: str = "svg") -> bytes:
+    """Return the picture of curves of one measure that have epochs with finite values; its format is `form`."""
+    lines = []
+    for curve in curves:
+        lines.append(
+            Line(f"{curve.name}, top-1" if curve.top5 else curve.name, curve.epochs, curve.seconds, curve.values)
+        )
+        if curve.top5:
+            lines.append(Line(f"{curve.name}, top-5", curve.epochs, curve.seconds, curve.top5, beside=True))
+    measure = curves[0].measure
+    return draw_curves(lines, measure.title, measure is ACCURACY, title, form)

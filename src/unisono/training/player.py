@@ -32,7 +32,7 @@ from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.timeline.collect import Timeline
+from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -28,7 +28,7 @@ from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run, plan_of
 from unisono.training.run_directory import report_if_finished
 from unisono.training.run_lock import RunLock
-from unisono.training.timeline.collect import Timeline, check_writable
+from unisono.training.timeline import Timeline, check_writable
 from unisono.training.together import TogetherPlayer
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer

@@ -22,7 +22,7 @@ from unisono.tensor_parallel.model import exchanges_activations
 from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
 from unisono.training.recorder import Recorder
-from unisono.training.timeline.collect import Timeline
+from unisono.training.timeline import Timeline
 from unisono.weak import weakly
 from unisono.world import World
 

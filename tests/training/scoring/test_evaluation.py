@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
 from dataclasses import replace
 from math import log
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,54 +16,12 @@ from unisono.training.scoring.evaluation import (
     MAX_PASSES,
     MIN_PASSES,
     BatchThroughput,
-    ClassEvaluation,
     Evaluation,
-    TokenEvaluation,
-    bits_per_byte,
     finite,
     measure_throughput,
 )
 
-
-class Bare(Evaluation):
-    """An evaluation with a measure of its own."""
-
-    def own_data(self) -> dict[str, Any]:
-        return {"own": 1}
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        yield "own", "1"
-
-
-FOUND = Bare(samples=8, accuracy=Accuracy(0.625, None, 0.61234))
-
-
-def test_data_has_what_all_evaluations_have_around_their_own() -> None:
-    data = FOUND.as_data()
-    assert data == {"samples": 8, "loss": 0.61234, "top1": 0.625, "top5": None, "own": 1, "throughput": []}
-    assert list(data) == ["samples", "loss", "top1", "top5", "own", "throughput"]
-    assert FOUND.images("title") == {}
-
-
-def test_a_loss_that_is_not_finite_is_still_json() -> None:
-    diverged = replace(FOUND, accuracy=replace(FOUND.accuracy, loss=float("nan")))
-    assert json.loads(json.dumps(diverged.as_data(), allow_nan=False))["loss"] is None
-
-
-@pytest.mark.parametrize(("value", "expected"), [(1.5, 1.5), (float("inf"), None), (float("nan"), None)])
-def test_numbers_that_json_does_not_have_are_none(value: float, expected: float | None) -> None:
-    assert finite(value) == expected
-
-
-def test_throughput_is_by_batch_size() -> None:
-    timed = replace(FOUND, throughput=(BatchThroughput(2, 0.5, 4.0, 3),))
-    assert timed.as_data()["throughput"] == [{"batch": 2, "seconds": 0.5, "samples_per_second": 4.0, "passes": 3}]
-    assert (timed.speed(timed.throughput[0]), timed.speed_unit) == (4.0, "samples/s")
-
-
-OF_TOKENS = TokenEvaluation(
-    samples=500, accuracy=Accuracy(0.625, 0.875, 2 * log(2)), tokens_per_sample=4, bytes_per_token=1
-)
+OF_TOKENS = Evaluation(samples=500, accuracy=Accuracy(0.625, 0.875, 2 * log(2)), tokens_per_sample=4, bytes_per_token=1)
 """The worked example: two bits a token."""
 
 
@@ -95,7 +52,12 @@ def test_data_has_tokens_and_no_confusion() -> None:
 
 
 def test_bits_are_divided_among_the_bytes_of_a_token() -> None:
-    assert bits_per_byte(log(2), 2) == 0.5
+    assert replace(OF_TOKENS, bytes_per_token=2, accuracy=Accuracy(0.5, None, log(2))).bits_per_byte == 0.5
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.5, 1.5), (float("inf"), None), (float("nan"), None), (None, None)])
+def test_numbers_that_json_does_not_have_are_none(value: float | None, expected: float | None) -> None:
+    assert finite(value) == expected
 
 
 def test_a_diverged_network_is_still_json() -> None:
@@ -112,7 +74,7 @@ def test_throughput_is_in_tokens() -> None:
     ]
 
 
-OF_CLASSES = ClassEvaluation(
+OF_CLASSES = Evaluation(
     samples=8,
     accuracy=Accuracy(0.625, None, 0.61234),
     classes=("cat", "dog", "owl"),
@@ -129,6 +91,13 @@ def test_data_has_each_class_and_the_confusion() -> None:
         {"class": "owl", "samples": 0, "recall": None, "precision": None},
     ]
     assert data["confusion"] == [[3, 1, 0], [2, 2, 0], [0, 0, 0]]
+    assert list(data) == ["samples", "loss", "top1", "top5", "classes", "confusion", "throughput"]
+
+
+def test_throughput_is_by_batch_size() -> None:
+    timed = replace(OF_CLASSES, throughput=(BatchThroughput(2, 0.5, 4.0, 3),))
+    assert timed.as_data()["throughput"] == [{"batch": 2, "seconds": 0.5, "samples_per_second": 4.0, "passes": 3}]
+    assert (timed.speed(timed.throughput[0]), timed.speed_unit) == (4.0, "samples/s")
 
 
 def test_the_table_names_the_weakest_class_and_the_mistakes() -> None:
@@ -140,14 +109,19 @@ def test_the_table_names_the_weakest_class_and_the_mistakes() -> None:
         ("mistake", "dog as cat: 2"),
         ("mistake", "cat as dog: 1"),
     ]
-    six = ClassEvaluation(
+    six = Evaluation(
         samples=6, accuracy=Accuracy(1.0, 1.0, 0.1), classes=tuple("abcdef"), confusion=np.eye(6, dtype=np.int64)
     )
     assert list(six.rows())[3:] == [("top-5 accuracy", "100.00%"), ("lowest recall", "a: 100.00%")]
 
 
-def test_the_picture_has_the_run_and_its_accuracy_in_its_title() -> None:
-    assert "pets, step 7: top-1 62.50%" in OF_CLASSES.images("pets, step 7")[CONFUSION]
+def test_the_picture_has_the_run_and_its_accuracy_in_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    assert b"pets, step 7: top-1 62.50%" in OF_CLASSES.images("pets, step 7")[CONFUSION]
+    assert not OF_CLASSES.remark
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert OF_CLASSES.images("pets, step 7") == {}
+    assert OF_CLASSES.remark.startswith("no pictures, as matplotlib is not installed: pip install")
 
 
 class Passes:

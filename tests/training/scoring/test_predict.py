@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from PIL import Image
 
 from unisono.errors import UsageError
 from unisono.training.recipe import DataRecipe
+from unisono.training.scoring.evaluate import forward_of
 from unisono.training.scoring.file_inputs import open_inputs
 from unisono.training.scoring.predict import (
-    ClassPrediction,
     FilePrediction,
     PredictOptions,
     most_probable,
     predict,
-    predict_class,
 )
 
 
@@ -36,16 +34,17 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
         Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / name)
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
-    options = PredictOptions(2, 1, torch.float64, nullcontext)
-    found = list(predict(Brightness(), open_inputs(DataRecipe(), ""), files, options))
+    forward = forward_of(Brightness(), torch.float64, nullcontext)
+    found = list(predict(forward, open_inputs(DataRecipe(), ""), files, PredictOptions(2)))
     assert [one.file for one in found] == files
     white, missing, text, black = found
-    assert isinstance(white.prediction, ClassPrediction)
-    assert isinstance(black.prediction, ClassPrediction)
-    (first, second), (one, other) = white.prediction.classes, black.prediction.classes
-    assert [first.name, second.name] == ["3", "4"]
-    assert first.probability / second.probability == pytest.approx(np.exp(2))
-    assert one.probability == pytest.approx(other.probability)
+    assert white.prediction is not None
+    assert black.prediction is not None
+    (first, second), (one, other) = white.prediction.data["classes"], black.prediction.data["classes"]
+    assert [first["class"], second["class"]] == ["3", "4"]
+    assert first["probability"] / second["probability"] == pytest.approx(np.exp(2))
+    assert one["probability"] == pytest.approx(other["probability"])
+    assert white.prediction.words == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
     assert missing == FilePrediction(
         files[1], None, "No such file or directory; give the path of a file that can be read"
     )
@@ -68,20 +67,3 @@ def test_the_most_probable_come_first_with_their_probabilities() -> None:
 def test_scores_that_are_not_finite_are_no_prediction() -> None:
     with pytest.raises(UsageError, match="not finite"):
         most_probable(torch.tensor([1.0, float("nan")]), NAMES.__getitem__, 1)
-
-
-def test_a_sample_has_its_most_probable_classes() -> None:
-    sample = torch.tensor([[0.0, 2.0, 1.0]])
-    found = predict_class(
-        torch.nn.Identity(), sample, ("cat", "dog", "owl"), PredictOptions(2, 1, torch.float64, nullcontext)
-    )
-    dog, owl = found.classes
-    assert (dog.name, owl.name) == ("dog", "owl")
-    assert dog.probability / owl.probability == pytest.approx(2.718281828459045)
-    assert found.words() == "dog 66.52%  owl 24.47%"
-    assert found.as_data() == {
-        "classes": [{"class": "dog", "probability": dog.probability}, {"class": "owl", "probability": owl.probability}]
-    }
-
-
-Samples = Callable[..., Path]

@@ -15,12 +15,11 @@ from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.pack.index import About, Index
 from unisono.errors import DecodeError, PackError, UsageError
-from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.predict import PredictOptions, Probability
+from unisono.training.scoring.evaluate import forward_of
+from unisono.training.scoring.predict import NetworkPrediction, PredictOptions
 from unisono.training.scoring.text_prediction import (
     NO_LABEL,
     TextInputs,
-    TextPrediction,
     context_after,
     cut_windows,
     predict_text,
@@ -58,9 +57,10 @@ def tokens_of(text: str) -> torch.Tensor:
     return torch.from_numpy(BYTES.encode(text))
 
 
-def predicted(network: torch.nn.Module, text: str, batch: int = 2, most: int = 2) -> TextPrediction:
-    options = PredictOptions(most, batch, torch.float64, nullcontext)
-    return predict_text(network, tokens_of(text), len(text.encode()), BYTES, WINDOW, options)
+def predicted(network: torch.nn.Module, text: str, batch: int = 2, nbytes: int | None = None) -> NetworkPrediction:
+    forward = forward_of(network, torch.float64, nullcontext)
+    size = len(text.encode()) if nbytes is None else nbytes
+    return predict_text(forward, tokens_of(text), size, BYTES, WINDOW, PredictOptions(2, batch))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 99])
@@ -74,45 +74,34 @@ def test_the_loss_is_that_of_one_token_at_a_time(batch: int) -> None:
             window = [*stream[first : number + 1], *[0] * WINDOW][:WINDOW]
             chances = network(torch.tensor([window]))[0, number - first].softmax(0)
             losses.append(-float(chances[token].log()))
-    found = predicted(network, text, batch=batch)
-    assert found.accuracy.loss == pytest.approx(sum(losses) / len(text), rel=1e-12)
-    assert found.tokens == len(text) == 10
-    assert found.bits_per_byte == pytest.approx(found.accuracy.loss / log(2))
+    found = predicted(network, text, batch=batch).data
+    assert found["loss"] == pytest.approx(sum(losses) / len(text), rel=1e-12)
+    assert found["tokens"] == len(text) == 10
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2))
 
 
 def test_the_next_tokens_follow_the_last_one() -> None:
-    found = predicted(Successor(), "abcdef")
-    assert found.following[0].name == "g"
-    assert found.following[0].probability == pytest.approx(1, abs=1e-5)
-    assert predicted(Successor(), "a").following[0].name == "b"
+    (first, _) = predicted(Successor(), "abcdef").data["next"]
+    assert first == {"token": "g", "probability": pytest.approx(1, abs=1e-5)}
+    assert predicted(Successor(), "a").data["next"][0]["token"] == "b"
 
 
-def test_a_sure_network_has_no_loss_and_its_guesses_are_right() -> None:
-    found = predicted(Successor(), "\1\2\3\4\5\6")
-    assert found.accuracy.top1 == 1
-    assert found.accuracy.perplexity == pytest.approx(1, abs=1e-5)
+def test_a_sure_network_has_no_loss() -> None:
+    assert predicted(Successor(), "\1\2\3\4\5\6").data["perplexity"] == pytest.approx(1, abs=1e-5)
 
 
 def test_bits_are_those_of_bytes_even_where_tokens_are_longer() -> None:
-    options = PredictOptions(1, 1, torch.float64, nullcontext)
-    found = predict_text(Recent(), tokens_of("abcd"), 8, BYTES, WINDOW, options)
-    assert found.bits_per_byte == pytest.approx(found.accuracy.loss / log(2) / 2)
+    found = predicted(Recent(), "abcd", nbytes=8).data
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2) / 2)
 
 
-FOUND = TextPrediction(1200, Accuracy(0.5, 0.75, 1.5), 2.164, (Probability("\n", 0.5), Probability("ü", 0.25)))
-
-
-def test_the_line_has_texts_in_quotes() -> None:
-    assert FOUND.words() == (
-        '1,200 tokens  loss 1.5000  perplexity 4.48  2.1640 bits per byte  next "\\n" 50.00%  "ü" 25.00%'
-    )
+def test_the_line_has_the_score_and_texts_in_quotes() -> None:
+    found = predicted(Recent(), "abcd")
+    data = json.loads(json.dumps(found.data, allow_nan=False))
+    following = "  ".join(f"{quoted(one['token'])} {one['probability']:.2%}" for one in data["next"])
+    score = f"loss {data['loss']:.4f}  perplexity {data['perplexity']:.2f}  {data['bits_per_byte']:.4f} bits per byte"
+    assert found.words == f"4 tokens  {score}  next {following}"
     assert quoted("\x1b[0m\\") == '"\\x1b[0m\\\\"'
-
-
-def test_data_has_the_score_and_the_texts() -> None:
-    data = json.loads(json.dumps(FOUND.as_data(), allow_nan=False))
-    assert (data["tokens"], data["loss"], data["bits_per_byte"]) == (1200, 1.5, 2.164)
-    assert data["next"] == [{"token": "\n", "probability": 0.5}, {"token": "ü", "probability": 0.25}]
 
 
 def test_a_token_that_is_no_whole_character_has_its_name() -> None:
@@ -153,7 +142,7 @@ def test_the_context_ends_with_the_last_token(text: list[int], window: int) -> N
     assert context[0, last + 1 :].tolist() == [END] * (window - len(known))
 
 
-OPTIONS = PredictOptions(1, 1, torch.float64, nullcontext)
+OPTIONS = PredictOptions(1)
 
 
 def index_of(tokens: tuple[str, ...]) -> Index:
@@ -172,10 +161,10 @@ def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
     inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
     (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
-    found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS)
-    assert found.tokens == len("für\n".encode()) == 5
-    assert found.bits_per_byte == pytest.approx(8)
-    assert found.accuracy.perplexity == pytest.approx(256)
+    found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS).data
+    assert found["tokens"] == len("für\n".encode()) == 5
+    assert found["bits_per_byte"] == pytest.approx(8)
+    assert found["perplexity"] == pytest.approx(256)
 
 
 def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:

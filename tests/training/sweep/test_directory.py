@@ -15,13 +15,10 @@ from unisono.training.sweep.directory import (
     RunStatus,
     Sweep,
     check_same,
-    create_sweep,
-    holds_sweep,
-    is_begun,
-    is_done,
+    create_or_open,
     open_sweep,
 )
-from unisono.training.sweep.report import results_of, to_json
+from unisono.training.sweep.results import results_of, to_json
 from unisono.training.sweep.session import plan_given
 
 Plan = Callable[..., Sweep]
@@ -33,21 +30,23 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(sweep: Sweep, outcomes: dict[str, RunOutcome]) -> None:
-    create_sweep(sweep)
+    create_or_open(sweep)
     (sweep.folder / SWEEP).write_text(to_json(sweep, results_of(sweep, outcomes)))
 
 
+CHANGES = ("rule.every=1,4", "optimizer.learning_rate=1e-1,0.05", "training.epochs=2")
+
+
 def test_a_sweep_is_read_back(planned: Plan) -> None:
-    sweep = planned("rule.every=1,4", "optimizer.learning_rate=1e-1,0.05", "training.epochs=2")
+    sweep = planned(*CHANGES)
     names = [point.name for point in sweep.grid.points()]
     outcomes = dict.fromkeys(names, RunOutcome())
     outcomes[names[0]] = RunOutcome(RunStatus.ENDED, 0)
     outcomes[names[1]] = RunOutcome(RunStatus.FAILED, 9, "unisono: rank 1 is dead")
-    assert not holds_sweep(sweep.folder)
+    assert create_or_open(sweep) == (sweep, dict.fromkeys(names, RunOutcome()))
     write(sweep, outcomes)
-    assert holds_sweep(sweep.folder)
     assert open_sweep(sweep.folder) == (sweep, outcomes)
-    check_same(sweep, planned("rule.every=1,4", "optimizer.learning_rate=1e-1,0.05", "training.epochs=2"))
+    assert create_or_open(planned(*CHANGES)) == (sweep, outcomes)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_a_run_without_its_sweep_is_left_alone(planned: Plan) -> None:
     (sweep.folder / "2-every=4").mkdir(parents=True)
     (sweep.folder / "2-every=4" / RECIPE).touch()
     with pytest.raises(UsageError, match=r"sweep/2-every=4 holds a run, but there is no sweep\.json; name another"):
-        create_sweep(sweep)
+        create_or_open(sweep)
 
 
 def test_what_is_no_sweep_is_reported(planned: Plan) -> None:
@@ -96,11 +95,11 @@ def test_what_is_no_sweep_is_reported(planned: Plan) -> None:
 
 def test_the_state_of_a_run(planned: Plan) -> None:
     sweep = planned("rule.every=1,4")
-    create_sweep(sweep)
+    create_or_open(sweep)
     point, ended = sweep.grid.points()[0], RunOutcome(RunStatus.ENDED, 0)
-    assert (is_begun(sweep, point), is_done(sweep, point, ended)) == (False, False)
+    assert (sweep.is_begun(point), sweep.is_done(point, ended)) == (False, False)
     (sweep.folder / point.name).mkdir()
     for name in (RECIPE, METRICS):
         (sweep.folder / point.name / name).touch()
-    assert (is_begun(sweep, point), is_done(sweep, point, ended)) == (True, True)
-    assert not is_done(sweep, point, RunOutcome(RunStatus.INTERRUPTED, 143))
+    assert (sweep.is_begun(point), sweep.is_done(point, ended)) == (True, True)
+    assert not sweep.is_done(point, RunOutcome(RunStatus.INTERRUPTED, 143))

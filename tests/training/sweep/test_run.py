@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, create_sweep
+from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, create_or_open
 from unisono.training.sweep.run import StopSignals, error_line, exit_code, outcome_of, run_points
 
 Plan = Callable[..., Sweep]
@@ -30,7 +30,7 @@ def make(sweep: Sweep, program: tuple[str, ...], before: dict[str, RunOutcome] |
 
 def test_a_run_that_fails_does_not_end_the_others(program: tuple[str, ...], planned: Plan) -> None:
     sweep = planned("optimizer.learning_rate=0.1,666,0.2")
-    create_sweep(sweep)
+    create_or_open(sweep)
     assert make(sweep, program) == [ENDED, FAILED, ENDED]
     folder = sweep.folder / "2-learning_rate=666"
     output = (folder / OUTPUT).read_text()
@@ -39,7 +39,7 @@ def test_a_run_that_fails_does_not_end_the_others(program: tuple[str, ...], plan
 
 def test_runs_that_ended_are_skipped_and_others_resumed(program: tuple[str, ...], planned: Plan) -> None:
     sweep = planned("optimizer.learning_rate=0.1,666,0.2")
-    create_sweep(sweep)
+    create_or_open(sweep)
     names = [point.name for point in sweep.grid.points()]
     outcomes = dict(zip(names, make(sweep, program), strict=True))
     Path("repaired").touch()
@@ -52,7 +52,7 @@ def test_runs_that_ended_are_skipped_and_others_resumed(program: tuple[str, ...]
 def test_ctrl_c_in_a_terminal_does_not_reach_the_run(program: tuple[str, ...], planned: Plan) -> None:
     """A terminal sends SIGINT to the process group of the sweep, which would end the run without a checkpoint."""
     sweep = planned("optimizer.learning_rate=0.1,0.2")
-    create_sweep(sweep)
+    create_or_open(sweep)
     make(sweep, program)
     assert int(Path("group").read_text()) != os.getpgid(0)
 
@@ -80,7 +80,7 @@ def test_a_signal_saves_the_current_run_and_ends_the_sweep(
 ) -> None:
     """SIGUSR1 before it ends nothing."""
     sweep = planned("optimizer.learning_rate=0.1,777,0.2")
-    create_sweep(sweep)
+    create_or_open(sweep)
     names = [point.name for point in sweep.grid.points()]
     outcomes = dict.fromkeys(names, RunOutcome())
     earlier = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)]
@@ -133,7 +133,7 @@ def test_the_error_line(output: str, expected: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(program: tuple[str, ...], planned: Plan) -> None:
     sweep = planned("optimizer.learning_rate=0.1,0.2")
-    create_sweep(sweep)
+    create_or_open(sweep)
     name = sweep.grid.points()[0].name
     (sweep.folder / name).write_text("a file")
     with pytest.raises(

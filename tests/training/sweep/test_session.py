@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from unisono.errors import UsageError
+from unisono.errors import UsageError, install_command
 from unisono.training.run_lock import RunLock
 from unisono.training.sweep.directory import Sweep
 from unisono.training.sweep.session import plan_given, run_session
@@ -35,6 +36,7 @@ def test_a_sweep_and_its_report(program: tuple[str, ...], planned: Plan, capsys:
     assert lines[-1] == "sweep: sweep/sweep.md"
     content = json.loads(Path("sweep/sweep.json").read_text())
     assert content["best"] == "6-learning_rate=0.2-seed=1"
+    pytest.importorskip("matplotlib")
     assert "![heat map](heat_map.svg)\n\n![accuracy](accuracy.svg)\n" in Path("sweep/sweep.md").read_text()
     assert "22.10%" in Path("sweep/heat_map.svg").read_text()
     assert "learning_rate=0.2, seed=1" in Path("sweep/accuracy.svg").read_text()
@@ -55,6 +57,16 @@ def test_the_same_command_continues(
         assert run_session(given, program) == 0
         assert expected in capsys.readouterr().out
     assert not Path("sweep/heat_map.svg").exists()
+
+
+def test_without_matplotlib_a_sweep_has_its_page_and_names_the_remedy(
+    program: tuple[str, ...], planned: Plan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run_session(planned("optimizer.learning_rate=0.1,0.2", "training.seed=0,1"), program) == 0
+    assert f"no pictures, as matplotlib is not installed: {install_command('view')}" in capsys.readouterr().out
+    assert "12.00%" in Path("sweep/sweep.md").read_text()
+    assert not list(Path("sweep").glob("*.svg"))
 
 
 def test_another_sweep_in_the_folder_is_refused(program: tuple[str, ...], planned: Plan) -> None:

@@ -2,5 +2,5 @@
 
 recipe.toml, checkpoints/ ─▶ network ┬ test set ─▶ confusion, loss, accuracy ─▶ evaluation.json, confusion.svg
                                      ├ zeros    ─▶ samples a second of forward passes, by batch size
-                                     └ a file   ─▶ probability of each class
+                                     └ a file   ─▶ probability of each class; of a text its loss and next tokens
 """

@@ -31,8 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from unisono.training.accuracy import guesses
-from unisono.training.sweep.heat_map import DARK_INK, GAP, LIGHT_INK, color_of
-from unisono.training.sweep.svg import FONT_SIZE, LINE_HEIGHT, MARGIN, page, text, width_of
+from unisono.view.heat_map import HeatCell, HeatMap
 
 Counts = NDArray[np.int64]
 """Counts of samples, (classes, classes): by label, then by guess."""
@@ -82,9 +81,6 @@ def most_frequent_mistakes(counts: Counts, most: int) -> list[Mistake]:
 MAX_CLASSES = 30
 """Largest number of classes that are all drawn."""
 
-CELL_HEIGHT = 24.0
-"""Height of a cell, in SVG units."""
-
 MAX_NAME = 24
 """Largest number of characters of a name; longer ones are cut."""
 
@@ -97,55 +93,22 @@ def classes_drawn(counts: Counts) -> list[int]:
     return sorted(np.argsort(-wrong, kind="stable")[:MAX_CLASSES].tolist())
 
 
-def draw_confusion(counts: Counts, classes: Sequence[str], title: str) -> str:
-    """Return the picture of `counts`, (classes, classes), as an SVG document."""
-    drawn = classes_drawn(counts)
-    names, recall = [_cut(classes[number]) for number in drawn], recalls(counts)
-    cells = counts[np.ix_(drawn, drawn)]
-    totals = counts.sum(axis=1)[drawn]
+def confusion_map(counts: Counts, classes: Sequence[str]) -> HeatMap:
+    """Return the picture of `counts`, (classes, classes), as data."""
+    drawn, recall, note = classes_drawn(counts), recalls(counts), ""
+    rows = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…" for name in (classes[one] for one in drawn)]
+    totals, cells, columns = counts.sum(axis=1)[drawn], counts[np.ix_(drawn, drawn)], rows
     if len(drawn) < len(classes):
-        names.append("others")
-        cells = np.column_stack([cells, totals - cells.sum(axis=1)])
-    left = MARGIN + max(width_of("class"), *map(width_of, names[: len(drawn)])) + GAP
-    width = max(width_of(str(int(cells.max(initial=0)))) + GAP, FONT_SIZE + GAP)
-    longest = max(map(width_of, names))
-    level = longest <= width  # else names are read upwards
-    top = MARGIN + FONT_SIZE + 2 * LINE_HEIGHT + (LINE_HEIGHT if level else longest) + GAP
-    body = [text(left, MARGIN + FONT_SIZE + 1.5 * LINE_HEIGHT, "guess"), text(MARGIN, top - GAP, "class")]
-    for column, name in enumerate(names):
-        x = left + width * (column + 0.5)
-        body.append(text(x, top - GAP, name, "middle") if level else _upwards(x + FONT_SIZE / 3, top - GAP, name))
-    body.append(text(left + width * len(names) + GAP, top - GAP, "recall"))
-    for row, number in enumerate(drawn):
-        y = top + CELL_HEIGHT * row
-        body.append(text(left - GAP, y + CELL_HEIGHT / 2 + 4, names[row], "end"))
-        for column, samples in enumerate(cells[row].tolist()):
-            body += _cell(left + width * column, y, width, samples, samples / max(1, int(totals[row])))
-        share = recall[number]
-        body.append(
-            text(left + width * len(names) + GAP, y + CELL_HEIGHT / 2 + 4, "–" if share is None else f"{share:.1%}")
-        )
-    right = left + width * len(names) + GAP + width_of("100.0%")
-    bottom = top + CELL_HEIGHT * len(drawn) + MARGIN
-    if len(drawn) < len(classes):
+        cells, columns = np.column_stack([cells, totals - cells.sum(axis=1)]), [*rows, "others"]
         note = f"{len(drawn)} of {len(classes)} classes: those with most mistakes"
-        body.append(text(MARGIN, bottom, note))
-        right, bottom = max(right, MARGIN + width_of(note)), bottom + MARGIN
-    return page(max(right, MARGIN + width_of(title)) + MARGIN, bottom, title, body)
-
-
-def _cell(x: float, y: float, width: float, samples: int, share: float) -> list[str]:
-    box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width - 1:.1f}" height="{CELL_HEIGHT - 1:.1f}"'
-    if not samples:
-        return [f'{box} class="empty"/>']
-    ink = LIGHT_INK if share > 0.75 else DARK_INK
-    words = text(x + width / 2, y + CELL_HEIGHT / 2 + 4, str(samples), "middle", f'fill="{ink}"')
-    return [f'{box} fill="{color_of(share)}"/>', words]
-
-
-def _upwards(x: float, y: float, words: str) -> str:
-    return text(x, y, words, attributes=f'transform="rotate(-90 {x:.1f} {y:.1f})"')
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+    return HeatMap(
+        note,
+        ("class", "guess"),
+        rows,
+        columns,
+        [
+            [HeatCell(str(samples), samples / total) if samples else HeatCell("") for samples in row]
+            for row, total in zip(cells.tolist(), totals.tolist(), strict=True)
+        ],
+        ["–" if (share := recall[number]) is None else f"{share:.1%}" for number in drawn],
+    )

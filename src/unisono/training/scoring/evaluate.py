@@ -9,7 +9,7 @@ Ranks count labels: samples, or for texts tokens. So a rank with more windows of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,9 @@ from unisono.files import write_atomically
 from unisono.training.accuracy import accuracy_of, count
 from unisono.training.build import DTYPES, bind_cores, context_of
 from unisono.training.scoring.confusion import count_confusion
-from unisono.training.scoring.evaluation import (
-    BatchThroughput,
-    ClassEvaluation,
-    Evaluation,
-    TokenEvaluation,
-    measure_throughput,
-)
-from unisono.training.scoring.saved_run import SavedRun, load_network, read_run
-from unisono.training.scoring.test_set import TestSet, open_test_set
+from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, measure_throughput
+from unisono.training.scoring.saved_run import load_network, read_run
+from unisono.training.scoring.test_set import open_test_set
 from unisono.world import World
 
 EVALUATION = "evaluation.json"
@@ -55,20 +49,53 @@ def evaluate(
     model = load_network(run, tests)
     on = f"{world.size} rank{'s' * (world.size > 1)}"
     log(f"{folder}: step {run.step}, {tests.samples:,} samples of {tests.title}, {on}")
-    classes = None if tests.labels_are_tokens else tests.classes
-    counts, confusion = sum_scores(model, tests.batches(recipe.training.batch), classes, dtype, within)
+    text, forward = tests.labels_are_tokens, forward_of(model, dtype, within)
+    counts, confusion = sum_scores(forward, tests.batches(recipe.training.batch), None if text else tests.classes)
     world.allreduce(counts)
     if confusion is not None:
         world.allreduce(confusion)
     timed = tuple[BatchThroughput, ...]()
     if throughput:
-        timed = world.call_on_root(lambda: tuple(time_forward(model, tests.blank, dtype, within)))
+        timed = world.call_on_root(
+            lambda: tuple(measure_throughput(forward, lambda samples: cast_inputs(tests.blank(samples), dtype)))
+        )
     tests.close()
-    return evaluation_of(tests, counts, confusion, timed), facts_of(run, tests.title, world.size)
+    found = Evaluation(
+        samples=tests.samples,
+        accuracy=accuracy_of(counts, tests.samples * tests.labels_per_sample),
+        classes=() if text else tests.names,
+        confusion=None if confusion is None else confusion.numpy(),
+        tokens_per_sample=tests.labels_per_sample,
+        bytes_per_token=tests.bytes_per_label,
+        throughput=timed,
+    )
+    return found, {
+        "run": recipe.name,
+        "model": recipe.model.name,
+        "step": run.step,
+        "data": tests.title,
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+"""Forward pass of a network on inputs of any number format."""
+
+
+def forward_of(model: torch.nn.Module, dtype: torch.dtype, within: StepContext) -> Forward:
+    """Return the forward pass of a network of this number format, without gradients."""
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), within():
+            scores: torch.Tensor = model(cast_inputs(inputs, dtype))
+        return scores
+
+    return forward
 
 
 def sum_scores(
-    model: torch.nn.Module, batches: Iterable[Batch], classes: int | None, dtype: torch.dtype, within: StepContext
+    forward: Forward, batches: Iterable[Batch], classes: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the sums over the labels of `batches`, to be summed over ranks.
 
@@ -76,56 +103,12 @@ def sum_scores(
     """
     counts = torch.zeros(4, dtype=torch.float64)
     confusion = None if classes is None else torch.zeros(classes, classes, dtype=torch.int64)
-    with torch.no_grad():
-        for inputs, labels in batches:
-            with within():
-                scores = model(cast_inputs(inputs, dtype))
-            counts += count(scores, labels)
-            if confusion is not None:
-                confusion += count_confusion(scores, labels)
+    for inputs, labels in batches:
+        scores = forward(inputs)
+        counts += count(scores, labels)
+        if confusion is not None:
+            confusion += count_confusion(scores, labels)
     return counts, confusion
-
-
-def evaluation_of(
-    tests: TestSet, counts: torch.Tensor, confusion: torch.Tensor | None, timed: Sequence[BatchThroughput]
-) -> Evaluation:
-    """Return the evaluation of a test set from the sums over all ranks: that of tokens where there is no confusion."""
-    accuracy = accuracy_of(counts, tests.samples * tests.labels_per_sample)
-    if confusion is None:
-        return TokenEvaluation(
-            samples=tests.samples,
-            accuracy=accuracy,
-            throughput=timed,
-            tokens_per_sample=tests.labels_per_sample,
-            bytes_per_token=tests.bytes_per_label,
-        )
-    return ClassEvaluation(
-        samples=tests.samples, accuracy=accuracy, throughput=timed, classes=tests.names, confusion=confusion.numpy()
-    )
-
-
-def time_forward(
-    model: torch.nn.Module, blank: Callable[[int], torch.Tensor], dtype: torch.dtype, within: StepContext
-) -> Iterable[BatchThroughput]:
-    """Yield the throughput of the network's forward passes on inputs from `blank`."""
-
-    def forward(inputs: torch.Tensor) -> None:
-        with torch.no_grad(), within():
-            model(inputs)
-
-    yield from measure_throughput(forward, lambda samples: cast_inputs(blank(samples), dtype))
-
-
-def facts_of(run: SavedRun, title: str, ranks: int) -> dict[str, Any]:
-    """Return what an evaluation's file says of its origin."""
-    return {
-        "run": run.recipe.name,
-        "model": run.recipe.model.name,
-        "step": run.step,
-        "data": title,
-        "ranks": ranks,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:
@@ -134,13 +117,14 @@ def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Pat
     Raises UsageError where the disk refuses; files of an evaluation before are then still there.
     """
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
-    files = {EVALUATION: json.dumps({**facts, **found.as_data()}, indent=1) + "\n", **found.images(title)}
+    data = json.dumps({**facts, **found.as_data()}, indent=1) + "\n"
+    files = {EVALUATION: data.encode(), **found.images(title)}
     paths = [out / name for name in files]
     try:
         out.mkdir(parents=True, exist_ok=True)
         with ExitStack() as all_written:  # none is renamed before all are
             for path, content in zip(paths, files.values(), strict=True):
-                all_written.enter_context(write_atomically(path)).write_text(content, encoding="utf-8")
+                all_written.enter_context(write_atomically(path)).write_bytes(content)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; name another folder with --out") from error
     return paths

@@ -1,7 +1,7 @@
 """Evaluation of a checkpoint: its measures as data for JSON, and as rows of a table.
 
-a label a sample       `ClassEvaluation`     accuracy, recall and precision of each class, confusion
-a label each token     `TokenEvaluation`     perplexity, bits per byte
+a label a sample       accuracy, recall and precision of each class, confusion
+a label each token     perplexity, bits per byte
 
 Of texts, the token after each input token is what the network has to guess:
 
@@ -26,15 +26,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.confusion import Counts, draw_confusion, most_frequent_mistakes, precisions, recalls
+from unisono.training.scoring.confusion import Counts, confusion_map, most_frequent_mistakes, precisions, recalls
+from unisono.view.chart import no_pictures
+from unisono.view.heat_map import draw_heat_maps
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -43,6 +44,12 @@ TIMED_SECONDS = 0.5
 
 MIN_PASSES, MAX_PASSES = 3, 100
 """Fewest and most passes that are timed of a batch size."""
+
+CONFUSION = "confusion.svg"
+"""File of the picture."""
+
+MISTAKES_SHOWN = 3
+"""Number of mistakes in the table."""
 
 
 class BatchThroughput(NamedTuple):
@@ -78,158 +85,106 @@ def measure_throughput(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(ABC):
-    """Measures of a network on a test set."""
+class Evaluation:
+    """Measures of a network on a test set: of samples that have a class each, or of windows of text."""
 
     samples: int
     """Number of test samples."""
     accuracy: Accuracy
     """Accuracy and loss of all labels."""
+    classes: tuple[str, ...] = ()
+    confusion: Counts | None = None
+    """Samples by label and first guess; None for texts."""
+    tokens_per_sample: int = 1
+    """Labels of a window of text."""
+    bytes_per_token: int | None = None
+    """Bytes of text that a token stands for; None where they differ."""
     throughput: Sequence[BatchThroughput] = ()
     """Forward passes on one rank, by batch size; empty if they were not measured."""
 
-    speed_unit: ClassVar[str] = "samples/s"
-    """Unit of `speed`."""
-    remark: ClassVar[str] = ""
-    """Words on what an evaluation of this kind does not have."""
+    @property
+    def tokens(self) -> int:
+        """Number of labels of a text."""
+        return self.samples * self.tokens_per_sample
 
-    @abstractmethod
-    def own_data(self) -> dict[str, Any]:
-        """Return the measures that only evaluations of this kind have, as data for JSON."""
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits that a byte of text takes; None where tokens stand for unlike numbers of bytes."""
+        known = self.bytes_per_token
+        return None if known is None else self.accuracy.loss / math.log(2) / known
 
-    @abstractmethod
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of the table: a name, and its value in words."""
-
-    def images(self, title: str) -> Mapping[str, str]:  # noqa: ARG002  a default
-        """Return SVG documents by file name; `title` has the run and its data."""
-        return {}
+    @property
+    def speed_unit(self) -> str:
+        """Unit of `speed`."""
+        return "tokens/s" if self.confusion is None else "samples/s"
 
     def speed(self, entry: BatchThroughput) -> float:
         """Return the throughput at a batch size in `speed_unit`."""
-        return entry.samples_per_second
-
-    def throughput_data(self, entry: BatchThroughput) -> dict[str, Any]:
-        """Return the throughput at a batch size as data for JSON."""
-        return entry._asdict()
+        return entry.samples_per_second * self.tokens_per_sample
 
     def as_data(self) -> dict[str, Any]:
         """Return the evaluation as data for JSON; measures that are not finite, and shares of nothing, are None."""
+        text = self.confusion is None
         return {
             "samples": self.samples,
             "loss": finite(self.accuracy.loss),
             "top1": self.accuracy.top1,
             "top5": self.accuracy.top5,
-            **self.own_data(),
-            "throughput": [self.throughput_data(entry) for entry in self.throughput],
+            **(self._text_data() if self.confusion is None else self._class_data(self.confusion)),
+            "throughput": [
+                entry._asdict() | ({"tokens_per_second": self.speed(entry)} if text else {})
+                for entry in self.throughput
+            ],
         }
 
+    def _text_data(self) -> dict[str, Any]:
+        perplexity = finite(self.accuracy.perplexity)
+        return {"tokens": self.tokens, "perplexity": perplexity, "bits_per_byte": finite(self.bits_per_byte)}
 
-def finite(value: float) -> float | None:
-    """Return the value, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None
-
-
-def bits_per_byte(loss: float, bytes_per_token: int) -> float:
-    """Return the bits that a byte of text takes at this loss, in nats per token.
-
-    >>> bits_per_byte(2 * math.log(2), 1)
-    2.0
-    """
-    return loss / math.log(2) / bytes_per_token
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenEvaluation(Evaluation):
-    """Measures of a network on windows of text, all of which have the same number of tokens."""
-
-    tokens_per_sample: int
-    """Labels of a window."""
-    bytes_per_token: int | None
-    """Bytes of text that a token stands for; None where they differ."""
-
-    speed_unit: ClassVar[str] = "tokens/s"
-    remark: ClassVar[str] = "tokens have no picture of their confusion"
-
-    @property
-    def tokens(self) -> int:
-        """Number of labels."""
-        return self.samples * self.tokens_per_sample
-
-    def own_data(self) -> dict[str, Any]:
-        """Return the number of tokens, perplexity and bits per byte."""
-        known = self.bytes_per_token is not None
-        return {
-            "tokens": self.tokens,
-            "perplexity": finite(self.accuracy.perplexity),
-            "bits_per_byte": finite(self._bits()) if known else None,
-        }
+    def _class_data(self, counts: Counts) -> dict[str, Any]:
+        each = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), precisions(counts), strict=True)
+        names = "class", "samples", "recall", "precision"
+        return {"classes": [dict(zip(names, one, strict=True)) for one in each], "confusion": counts.tolist()}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield numbers, loss, perplexity, and the accuracy of the first and of the first five guesses."""
+        """Yield the rows of the table: a name, and its value in words."""
         yield "samples", f"{self.samples:,}"
+        yield from self._text_rows() if self.confusion is None else self._class_rows(self.confusion)
+
+    def _text_rows(self) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{self.tokens:,}"
         yield "loss per token", f"{self.accuracy.loss:.4f}"
         yield "perplexity", f"{self.accuracy.perplexity:.2f}"
-        if self.bytes_per_token is not None:
-            yield "bits per byte", f"{self._bits():.4f}"
+        if self.bits_per_byte is not None:
+            yield "bits per byte", f"{self.bits_per_byte:.4f}"
         yield "token accuracy", f"{self.accuracy.top1:.2%}"
         if self.accuracy.top5 is not None:
             yield "token accuracy, top-5", f"{self.accuracy.top5:.2%}"
 
-    def speed(self, entry: BatchThroughput) -> float:
-        """Return tokens per second."""
-        return entry.samples_per_second * self.tokens_per_sample
-
-    def throughput_data(self, entry: BatchThroughput) -> dict[str, Any]:
-        """Return the throughput at a batch size, with tokens per second."""
-        return {**entry._asdict(), "tokens_per_second": self.speed(entry)}
-
-    def _bits(self) -> float:
-        assert self.bytes_per_token is not None, "tokens are bytes"
-        return bits_per_byte(self.accuracy.loss, self.bytes_per_token)
-
-
-CONFUSION = "confusion.svg"
-"""File of the picture."""
-
-MISTAKES_SHOWN = 3
-"""Number of mistakes in the table."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassEvaluation(Evaluation):
-    """Measures of a network on samples that have a class each."""
-
-    classes: tuple[str, ...]
-    confusion: Counts
-    """Samples by label and first guess."""
-
-    def own_data(self) -> dict[str, Any]:
-        """Return each class and the confusion."""
-        counts = self.confusion
-        each = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), precisions(counts), strict=True)
-        return {
-            "classes": [
-                {"class": name, "samples": samples, "recall": recall, "precision": precision}
-                for name, samples, recall, precision in each
-            ],
-            "confusion": counts.tolist(),
-        }
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield loss, accuracy, the class with the lowest recall, and the most frequent mistakes."""
-        yield "samples", f"{self.samples:,}"
+    def _class_rows(self, counts: Counts) -> Iterator[tuple[str, str]]:
         yield "loss", f"{self.accuracy.loss:.4f}"
         yield "top-1 accuracy", f"{self.accuracy.top1:.2%}"
         if self.accuracy.top5 is not None:
             yield "top-5 accuracy", f"{self.accuracy.top5:.2%}"
-        known = [(recall, name) for name, recall in zip(self.classes, recalls(self.confusion), strict=True)]
+        known = [(recall, name) for name, recall in zip(self.classes, recalls(counts), strict=True)]
         recall, name = min(((share, name) for share, name in known if share is not None), key=lambda pair: pair[0])
         yield "lowest recall", f"{name}: {recall:.2%}"
-        for mistake in most_frequent_mistakes(self.confusion, MISTAKES_SHOWN):
+        for mistake in most_frequent_mistakes(counts, MISTAKES_SHOWN):
             yield "mistake", f"{self.classes[mistake.label]} as {self.classes[mistake.guess]}: {mistake.samples:,}"
 
-    def images(self, title: str) -> Mapping[str, str]:
-        """Return the picture of the confusion."""
-        return {CONFUSION: draw_confusion(self.confusion, self.classes, f"{title}: top-1 {self.accuracy.top1:.2%}")}
+    @property
+    def remark(self) -> str:
+        """Words on why there is no picture; empty where there is one."""
+        return "tokens have no picture of their confusion" if self.confusion is None else no_pictures()
+
+    def images(self, title: str) -> Mapping[str, bytes]:
+        """Return pictures by file name; `title` has the run and its data."""
+        if self.confusion is None or self.remark:
+            return {}
+        drawn = confusion_map(self.confusion, self.classes)
+        return {CONFUSION: draw_heat_maps([drawn], f"{title}: top-1 {self.accuracy.top1:.2%}, recall at the right")}
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None where JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -21,7 +21,8 @@ from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.build import transform_options
 from unisono.training.recipe import DataRecipe
-from unisono.training.scoring.predict import ClassPrediction, PredictOptions, predict_class
+from unisono.training.scoring.evaluate import Forward
+from unisono.training.scoring.predict import NetworkPrediction, PredictOptions, most_probable
 from unisono.training.scoring.text_prediction import TextInputs
 
 IMAGE_CHANNELS = (1, 3)
@@ -68,9 +69,11 @@ class FileInputs:
             raise DecodeError(f"{error}; {wanted}") from error
         return self._transform.batch(memory)
 
-    def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> ClassPrediction:
-        """Return the prediction of a file. Raises OSError and DecodeError as `read` does."""
-        return predict_class(network, self.read(path), self.names, options)
+    def predict(self, forward: Forward, path: Path, options: PredictOptions) -> NetworkPrediction:
+        """Return the most probable classes of a file. Raises OSError and DecodeError as `read` does."""
+        found = most_probable(forward(self.read(path))[0], self.names.__getitem__, options.most)
+        words = "  ".join(f"{name} {share:.2%}" for name, share in found)
+        return NetworkPrediction(words, {"classes": [{"class": name, "probability": share} for name, share in found]})
 
 
 def open_inputs(data: DataRecipe, tokenizer: str) -> FileInputs | TextInputs:

@@ -9,17 +9,17 @@ A pack without test/ is taken as a whole: PACK/train evaluates the training set.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from unisono.binding import CoreShare
-from unisono.data.builtin import BUILTIN_DATASETS, Dataset
-from unisono.data.feed import InputFacts
+from unisono.data.builtin import BUILTIN_DATASETS, RowReader
 from unisono.data.kinds import find_kind
-from unisono.data.loading import Batch, Prefetcher
+from unisono.data.loading import Batch, Prefetcher, Reader
 from unisono.data.order import test_ranges
 from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.errors import PackError, UsageError
@@ -34,85 +34,41 @@ MAX_CLASSES_NAMED = 5
 """Number of differing classes that an error names."""
 
 
-class TestSet(InputFacts, Protocol):
+@dataclass
+class TestSet:
     """Labelled samples that the ranks of a world evaluate together."""
 
     title: str
     """Name of the data set or folder of the pack."""
     names: tuple[str, ...]
     """Names of the classes, or of the tokens of texts."""
+    channels: int
     samples: int
     """Number of samples, on all ranks together."""
-    labels_are_tokens: bool
+    reader: Reader
+    world: World
+    labels_are_tokens: bool = False
     """True for texts, which have a label for each token."""
-    labels_per_sample: int
+    labels_per_sample: int = 1
     """Labels of a sample: 1, its class, or the tokens of a window of text."""
-    bytes_per_label: int | None
+    bytes_per_label: int | None = None
     """Bytes of text that a label stands for; None where they differ, and for classes."""
+
+    def __post_init__(self) -> None:
+        self.classes = len(self.names)
 
     def batches(self, batch: int) -> Iterator[Batch]:
         """Return this rank's share, in batches of at most ceil(batch / ranks) samples."""
-        ...
-
-    def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
-        ...
-
-
-class InMemoryTestSet:
-    """Test set of a data set that comes with Unisono. Its classes have numbers for names."""
-
-    def __init__(self, name: str, data: Dataset, world: World) -> None:
-        self.title, self.names = name, tuple(map(str, range(data.classes)))
-        self.samples, self.classes, self.channels = len(data.test), data.classes, data.test.inputs.shape[1]
-        self.labels_are_tokens, self.labels_per_sample = False, 1
-        self.bytes_per_label: int | None = None
-        self._test, self._world = data.test, world
-
-    def batches(self, batch: int) -> Iterator[Batch]:
-        """Yield this rank's share."""
-        for part in test_ranges(self.samples, batch, self._world.rank, self._world.size):
-            rows = slice(part.start, part.stop)
-            yield self._test.inputs[rows], self._test.labels[rows]
+        parts = test_ranges(self.samples, batch, self.world.rank, self.world.size)
+        return self.reader.batches(np.array(part) for part in parts)
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return torch.zeros(samples, *self._test.inputs.shape[1:])
-
-    def close(self) -> None:
-        """Do nothing: there are no threads and no shared memory."""
-
-
-class PackedTestSet:
-    """Test set of a pack, read into the memory of the ranks."""
-
-    def __init__(self, train: Index, test: Index, recipe: Recipe, threads: int, world: World) -> None:
-        """Read `test`, for a network that was trained on `train`. Collective. Raises PackError on every rank."""
-        from unisono.data.packed_feed import transform_of  # noqa: PLC0415  of the extra `data`
-        from unisono.data.storage import StorageOptions, read_storage  # noqa: PLC0415
-
-        self.title, self.names = str(test.folder), train.about.classes
-        self.samples, self.classes, self._world = len(test), len(train.about.classes), world
-        kind = find_kind(train.about.kind)
-        self.labels_are_tokens = kind.labels_are_tokens
-        self.labels_per_sample = kind.labels_per_sample(train.about.shape)
-        self.bytes_per_label = kind.bytes_per_label(train.about.classes)
-        storage = read_storage(StorageOptions("partitioned"), test, world)
-        self._loader = Prefetcher(test, storage, transform_of(train, transform_options(recipe.data)), threads)
-        self.channels = self._loader.shape[-1]
-
-    def batches(self, batch: int) -> Iterator[Batch]:
-        """Return this rank's share, decoded ahead by threads."""
-        parts = test_ranges(self.samples, batch, self._world.rank, self._world.size)
-        return self._loader.batches(np.array(part) for part in parts)
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return self._loader.blank(samples)
+        return self.reader.blank(samples)
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
-        self._loader.close()
+        self.reader.close()
 
 
 def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreShare) -> TestSet:
@@ -125,10 +81,20 @@ def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreSh
     if not trained_on:
         if pack is not None:
             raise UsageError(f"--pack {pack}: the run was trained on {name}, which is no pack; omit --pack")
-        return InMemoryTestSet(name, BUILTIN_DATASETS[name](), world)
+        data = BUILTIN_DATASETS[name]()
+        names, channels = tuple(map(str, range(data.classes))), data.test.inputs.shape[1]
+        return TestSet(name, names, channels, len(data.test), RowReader(data.test, world, None), world)
     check_installed()
+    from unisono.data.packed_feed import transform_of  # noqa: PLC0415  of the extra `data`
+    from unisono.data.storage import StorageOptions, read_storage  # noqa: PLC0415
+
     train, test = world.call_on_all(lambda: read_both(Path(trained_on), pack))
-    return PackedTestSet(train, test, recipe, decoding_threads(recipe.data, share), world)
+    about, threads = train.about, decoding_threads(recipe.data, share)
+    storage = read_storage(StorageOptions("partitioned"), test, world)
+    reader = Prefetcher(test, storage, transform_of(train, transform_options(recipe.data)), threads)
+    kind = find_kind(about.kind)
+    labels = kind.labels_are_tokens, kind.labels_per_sample(about.shape), kind.bytes_per_label(about.classes)
+    return TestSet(str(test.folder), about.classes, reader.shape[-1], len(test), reader, world, *labels)
 
 
 def read_both(trained_on: Path, pack: Path | None) -> tuple[Index, Index]:
@@ -147,8 +113,9 @@ def check_alike(train: Index, test: Index) -> None:
     known, given = train.about, test.about
     if known.classes != given.classes:
         kind = find_kind(known.kind)
-        lacking = _without(known.classes, given.classes)
-        unknown = _without(given.classes, known.classes)
+        here, there = set(known.classes), set(given.classes)
+        lacking = [name for name in known.classes if name not in there]
+        unknown = [name for name in given.classes if name not in here]
         words = [
             *([f"it lacks {_some(lacking)}"] if lacking else []),
             *([f"the run does not know {_some(unknown)}"] if unknown else []),
@@ -162,11 +129,6 @@ def check_alike(train: Index, test: Index) -> None:
             f"{test.folder} holds {_form(test)}, but the run was trained on {_form(train)} in {train.folder}; pack "
             "both in the same way"
         )
-
-
-def _without(names: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
-    known = set(others)
-    return [name for name in names if name not in known]
 
 
 def _some(names: list[str]) -> str:

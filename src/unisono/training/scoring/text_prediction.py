@@ -17,9 +17,7 @@ Windows are cut as in a pack: a token sees those before it in its window, never 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,48 +25,13 @@ from unisono.data.kinds import find_kind
 from unisono.data.kinds.text import BYTES, Tokenizer, make_tokenizer
 from unisono.data.pack.index import Index
 from unisono.errors import DecodeError, PackError, UsageError
-from unisono.training.accuracy import Accuracy, accuracy_of
-from unisono.training.scoring.evaluate import sum_scores
+from unisono.training.accuracy import accuracy_of
+from unisono.training.scoring.evaluate import Forward, sum_scores
 from unisono.training.scoring.evaluation import finite
-from unisono.training.scoring.predict import NetworkPrediction, PredictOptions, Probability, most_probable
+from unisono.training.scoring.predict import NetworkPrediction, PredictOptions, most_probable
 
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 """Character in place of bytes that are no text."""
-
-
-@dataclass(frozen=True)
-class TextPrediction(NetworkPrediction):
-    """Score of a text, and the tokens that follow it."""
-
-    tokens: int
-    accuracy: Accuracy
-    """Loss and accuracy of its tokens."""
-    bits_per_byte: float
-    """Bits of all its tokens / bytes of the text in UTF-8."""
-    following: tuple[Probability, ...]
-    """Most probable next tokens, best first."""
-
-    def words(self) -> str:
-        """Return the score, and the next tokens in quotes."""
-        following = "  ".join(f"{quoted(name)} {probability:.2%}" for name, probability in self.following)
-        parts = [
-            f"{self.tokens:,} token{'s' * (self.tokens > 1)}",
-            f"loss {self.accuracy.loss:.4f}",
-            f"perplexity {self.accuracy.perplexity:.2f}",
-            f"{self.bits_per_byte:.4f} bits per byte",
-            f"next {following}",
-        ]
-        return "  ".join(parts)
-
-    def as_data(self) -> dict[str, Any]:
-        """Return the score and the next tokens."""
-        return {
-            "tokens": self.tokens,
-            "loss": finite(self.accuracy.loss),
-            "perplexity": finite(self.accuracy.perplexity),
-            "bits_per_byte": finite(self.bits_per_byte),
-            "next": [{"token": name, "probability": share} for name, share in self.following],
-        }
 
 
 def quoted(text: str) -> str:
@@ -91,35 +54,33 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def predict_text(
-    network: torch.nn.Module,
-    text: torch.Tensor,
-    nbytes: int,
-    tokenizer: Tokenizer,
-    window: int,
-    options: PredictOptions,
-) -> TextPrediction:
-    """Return the prediction of a text of tokens, int64, (tokens,), which has `nbytes` bytes in UTF-8.
+    forward: Forward, text: torch.Tensor, nbytes: int, tokenizer: Tokenizer, window: int, options: PredictOptions
+) -> NetworkPrediction:
+    """Return the loss of a text of tokens, int64, (tokens,), of `nbytes` bytes in UTF-8, and the tokens that follow it.
 
-    The network, in evaluation mode, takes windows of `window` tokens.
+    The network takes windows of `window` tokens.
     """
     inputs, labels = cut_windows(text, tokenizer.end_of_text, window)
     batches = zip(torch.split(inputs, options.batch), torch.split(labels, options.batch), strict=True)
-    counts, _ = sum_scores(network, batches, None, options.dtype, options.within)
-    accuracy = accuracy_of(counts, len(text))
-    scores = score_next(network, text, tokenizer.end_of_text, window, options)
-    following = most_probable(scores, lambda token: token_text(tokenizer, token), options.most)
-    bits = accuracy.loss * len(text) / math.log(2)
-    return TextPrediction(len(text), accuracy, bits / nbytes, following)
-
-
-def score_next(
-    network: torch.nn.Module, text: torch.Tensor, end_of_text: int, window: int, options: PredictOptions
-) -> torch.Tensor:
-    """Return the scores of the token after a text, (vocabulary,)."""
-    inputs, last = context_after(text, end_of_text, window)
-    with torch.no_grad(), options.within():
-        scores: torch.Tensor = network(inputs)
-    return scores[0, last]
+    found = accuracy_of(sum_scores(forward, batches, None)[0], len(text))
+    context, last = context_after(text, tokenizer.end_of_text, window)
+    following = most_probable(forward(context)[0, last], lambda token: token_text(tokenizer, token), options.most)
+    bits = found.loss * len(text) / math.log(2) / nbytes
+    words = [
+        f"{len(text):,} token{'s' * (len(text) > 1)}",
+        f"loss {found.loss:.4f}",
+        f"perplexity {found.perplexity:.2f}",
+        f"{bits:.4f} bits per byte",
+        f"next {'  '.join(f'{quoted(name)} {share:.2%}' for name, share in following)}",
+    ]
+    data = {
+        "tokens": len(text),
+        "loss": finite(found.loss),
+        "perplexity": finite(found.perplexity),
+        "bits_per_byte": finite(bits),
+        "next": [{"token": name, "probability": share} for name, share in following],
+    }
+    return NetworkPrediction("  ".join(words), data)
 
 
 NO_LABEL = -100
@@ -162,7 +123,7 @@ class TextInputs:
         """Return windows of token 0."""
         return torch.zeros((samples, self.channels), dtype=torch.int64)
 
-    def predict(self, network: torch.nn.Module, path: Path, options: PredictOptions) -> TextPrediction:
+    def predict(self, forward: Forward, path: Path, options: PredictOptions) -> NetworkPrediction:
         """Return the prediction of a file. Raises OSError where it cannot be read, DecodeError where it is no text."""
         try:
             text = path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
@@ -171,7 +132,7 @@ class TextInputs:
         tokens = torch.from_numpy(self._tokenizer.encode(text))
         if not len(tokens):
             raise DecodeError("it is empty; the run takes texts in UTF-8")
-        return predict_text(network, tokens, len(text.encode()), self._tokenizer, self.channels, options)
+        return predict_text(forward, tokens, len(text.encode()), self._tokenizer, self.channels, options)
 
 
 def tokenizer_of(index: Index, name: str) -> Tokenizer:

@@ -20,8 +20,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from unisono.errors import UsageError
-from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, is_begun, is_done
-from unisono.training.sweep.plan import GridPoint
+from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep
+from unisono.training.sweep.grid import GridPoint
 
 PROGRAM = (sys.executable, "-m", "unisono")
 
@@ -46,7 +46,7 @@ def run_points(
     """
     with StopSignals() as signals:
         for point in sweep.grid.points():
-            if signals.received is None and not is_done(sweep, point, outcomes[point.name]):
+            if signals.received is None and not sweep.is_done(point, outcomes[point.name]):
                 record(point, _run(sweep, point, program, signals))
         return signals.received
 
@@ -61,7 +61,7 @@ def exit_code(outcomes: Mapping[str, RunOutcome], received: int | None) -> int:
 def train_arguments(sweep: Sweep, point: GridPoint) -> list[str]:
     """Return the arguments that start a point's run, or resume it."""
     folder = sweep.folder / point.name
-    if is_begun(sweep, point):
+    if sweep.is_begun(point):
         return ["train", f"--resume={folder}"]
     return ["train", str(sweep.recipe_file(point)), f"--run={folder}"]
 

@@ -5,36 +5,43 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.measure import Measurement
+from rich.table import Table
 
 from unisono.errors import UsageError
-from unisono.training.curves import curves_of, finite_part
+from unisono.training.curves import draw, finite_part
 from unisono.training.recipe_file import find_recipe
 from unisono.training.run_directory import replace_file
 from unisono.training.run_lock import RunLock
-from unisono.training.sweep import report
 from unisono.training.sweep.directory import (
     OUTPUT,
     SWEEP,
+    Outcomes,
     RunOutcome,
     RunStatus,
     Sweep,
-    check_same,
-    create_sweep,
-    holds_sweep,
-    is_begun,
-    is_done,
+    create_or_open,
     open_sweep,
 )
-from unisono.training.sweep.heat_map import draw_heat_maps, heat_maps
-from unisono.training.sweep.measure_chart import draw_measure
-from unisono.training.sweep.plan import GridPoint, parse_grid, read_recipes
-from unisono.training.sweep.report import SEED, RunResult, results_of, shared_measure
+from unisono.training.sweep.grid import GridPoint, parse_grid, read_recipes
+from unisono.training.sweep.results import (
+    ReportTable,
+    RunResult,
+    heat_maps,
+    results_of,
+    shared_measure,
+    sweeps_seeds,
+    tables,
+    to_json,
+    to_markdown,
+)
 from unisono.training.sweep.run import PROGRAM, exit_code, run_points
+from unisono.view.chart import no_pictures
+from unisono.view.heat_map import draw_heat_maps
+from unisono.view.words import format_duration
 
 MAX_TABLE_WIDTH = 1000
 """Most characters of a row of a table that is not printed on a terminal."""
@@ -49,8 +56,7 @@ def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: 
     """
     grid = parse_grid(changes)
     recipes = read_recipes(find_recipe(recipe), grid, ranks)
-    name = next(iter(recipes.values())).name
-    return Sweep(folder or Path("sweeps") / name, grid, recipes)
+    return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, grid, recipes)
 
 
 def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
@@ -60,114 +66,109 @@ def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
     folder is in use, or has another sweep.
     """
     folder = given if isinstance(given, Path) else given.folder
-    lock = RunLock()
-    try:
-        if isinstance(given, Path):
-            open_sweep(given)  # before anything is written there
-        _lock(lock, folder)
-        return _ActiveSweep(*_open(given), program).run()
-    finally:
-        lock.release()
-
-
-def _lock(lock: RunLock, folder: Path) -> None:
+    if isinstance(given, Path):
+        open_sweep(given)  # before anything is written there
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create the sweep's folder {folder}: {error.strerror}") from error
-    lock.take(folder)
+    lock = RunLock()
+    try:
+        lock.take(folder)
+        sweep, outcomes = open_sweep(given) if isinstance(given, Path) else create_or_open(given)
+        return _make(sweep, outcomes, program)
+    finally:
+        lock.release()
 
 
-def _open(given: Sweep | Path) -> tuple[Sweep, dict[str, RunOutcome]]:
-    """Return the sweep and its outcomes so far; a new one is created."""
-    if isinstance(given, Path):
-        return open_sweep(given)
-    if holds_sweep(given.folder):
-        there, outcomes = open_sweep(given.folder)
-        check_same(there, given)
-        return there, outcomes
-    create_sweep(given)
-    return given, {point.name: RunOutcome() for point in given.grid.points()}
+def _make(sweep: Sweep, outcomes: Outcomes, program: Sequence[str]) -> int:
+    """Make the runs and write the report. Return the exit code."""
+    points, folder = sweep.grid.points(), sweep.folder
+
+    def results() -> list[RunResult]:
+        found = results_of(sweep, outcomes)
+        replace_file(folder / SWEEP, to_json(sweep, found).encode())
+        return found
+
+    def record(point: GridPoint, outcome: RunOutcome) -> None:
+        outcomes[point.name] = outcome
+        number = points.index(point)
+        line = _line(sweep, results()[number])
+        _log(f"{number + 1:>{len(str(len(points)))}}/{len(points)}  {point.label}  {line}")
+
+    results()
+    done = [point for point in points if sweep.is_done(point, outcomes[point.name])]
+    begun = [point for point in points if point not in done and sweep.is_begun(point)]
+    _log(f"{len(points)} runs into {folder}; each writes its output to NAME/{OUTPUT}")
+    if done or begun:
+        _log(f"{len(done)} have ended before, {len(begun)} are resumed")
+    received = run_points(sweep, outcomes, record, program)
+    _report(sweep, results())
+    code = exit_code(outcomes, received)
+    if received is not None and code:
+        _log(f"stopped by {signal.Signals(received).name}; resume with: unisono sweep --resume {folder}")
+    return code
 
 
-class _ActiveSweep:
-    """Sweep while its runs are made."""
+def _line(sweep: Sweep, result: RunResult) -> str:
+    """Return what is said of a run at its end."""
+    if (run := result.final) is not None:
+        return f"{run.measure.title} {run.measure.words(run.last)}  {format_duration(run.seconds[-1])}"
+    outcome = result.outcome
+    output = sweep.folder / result.point.name / OUTPUT
+    return outcome.words + (f": {outcome.error}  ({output})" if outcome.status is RunStatus.FAILED else "")
 
-    def __init__(self, sweep: Sweep, outcomes: dict[str, RunOutcome], program: Sequence[str]) -> None:
-        self._sweep, self._outcomes, self._program = sweep, outcomes, program
-        self._points = sweep.grid.points()
-        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
-    def run(self) -> int:
-        """Make the runs and write the report. Return the exit code."""
-        self._begin()
-        received = run_points(self._sweep, self._outcomes, self._record, self._program)
-        results = results_of(self._sweep, self._outcomes)
-        self._write_report(results)
-        self._print_report(results)
-        code = exit_code(self._outcomes, received)
-        if received is not None and code:
-            name = signal.Signals(received).name
-            self._log(f"stopped by {name}; resume with: unisono sweep --resume {self._sweep.folder}")
-        return code
+def _report(sweep: Sweep, results: Sequence[RunResult]) -> None:
+    """Write pictures and page, and print the tables."""
+    missing, charts = no_pictures(), dict[str, bytes]()
+    if missing:
+        _log(missing)
+    else:
+        charts = _pictures(sweep, results)
+    for name, picture in charts.items():
+        replace_file(sweep.folder / name, picture)
+    replace_file(sweep.folder / REPORT, to_markdown(sweep, results, list(charts)).encode())
+    for table in tables(sweep.grid, results):
+        _print(table)
+    _log(f"sweep: {sweep.folder / REPORT}")
 
-    def _begin(self) -> None:
-        sweep = self._sweep
-        done = [point for point in self._points if is_done(sweep, point, self._outcomes[point.name])]
-        begun = [point for point in self._points if point not in done and is_begun(sweep, point)]
-        self._write_results(results_of(sweep, self._outcomes))
-        self._log(f"{len(self._points)} runs into {sweep.folder}; each writes its output to NAME/{OUTPUT}")
-        if done or begun:
-            self._log(f"{len(done)} have ended before, {len(begun)} are resumed")
 
-    def _record(self, point: GridPoint, outcome: RunOutcome) -> None:
-        """Write the outcome of a run that has ended, and print a line."""
-        self._outcomes[point.name] = outcome
-        results = results_of(self._sweep, self._outcomes)
-        self._write_results(results)
-        number = self._points.index(point)
-        result = results[number]
-        words = report.ending(result)
-        if result.final is not None:
-            measure = result.final.measure
-            value = f"{measure.title} {measure.words(result.final.value)}"
-            words = f"{value}  {report.duration(result.final.seconds)}"
-        if outcome.status is RunStatus.FAILED:
-            words += f": {outcome.error}  ({self._sweep.folder / point.name / OUTPUT})"
-        count = len(self._points)
-        self._log(f"{number + 1:>{len(str(count))}}/{count}  {point.label}  {words}")
+def _pictures(sweep: Sweep, results: Sequence[RunResult]) -> dict[str, bytes]:
+    """Return the pictures by the names of their files."""
+    measure, found = shared_measure(results), dict[str, bytes]()
+    if maps := heat_maps(sweep.grid, results):
+        seeds = ", mean over seeds" if sweeps_seeds(sweep.grid) and len(sweep.grid.swept) > 2 else ""
+        found[HEAT_MAP] = draw_heat_maps(maps, f"{sweep.name}: {measure.title} after the last epoch{seeds}")
+    curves = [finite_part(result.curve) for result in results if result.curve is not None]
+    if drawn := [curve for curve in curves if curve.epochs]:
+        found[f"{measure.name}.svg"] = draw(drawn, f"{sweep.name}: {measure.title}")
+    return found
 
-    def _write_results(self, results: Sequence[RunResult]) -> None:
-        replace_file(self._sweep.folder / SWEEP, report.to_json(self._sweep, results).encode())
 
-    def _write_report(self, results: Sequence[RunResult]) -> None:
-        """Write the diagrams and the page."""
-        grid, folder, diagrams = self._sweep.grid, self._sweep.folder, list[str]()
-        name, measure = next(iter(self._sweep.recipes.values())).name, shared_measure(results)
-        maps = heat_maps(grid, results)
-        if maps:
-            seeds = len(grid.swept) > 2 and any(axis.key == SEED for axis in grid.swept)
-            title = f"{name}: {measure.title} after the last epoch{', mean over seeds' if seeds else ''}"
-            replace_file(folder / HEAT_MAP, draw_heat_maps(maps, measure, title).encode())
-            diagrams.append(HEAT_MAP)
-        begun = [result.point for result in results if result.summary is not None]
-        named = zip(begun, curves_of([folder / point.name for point in begun]), strict=True)
-        curves = [replace(drawn, name=point.label) for point, each in named if (drawn := finite_part(each)).epochs]
-        if curves:
-            chart = f"{measure.name}.svg"
-            replace_file(folder / chart, draw_measure(curves, f"{name}: {measure.title} against time").encode())
-            diagrams.append(chart)
-        replace_file(folder / REPORT, report.to_markdown(self._sweep, results, diagrams).encode())
+def to_rich(table: ReportTable) -> Table:
+    """Return a table for the screen; the best row is bold."""
+    shown = Table(title=table.title, title_justify="left")
+    for number, name in enumerate(table.header):
+        last = number == len(table.header) - 1
+        shown.add_column(name, justify="left" if last else "right", overflow="fold")
+    for number, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if number == table.best else None)
+    return shown
 
-    def _print_report(self, results: Sequence[RunResult]) -> None:
-        for table in report.tables(self._sweep.grid, results):
-            shown = report.to_rich(table)
-            if not self._console.is_terminal:  # a file has no width that the table must fit into
-                natural = Measurement.get(self._console, self._console.options.update(max_width=MAX_TABLE_WIDTH), shown)
-                self._console.width = natural.maximum
-            self._console.print(shown, soft_wrap=False)
-        self._log(f"sweep: {self._sweep.folder / REPORT}")
 
-    def _log(self, line: str) -> None:
-        self._console.print(line, markup=False)
-        self._console.file.flush()
+def _print(table: ReportTable) -> None:
+    console, shown = _console(), to_rich(table)
+    if not console.is_terminal:  # a file has no width that the table must fit into
+        console.width = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), shown).maximum
+    console.print(shown, soft_wrap=False)
+
+
+def _log(line: str) -> None:
+    console = _console()
+    console.print(line, markup=False)
+    console.file.flush()
+
+
+def _console() -> Console:
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True)

@@ -54,6 +54,9 @@ class Grid:
 
     axes: tuple[GridAxis, ...]
 
+    def __str__(self) -> str:
+        return " ".join(f"{axis.key}={','.join(axis.values)}" for axis in self.axes)
+
     @property
     def swept(self) -> tuple[GridAxis, ...]:
         """Axes with two values or more."""
@@ -113,19 +116,14 @@ def _axis(given: str) -> GridAxis:
     for value in values:
         if not value:
             raise RecipeError(f"--set {given}: a value is empty; write '\"\"' for an empty string")
-        if value[0] in "\"'[{" and not _is_toml(value):
-            raise RecipeError(f"--set {given}: {value} is no value of TOML; a swept value cannot contain a comma")
+        try:
+            tomllib.loads(f"value = {value}" if value[0] in "\"'[{" else "")
+        except tomllib.TOMLDecodeError as error:
+            words = f"{value} is no value of TOML; a swept value cannot contain a comma"
+            raise RecipeError(f"--set {given}: {words}") from error
         if values.count(value) > 1:
             raise RecipeError(f"--set {given}: the value {value} is there twice; give each value once")
     return GridAxis(key, values)
-
-
-def _is_toml(value: str) -> bool:
-    try:
-        tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
 
 
 def read_recipes(path: Path, grid: Grid, ranks: int | None = None) -> dict[str, Recipe]:

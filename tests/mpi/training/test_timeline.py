@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.timeline.trace_format import check_trace, nanoseconds
+from tests.training.trace_format import check_trace, nanoseconds
 
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train
-from unisono.training.timeline.lanes import PREDICTED, lane_order
+from unisono.training.timeline import PREDICTED, lane_order
 from unisono.world import World
 
 Event = dict[str, Any]

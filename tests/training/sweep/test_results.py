@@ -9,25 +9,28 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unisono.training.measures import ACCURACY, PERPLEXITY
-from unisono.training.run_directory import METRICS, add_metrics, read_metrics
+from unisono.training.curves import Curve
+from unisono.training.measures import PERPLEXITY
+from unisono.training.run_directory import METRICS, add_metrics
 from unisono.training.sweep.directory import RunOutcome, RunStatus, Sweep
-from unisono.training.sweep.plan import Grid, parse_grid
-from unisono.training.sweep.report import (
+from unisono.training.sweep.grid import Grid, parse_grid
+from unisono.training.sweep.results import (
+    RunGroup,
     RunResult,
-    RunSummary,
+    axes_beside_seed,
     best_of,
+    grouped,
+    heat_maps,
     results_of,
     run_table,
-    seed_statistics,
-    seed_table,
     shared_measure,
-    summary_of,
+    sweeps_seeds,
     tables,
     to_json,
     to_markdown,
-    to_rich,
 )
+from unisono.training.sweep.session import to_rich
+from unisono.view.heat_map import HeatCell, HeatMap
 
 Plan = Callable[..., Sweep]
 
@@ -47,7 +50,7 @@ def test_a_row_for_each_run_and_the_best_one() -> None:
 
 def test_without_an_ended_run_none_is_the_best() -> None:
     grid = parse_grid(["rule.every=1,4"])
-    table = run_table(grid, [RunResult(point, RunOutcome(), None) for point in grid.points()])
+    table = run_table(grid, [RunResult(point, RunOutcome()) for point in grid.points()])
     assert table.best is None
     assert [row[-1] for row in table.rows] == ["waiting", "waiting"]
     assert tables(grid, []) == [run_table(grid, [])]
@@ -55,8 +58,7 @@ def test_without_an_ended_run_none_is_the_best() -> None:
 
 def test_mean_and_spread_over_seeds() -> None:
     grid = parse_grid(["rule.every=1,4,16", "training.seed=0,1"])
-    table = seed_table(grid, results(grid, [0.5, 0.6, 0.7, None, None, None]))
-    assert table is not None
+    _, table = tables(grid, results(grid, [0.5, 0.6, 0.7, None, None, None]))
     assert table.header == ("every", "mean test accuracy", "standard deviation", "range", "seeds")
     assert table.rows == (
         ("1", "55.00%", "7.07%", "50.00% to 60.00%", "2 of 2"),
@@ -64,7 +66,6 @@ def test_mean_and_spread_over_seeds() -> None:
         ("16", "–", "–", "–", "0 of 2"),
     )
     assert table.best == 1
-    assert seed_table(parse_grid(["rule.every=1,4"]), []) is None
 
 
 def test_the_table_on_the_screen_has_every_cell() -> None:
@@ -88,7 +89,7 @@ def test_the_page(planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     sweep = planned("rule.every=1,4", "training.epochs=3")
     found = results(sweep.grid, [0.5, None])
-    found[1] = RunResult(found[1].point, RunOutcome(RunStatus.FAILED, 1, "ValueError: no such class"), None)
+    found[1] = RunResult(found[1].point, RunOutcome(RunStatus.FAILED, 1, "ValueError: no such class"))
     assert to_markdown(sweep, found, ["heat_map.svg"]) == (
         """# Sweep of digits
 
@@ -138,7 +139,7 @@ def test_json_has_typed_values_and_shares(planned: Plan) -> None:
 def test_texts_have_columns_of_perplexity(planned: Plan) -> None:
     sweep = planned("optimizer.learning_rate=0.1,0.2", "training.seed=0,1")
     ended = [
-        replace(result, summary=result.summary and replace(result.summary, measure=PERPLEXITY))
+        replace(result, curve=result.curve and replace(result.curve, measure=PERPLEXITY))
         for result in results(sweep.grid, [5.0, 4.5, 4.0, inf])
     ]
     table, seeds = tables(sweep.grid, ended)
@@ -162,47 +163,58 @@ ENDED = RunOutcome(RunStatus.ENDED, 0)
 
 def results(grid: Grid, accuracies: Sequence[float | None]) -> list[RunResult]:
     """Results with these final accuracies; None is a run that has failed after an epoch with 99%."""
-    failed = RunResult(grid.points()[0], RunOutcome(RunStatus.FAILED, 1), RunSummary(1, 0.99, 0.99, 1, 1.0, 1.0))
     return [
-        RunResult(point, failed.outcome, failed.summary)
+        RunResult(point, RunOutcome(RunStatus.FAILED, 1), Curve("failed", (1,), (1.0,), (0.99,)), 1.0)
         if share is None
-        else RunResult(point, ENDED, RunSummary(3, share, share, 3, 10.0, 100.0))
+        else RunResult(point, ENDED, Curve(point.label, (3,), (10.0,), (share,)), 100.0)
         for point, share in zip(grid.points(), accuracies, strict=True)
     ]
 
 
-def test_a_summary_is_read_from_the_metrics(tmp_path: Path) -> None:
-    assert summary_of([], ACCURACY) is None
+def test_a_result_is_read_from_the_metrics(planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = planned("rule.every=1,4")
     rows = [(1, 1.5, 1.0, 100.0, 0.5), (2, 3.0, 1.0, 300.0, 0.75), (3, 7.0, 2.0, 50.0, 0.75), (4, 9.0, 1.0, 100.0, 0.7)]
     names = ("epoch", "elapsed", "seconds", "samples_per_second", "test_accuracy")
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
-    (tmp_path / METRICS).write_text("\n".join([*lines, '{"epoch": 5, "el']))
-    assert summary_of(read_metrics(tmp_path), ACCURACY) == RunSummary(4, 0.7, 0.75, 2, 9.0, 120.0)
+    (sweep.folder / "1-every=1").mkdir(parents=True)
+    (sweep.folder / "1-every=1" / METRICS).write_text("\n".join([*lines, '{"epoch": 5, "el']))
+    one, other = results_of(sweep, {"1-every=1": ENDED})
+    assert one.final is not None
+    assert (one.final.name, one.final.epochs[-1], one.final.seconds[-1], one.speed) == ("every=1", 4, 9.0, 120.0)
+    assert (one.final.last, one.final.best, one.final.best_epoch) == (0.7, 0.75, 2)
+    assert (other.curve, other.outcome) == (None, RunOutcome())
 
 
 def test_the_best_run_is_one_that_ended_and_the_quicker_of_equal_ones() -> None:
     found = results(parse_grid(["rule.every=1,2,3,4"]), [0.5, None, 0.75, 0.75])
     assert best_of(found) is found[2]
-    slow = RunSummary(3, 0.75, 0.75, 3, 11.0, 100.0)
+    slow = Curve("slow", (3,), (11.0,), (0.75,))
     assert best_of([found[0], RunResult(found[2].point, ENDED, slow), found[3]]) is found[3]
     assert best_of(found[1:2]) is None
 
 
+def over_seeds(grid: Grid, found: Sequence[RunResult]) -> list[RunGroup]:
+    return grouped(grid, found, axes_beside_seed(grid))
+
+
 def test_statistics_over_seeds() -> None:
     grid = parse_grid(["rule.every=1,4", "training.seed=0,1,2"])
-    one, other = seed_statistics(grid, results(grid, [0.9, 0.92, 0.94, 0.5, None, None]))
+    one, other = over_seeds(grid, results(grid, [0.9, 0.92, 0.94, 0.5, None, None]))
     assert (one.values, one.runs, one.finals) == (("1",), 3, (0.9, 0.92, 0.94))
     assert (one.mean, one.std) == (pytest.approx(0.92), pytest.approx(0.02))
     assert (other.values, other.mean, other.std, other.runs) == (("4",), 0.5, None, 3)
     grid = parse_grid(["training.seed=0,1"])
-    assert [group.values for group in seed_statistics(grid, results(grid, [0.5, 0.75]))] == [()]
-    (nothing,) = seed_statistics(grid, results(grid, [None, None]))
+    assert [group.values for group in over_seeds(grid, results(grid, [0.5, 0.75]))] == [()]
+    (nothing,) = over_seeds(grid, results(grid, [None, None]))
     assert (nothing.mean, nothing.std, nothing.runs) == (None, None, 2)
 
 
-def test_without_swept_seeds_there_are_no_statistics() -> None:
-    grid = parse_grid(["rule.every=1,4", "training.seed=1"])
-    assert seed_statistics(grid, results(grid, [0.5, 0.75])) == []
+def test_without_swept_seeds_there_are_no_statistics(planned: Plan) -> None:
+    sweep = planned("rule.every=1,4", "training.seed=1")
+    assert not sweeps_seeds(sweep.grid)
+    assert len(tables(sweep.grid, [])) == 1
+    assert "seeds" not in json.loads(to_json(sweep, results(sweep.grid, [0.5, 0.75])))
 
 
 def test_texts_are_compared_by_their_perplexity(
@@ -219,12 +231,73 @@ def test_texts_are_compared_by_their_perplexity(
             add_metrics(sweep.folder / point.name, metrics)
     found = results_of(sweep, {point.name: ENDED for point in sweep.grid.points()})
     assert shared_measure(found) is PERPLEXITY
-    assert [run.summary.value for run in found if run.summary] == [5.0, 4.0, inf]
-    assert [run.summary.best_epoch for run in found if run.summary] == [2, 2, 1]
+    assert [run.curve.last for run in found if run.curve] == [5.0, 4.0, inf]
+    assert [run.curve.best_epoch for run in found if run.curve] == [2, 2, 1]
     assert best_of(found) is found[1]
 
 
 def test_seeds_with_a_diverged_run_have_no_spread() -> None:
     grid = parse_grid(["training.seed=0,1"])
-    (group,) = seed_statistics(grid, results(grid, [4.0, inf]))
+    (group,) = over_seeds(grid, results(grid, [4.0, inf]))
     assert (group.mean, group.std) == (inf, None)
+
+
+def shares(drawn: HeatMap) -> list[list[float | None]]:
+    return [[cell.share for cell in row] for row in drawn.cells]
+
+
+def words(drawn: HeatMap) -> list[list[str]]:
+    return [[cell.words for cell in row] for row in drawn.cells]
+
+
+def test_two_keys_make_one_heat_map() -> None:
+    grid = parse_grid(["rule.every=1,4", "optimizer.learning_rate=0.05,0.1,0.2"])
+    (drawn,) = heat_maps(grid, results(grid, [0.1, 0.2, 0.3, 0.4, None, 0.5]))
+    assert (drawn.title, drawn.keys) == ("", ("every", "learning_rate"))
+    assert (drawn.rows, drawn.columns) == (("1", "4"), ("0.05", "0.1", "0.2"))
+    assert words(drawn) == [["10.00%", "20.00%", "30.00%"], ["40.00%", "–", "50.00%"]]
+    assert shares(drawn) == [[0.0, pytest.approx(0.25), pytest.approx(0.5)], [pytest.approx(0.75), None, 1.0]]
+
+
+def test_one_key_makes_no_heat_map() -> None:
+    grid = parse_grid(["rule.every=1,4", "training.epochs=3"])
+    assert heat_maps(grid, results(grid, [0.1, 0.2])) == []
+
+
+def test_other_keys_make_a_heat_map_for_each_combination() -> None:
+    keys = ["rule.every=1,4", "optimizer.learning_rate=0.05,0.1", "optimizer.name=sgd,lars", "optimizer.momentum=0,0.9"]
+    grid = parse_grid(keys)
+    found = heat_maps(grid, results(grid, [number / 16 for number in range(16)]))
+    assert [drawn.title for drawn in found] == [
+        "name = sgd, momentum = 0",
+        "name = sgd, momentum = 0.9",
+        "name = lars, momentum = 0",
+        "name = lars, momentum = 0.9",
+    ]
+    assert words(found[1]) == [["6.25%", "31.25%"], ["56.25%", "81.25%"]]
+
+
+def test_seeds_are_averaged_where_two_other_keys_are_swept() -> None:
+    grid = parse_grid(["training.seed=0,1", "rule.every=1,4", "optimizer.learning_rate=0.05,0.1"])
+    (drawn,) = heat_maps(grid, results(grid, [0.1, 0.2, 0.3, None, 0.3, 0.4, 0.5, None]))
+    assert drawn.keys == ("every", "learning_rate")
+    assert words(drawn) == [["20.00%", "30.00%"], ["40.00%", "–"]]
+    grid = parse_grid(["training.seed=0,1", "rule.every=1,4"])
+    (drawn,) = heat_maps(grid, results(grid, [0.1, 0.2, 0.3, 0.4]))
+    assert drawn.keys == ("seed", "every")
+
+
+def test_the_lowest_perplexity_is_the_darkest_and_a_diverged_run_has_no_color() -> None:
+    grid = parse_grid(["rule.every=1,4", "optimizer.learning_rate=0.05,0.1"])
+    ended = [
+        replace(result, curve=result.curve and replace(result.curve, measure=PERPLEXITY))
+        for result in results(grid, [4.0, 30.0, inf, None])
+    ]
+    (drawn,) = heat_maps(grid, ended)
+    assert drawn.cells == [[HeatCell("4.00", 1.0), HeatCell("30.00", 0.0)], [HeatCell("inf"), HeatCell("–")]]
+
+
+def test_runs_that_are_equal_are_all_the_best() -> None:
+    grid = parse_grid(["rule.every=1,4", "optimizer.learning_rate=0.05,0.1"])
+    (drawn,) = heat_maps(grid, results(grid, [0.5] * 4))
+    assert shares(drawn) == [[1.0, 1.0], [1.0, 1.0]]

@@ -9,10 +9,11 @@ import pytest
 from unisono.errors import ScheduleError
 from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.schedules import SCHEDULES, find, names
+from unisono.schedules.halving import halving
 from unisono.schedules.ring import ring
-from unisono.schedules.schedule import Action, Program, receive, send
-from unisono.schedules.svg_diagram import TimedMessage, draw_svg, timed_messages
+from unisono.schedules.schedule import Action, Program, add, receive, send
 from unisono.schedules.tree import tree
+from unisono.view.schedule import TimedMessage, draw, draw_svg, timed_messages
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,11 +43,12 @@ def test_an_arrow_for_each_message_a_panel_for_each_lane(name: str, placement: P
     programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
     sends = [t for p in programs for lane in p.lanes for turn in lane for t in turn if t.action is Action.SEND]
     root = ElementTree.fromstring(draw_svg(algorithm, placement.ranks, name, placement))
-    heads = Counter(path.get("marker-end") for group in root.iter(f"{SVG}g") for path in group.iter(f"{SVG}path"))
+    panels = [group for group in root.iter(f"{SVG}g") if group.get("class") == "lane"]
+    heads = Counter(path.get("marker-end") for group in panels for path in group.iter(f"{SVG}path"))
     assert heads["url(#add)"] + heads["url(#receive)"] == len(sends) == len(timed_messages(programs))
-    assert len(list(root.iter(f"{SVG}g"))) == len(programs[0].lanes)
+    assert len(panels) == len(programs[0].lanes)
     width, height = float(root.get("width")), float(root.get("height"))
-    for group in root.iter(f"{SVG}g"):
+    for group in panels:
         x, y = map(float, group.get("transform")[len("translate(") : -1].split(","))
         assert 0 < x < width
         assert 0 < y < height
@@ -90,3 +92,35 @@ def test_deadlock_raises_when_drawn() -> None:
 
     with pytest.raises(ScheduleError, match="wait for each other"):
         draw_svg(stuck, 2)
+
+
+def test_two_ranks() -> None:
+    assert draw(halving, 2, "halving").splitlines() == [
+        "halving: 2 ranks, 2 chunks",
+        "        round 0   round 1",
+        "rank 0  1→1 +0←1  0→1 1←1",
+        "rank 1  0→0 +1←0  1→0 0←0",
+    ]
+
+
+def test_lanes_are_tables_of_their_own() -> None:
+    def two_lanes(rank: int, _: int) -> Program:
+        return Program(4, tuple(((send(1 - rank, 2 * lane, 2), add(1 - rank, 2 * lane, 2)),) for lane in range(2)))
+
+    assert draw(two_lanes, 2).splitlines() == [
+        "schedule: 2 ranks, 4 chunks",
+        "",
+        "lane 0",
+        "        round 0",
+        "rank 0  0-1→1 +0-1←1",
+        "rank 1  0-1→0 +0-1←0",
+        "",
+        "lane 1",
+        "        round 0",
+        "rank 0  2-3→1 +2-3←1",
+        "rank 1  2-3→0 +2-3←0",
+    ]
+
+
+def test_one_rank_has_nothing_to_do() -> None:
+    assert draw(halving, 1, "halving").splitlines()[0] == "halving: 1 ranks, 1 chunks"

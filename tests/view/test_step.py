@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from unisono.rules import BSP, LocalSGD
-from unisono.step.draw import draw, draw_svg, picture_of
 from unisono.step.layout import ActivationExchange, even_layout
 from unisono.step.overlaps import OVERLAPS
+from unisono.view.step import draw, draw_svg, picture_of
 
 PICTURES = Path(__file__).parents[2] / "docs/pictures"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -43,10 +43,10 @@ def test_the_pictures_in_the_docs_are_up_to_date(overlap: str) -> None:
 def test_a_box_for_each_task_with_its_name() -> None:
     picture = picture_of(LocalSGD(every=2), even_layout(3, 3), 2, "<local & sgd>")
     root = ElementTree.fromstring(draw_svg(picture))
-    boxes = [group.findtext(f"{SVG}title") for group in root.iter(f"{SVG}g")]
+    boxes = [title for group in root.iter(f"{SVG}g") if (title := group.findtext(f"{SVG}title"))]
     assert len(boxes) == len(picture.spans)
     assert root.findtext(f"{SVG}title") == "<local & sgd>"
-    assert any(title is not None and title.startswith("unpack_weights 3: ") for title in boxes)
+    assert any(title.startswith("unpack_weights 3: ") for title in boxes)
 
 
 def test_concurrent_tasks_have_separate_rows() -> None:

@@ -1,4 +1,13 @@
-"""Drawing of a schedule as SVG: a line for each rank, time from left to right, an arrow for each message.
+"""Pictures of a schedule, as text and as SVG.
+
+As text, a row for each rank, a column for each round:
+
+    2→1      chunk 2 is sent to rank 1
+    +0←3     chunk 0 from rank 3 is summed into place
+    0←3      chunk 0 from rank 3 replaces what was there
+    4-7→1    chunks 4 to 7 in one message
+
+As SVG, a line for each rank, time from left to right, an arrow for each message:
 
     rank 0  ──(2)──────────────      the badge is the chunk, at the end of the arrow where it stands for most messages;
                  ╲                   the color of the arrow distinguishes a sum from a copy
@@ -19,21 +28,58 @@ from collections.abc import Sequence
 from colorsys import hls_to_rgb
 from itertools import pairwise
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from unisono.errors import ScheduleError
 from unisono.placement import Placement
-from unisono.schedules.schedule import Action, Algorithm, Program
+from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
+from unisono.view.svg import INK, MARGIN, TITLE_HEIGHT, LegendEntry, arrow, arrow_head, box, element, legend, page, text
 
 MAX_PAGE_WIDTH = 1200.0
 """Largest width of a row of panels, in SVG units."""
 
-MARGIN, ROW, LABEL, CAPTION, LEGEND = 20.0, 30.0, 56.0, 40.0, 66.0
-"""Sizes in SVG units: outer margin, row of a rank, label of a rank, caption of a panel, top of the panels."""
+ROW, LABEL, CAPTION = 30.0, 60.0, 40.0
+"""Sizes in SVG units: row of a rank, label of a rank, caption of a panel."""
 
-TEXT_COLOR, GRID_COLOR, NODE_COLORS = "#24292f", "#c8d1da", ("#eef2f6", "#dfe6ee")
-COLORS = {Action.ADD: "#c2410c", Action.RECEIVE: "#1d63b5"}
-LEGEND_TEXTS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was there"}
+SHADES = (0.05, 0.12)
+"""Opacity of the bands of nodes."""
+
+COLORS = {Action.ADD: "#d9600a", Action.RECEIVE: "#0a76c4"}
+MEANINGS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was there"}
+
+
+def draw(algorithm: Algorithm, ranks: int, name: str = "schedule") -> str:
+    """Return the schedule of all `ranks` ranks as lines of text, with a table for each lane."""
+    programs = [algorithm(rank, ranks) for rank in range(ranks)]
+    lines = [f"{name}: {ranks} ranks, {programs[0].chunks} chunks"]
+    for lane in range(len(programs[0].lanes)):
+        if len(programs[0].lanes) > 1:
+            lines += ["", f"lane {lane}"]
+        cells = [[" ".join(map(_cell, transfers)) for transfers in program.lanes[lane]] for program in programs]
+        rounds = max(map(len, cells))
+        columns = [[row[number] if number < len(row) else "" for row in cells] for number in range(rounds)]
+        widths = [max(len(f"round {number}"), *map(len, column)) for number, column in enumerate(columns)]
+        label = len(f"rank {ranks - 1}")
+        head = "  ".join(f"round {number}".ljust(width) for number, width in enumerate(widths))
+        lines.append(f"{'':{label}}  {head}".rstrip())
+        for rank in range(ranks):
+            row = "  ".join(column[rank].ljust(width) for column, width in zip(columns, widths, strict=True))
+            lines.append(f"{f'rank {rank}':{label}}  {row}".rstrip())
+    return "\n".join(lines)
+
+
+def _cell(transfer: Transfer) -> str:
+    chunks = _chunks(transfer.chunk, transfer.span)
+    match transfer.action:
+        case Action.SEND:
+            return f"{chunks}→{transfer.peer}"
+        case Action.ADD:
+            return f"+{chunks}←{transfer.peer}"
+        case Action.RECEIVE:
+            return f"{chunks}←{transfer.peer}"
+
+
+def _chunks(first: int, count: int) -> str:
+    return f"{first}" if count == 1 else f"{first}-{first + count - 1}"
 
 
 class TimedMessage(NamedTuple):
@@ -51,21 +97,13 @@ class TimedMessage(NamedTuple):
     @property
     def chunks(self) -> str:
         """Numbers of the chunks, as text."""
-        return f"{self.chunk}" if self.span == 1 else f"{self.chunk}-{self.chunk + self.span - 1}"
+        return _chunks(self.chunk, self.span)
 
 
 class _RoundRef(NamedTuple):
     rank: int
     lane: int
     round: int
-
-
-class _Panel(NamedTuple):
-    """Drawn lane, with its upper left corner at (0, 0)."""
-
-    width: float
-    height: float
-    body: list[str]
 
 
 def timed_messages(programs: Sequence[Program]) -> list[TimedMessage]:
@@ -121,6 +159,14 @@ def _begins(programs: Sequence[Program], messages: Sequence[tuple[_RoundRef, _Ro
     return begins
 
 
+class _Panel(NamedTuple):
+    """Drawn lane, with its upper left corner at (0, 0)."""
+
+    width: float
+    height: float
+    body: list[str]
+
+
 def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
     """Return the schedule of all `ranks` ranks as an SVG document. With a placement, ranks of a node share a shade."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
@@ -133,99 +179,63 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     width, height, body = _arrange(panels)
     where = f" on {len(placement.nodes)} nodes" if placement and shades else ""
     chunks = f"{programs[0].chunks} chunk{'s' if programs[0].chunks > 1 else ''}"
-    title = escape(f"{name}: {ranks} ranks{where}, {chunks}")
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-            f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" font-size="12" '
-            f'fill="{TEXT_COLOR}">',
-            f"<title>{title}</title>",
-            *_markers(),
-            f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
-            f'<text x="{MARGIN:g}" y="{MARGIN + 10:g}" font-size="17" font-weight="bold">{title}</text>',
-            *_legend(messages, bool(shades)),
-            *body,
-            "</svg>\n",
-        ]
-    )
+    heads = [arrow_head(action.value, color) for action, color in COLORS.items()]
+    marks = legend(_legend(messages, bool(shades)), MARGIN + TITLE_HEIGHT)
+    return page(width, height, f"{name}: {ranks} ranks{where}, {chunks}", [*heads, *marks, *body])
 
 
-def _shades(placement: Placement) -> dict[int, str]:
-    """Return a color for each rank; none if every node has one rank."""
+def _shades(placement: Placement) -> dict[int, float]:
+    """Return the opacity of each rank's band; none if every node has one rank."""
     if len(placement.nodes) == placement.ranks:
         return {}
-    return {rank: NODE_COLORS[node % 2] for rank, node in enumerate(placement.node_of_rank)}
+    return {rank: SHADES[node % 2] for rank, node in enumerate(placement.node_of_rank)}
 
 
-def _markers() -> list[str]:
-    """Return the arrow heads."""
-    return [
-        f'<marker id="{action.value}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7" '
-        f'orient="auto"><path d="M0,1 L8,4 L0,7 z" fill="{color}"/></marker>'
-        for action, color in COLORS.items()
-    ]
-
-
-def _legend(messages: Sequence[TimedMessage], shaded: bool) -> list[str]:
-    """Return the legend of the colors that are used."""
-    x, y = MARGIN, MARGIN + 30
-    drawn: list[str] = []
-    for action, words in LEGEND_TEXTS.items():
-        if any(message.action is action for message in messages):
-            drawn += [_arrow(x, y, x + 34, y, action), f'<text x="{x + 41:g}" y="{y + 4:g}">{words}</text>']
-            x += 70 + 6 * len(words)
+def _legend(messages: Sequence[TimedMessage], shaded: bool) -> list[LegendEntry]:
+    """Return the meanings of the colors that are used."""
+    used = [action for action in MEANINGS if any(message.action is action for message in messages)]
+    found = [LegendEntry([_arrow(0, 0, 34, 0, action)], 34, MEANINGS[action]) for action in used]
     if shaded:
-        drawn += [
-            f'<rect x="{x + 14 * number:g}" y="{y - 8:g}" width="14" height="16" fill="{band}"/>'
-            for number, band in enumerate(NODE_COLORS)
-        ]
-        drawn.append(f'<text x="{x + 35:g}" y="{y + 4:g}">nodes</text>')
-        x += 90
+        bands = [_band(14 * number, -8, 14, 16, shade) for number, shade in enumerate(SHADES)]
+        found.append(LegendEntry(bands, 28, "nodes"))
     if len({(message.lane, message.chunks) for message in messages}) > len({message.lane for message in messages}):
-        drawn += [*_badge(x + 10, y, "2", 2, 8), f'<text x="{x + 24:g}" y="{y + 4:g}">chunk</text>']
-    return drawn
+        found.append(LegendEntry(_badge(10, 0, "2", 2, 8), 20, "chunk"))
+    return found
 
 
 def _arrange(panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
     """Return total width, total height and drawing of panels placed from left to right and from top to bottom."""
-    x, y, below, width = MARGIN, LEGEND, LEGEND, 520.0
-    body: list[str] = []
+    x, y, width = MARGIN, MARGIN + TITLE_HEIGHT + 20, 520.0
+    below, body = y, list[str]()
     for panel in panels:
         if x > MARGIN and x + panel.width + MARGIN > MAX_PAGE_WIDTH:
             x, y = MARGIN, below
-        body += [f'<g transform="translate({x:g},{y:g})">', *panel.body, "</g>"]
+        body.append(element("g", *panel.body, transform=f"translate({x:g},{y:g})", class_="lane"))
         x += panel.width + MARGIN
         width, below = max(width, x), max(below, y + panel.height + MARGIN)
     return width, below, body
 
 
-def _panel(messages: Sequence[TimedMessage], programs: Sequence[Program], lane: int, shades: dict[int, str]) -> _Panel:
+def _panel(
+    messages: Sequence[TimedMessage], programs: Sequence[Program], lane: int, shades: dict[int, float]
+) -> _Panel:
     """Return the panel of one lane. If all its messages carry the same chunks, the caption names them once."""
-    ranks = len(programs)
     columns = _columns(messages)
-    right = columns[-1]
-    ys = [CAPTION + ROW * (rank + 0.5) for rank in range(ranks)]
+    right, bottom = columns[-1], CAPTION + ROW * len(programs)
+    ys = [CAPTION + ROW * (rank + 0.5) for rank in range(len(programs))]
     chunk_names = {message.chunks for message in messages}
     words = [f"lane {lane}"] if len(programs[0].lanes) > 1 else []
     words += [f"chunk {chunks}" for chunks in chunk_names if len(chunk_names) == 1 < programs[0].chunks]
-    drawn = [f'<text y="12" font-weight="bold">{", ".join(words)}</text>'] if words else []
-    drawn += [
-        f'<rect y="{y - ROW / 2:g}" width="{right:g}" height="{ROW:g}" fill="{shades[rank]}"/>'
-        for rank, y in enumerate(ys)
-        if rank in shades
-    ]
+    drawn = [text(0, 12, ", ".join(words), font_weight="bold")] if words else []
+    drawn += [_band(0, ys[rank] - ROW / 2, right, ROW, shade) for rank, shade in shades.items()]
     unit = "round" if _in_step(messages, programs, lane) else "step"
     for step, (start, stop) in enumerate(pairwise(columns)):
-        drawn.append(f'<text x="{(start + stop) / 2:g}" y="30" text-anchor="middle">{unit} {step}</text>')
-    drawn += [
-        f'<path d="M{x:g},{CAPTION - 4:g} V{CAPTION + ROW * ranks:g}" stroke="{GRID_COLOR}" stroke-dasharray="2 3"/>'
-        for x in columns
-    ]
+        drawn.append(text((start + stop) / 2, 30, f"{unit} {step}", text_anchor="middle"))
+    drawn += [_line(f"M{x:g},{CAPTION - 4:g} V{bottom:g}", stroke_dasharray="2 3") for x in columns]
     for rank, y in enumerate(ys):
-        drawn.append(f'<text x="4" y="{y + 4:g}">rank {rank}</text>')
-        drawn.append(f'<path d="M{LABEL:g},{y:g} H{right:g}" stroke="{GRID_COLOR}"/>')
+        drawn += [text(4, y + 4, f"rank {rank}"), _line(f"M{LABEL:g},{y:g} H{right:g}")]
     drawn += _messages(messages, columns, ys, programs[0].chunks, badges=len(chunk_names) > 1)
-    return _Panel(right, CAPTION + ROW * ranks, drawn)
+    return _Panel(right, bottom, drawn)
 
 
 def _columns(messages: Sequence[TimedMessage]) -> list[float]:
@@ -241,9 +251,7 @@ def _columns(messages: Sequence[TimedMessage]) -> list[float]:
 
 def _in_step(messages: Sequence[TimedMessage], programs: Sequence[Program], lane: int) -> bool:
     """Return True if all ranks are in the same round at the same time."""
-    steps = {(message.sender, message.step) for message in messages} | {
-        (message.receiver, message.step) for message in messages
-    }
+    steps = {(rank, message.step) for message in messages for rank in (message.sender, message.receiver)}
     return steps == {(rank, step) for rank, program in enumerate(programs) for step in range(len(program.lanes[lane]))}
 
 
@@ -251,37 +259,46 @@ def _messages(
     messages: Sequence[TimedMessage], columns: Sequence[float], ys: Sequence[float], chunks: int, badges: bool
 ) -> list[str]:
     """Return the arrows, then the badges on top of them, each once."""
-    leaving, arriving = defaultdict(set), defaultdict(set)
+    leaving = defaultdict(set)
     for message in messages:
         leaving[message.step, message.sender].add(message.chunks)
-        arriving[message.step, message.receiver].add(message.chunks)
     arrows: list[str] = []
     marks: dict[tuple[float, float], list[str]] = {}
     for message in messages:
         tail, head = columns[message.step] + 8, columns[message.step + 1] - 6
         at_tail = len(leaving[message.step, message.sender]) == 1
-        half = 4 + 3.5 * len(message.chunks) if badges else 0
+        half = _half(message.chunks) if badges else 0
         start, stop = (tail + 2 * half, head) if at_tail else (tail, head - 2 * half)
         if badges:
             x, y = (tail + half, ys[message.sender]) if at_tail else (head - half, ys[message.receiver])
             marks[x, y] = _badge(x, y, message.chunks, message.chunk, chunks)
         arrows.append(_arrow(start, ys[message.sender], stop, ys[message.receiver], message.action))
-    return arrows + [line for arrow in marks.values() for line in arrow]
+    return arrows + [line for badge in marks.values() for line in badge]
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float, action: Action) -> str:
-    return (
-        f'<path d="M{x:g},{y:g} L{to_x:g},{to_y:g}" stroke="{COLORS[action]}" stroke-width="1.4" '
-        f'marker-end="url(#{action.value})"/>'
-    )
+    return arrow(x, y, to_x, to_y, action.value, COLORS[action])
+
+
+def _line(path: str, **attributes: str) -> str:
+    return element("path", d=path, stroke="currentColor", stroke_opacity=0.25, **attributes)
+
+
+def _band(x: float, y: float, width: float, height: float, shade: float) -> str:
+    return box(x, y, width, height, fill_opacity=shade)
 
 
 def _badge(x: float, y: float, words: str, chunk: int, chunks: int) -> list[str]:
     """Return the number of a chunk in a rounded rectangle, colored by chunk."""
-    half = 4 + 3.5 * len(words)
+    half = _half(words)
     red, green, blue = (round(255 * part) for part in hls_to_rgb(chunk / max(1, chunks), 0.85, 0.75))
+    color = f"#{red:02x}{green:02x}{blue:02x}"
     return [
-        f'<rect x="{x - half:g}" y="{y - 8:g}" width="{2 * half:g}" height="16" rx="7" stroke="{TEXT_COLOR}" '
-        f'stroke-width="0.6" fill="#{red:02x}{green:02x}{blue:02x}"/>',
-        f'<text x="{x:g}" y="{y + 4:g}" font-size="11" text-anchor="middle">{words}</text>',
+        box(x - half, y - 8, 2 * half, 16, rx=7, stroke=INK, stroke_width=0.6, fill=color),
+        text(x, y + 4, words, font_size=11, text_anchor="middle", fill=INK),
     ]
+
+
+def _half(words: str) -> float:
+    """Return half the width of a badge."""
+    return 4 + 3.5 * len(words)

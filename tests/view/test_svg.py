@@ -1,0 +1,61 @@
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+
+from unisono.view.svg import (
+    COLORS,
+    INK,
+    PAPER,
+    STYLE,
+    LegendEntry,
+    box,
+    element,
+    legend,
+    page,
+    text,
+    width_of,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_page_is_xml_with_text() -> None:
+    drawn = page(300, 100, "a < b & c", [text(20, 60, "x<y", fill='"')])
+    root = ET.fromstring(drawn)
+    assert [one.text for one in root.iter() if one.tag in (f"{SVG}title", f"{SVG}text")] == ["a < b & c"] * 2 + ["x<y"]
+    assert "prefers-color-scheme: dark" in drawn
+
+
+def test_a_page_has_room_for_its_title() -> None:
+    assert float(ET.fromstring(page(10, 10, "a long title", [])).get("width", "0")) > width_of("a long title")
+
+
+def test_attributes_have_hyphens_and_short_numbers() -> None:
+    assert element("path", stroke_width=1.50, class_="lane") == '<path stroke-width="1.5" class="lane"/>'
+    assert element("g", element("path"), element("path")) == "<g><path/>\n<path/></g>"
+
+
+def test_entries_of_a_legend_do_not_overlap() -> None:
+    places = [ET.fromstring(one) for one in legend([LegendEntry([box(0, -6, 12, 12)], 12, "words")] * 3, 40.0)]
+    xs = [float(one.get("transform", "").removeprefix("translate(").partition(",")[0]) for one in places]
+    assert all(after - before > 12 + width_of("words") for before, after in pairwise(xs))
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of a color, as WCAG defines it."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("paper", [PAPER, "#0d1117"])
+def test_colors_are_readable_on_light_and_dark(paper: str) -> None:
+    assert paper in STYLE
+    assert min(contrast(color, paper) for color in COLORS) > 3
+    assert contrast(INK if paper == PAPER else "#e6edf3", paper) > 12
