@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from unisono.bench.contender import CLASSES, CONTENDERS
-from unisono.bench.layer_report import as_data, plot
+from unisono.bench.layer_report import as_data, draw
 from unisono.bench.layers import layers_of, measure_layers
 from unisono.bench.networks import as_markdown, measure_networks
 from unisono.bench.peak import measure_peak
@@ -65,7 +65,7 @@ def layers(name: str) -> None:
     peak = measure_peak(dtype)
     rows = measure_layers(found, ConvolutionPlan(), dtype, tell)
     keep(f"layers_{name}", as_data(rows, peak, {**about(), "model": name, "inputs": shape, "dtype": str(dtype)}))
-    plot(rows, peak, f"{name}, batch {BATCH}", HERE / f"layers_{name}.svg")
+    (HERE / f"layers_{name}.svg").write_bytes(draw(rows, peak, f"{name}, batch {BATCH}"))
 
 
 def tell(line: str) -> None:
