@@ -55,7 +55,8 @@ def render(draw: Callable[[Figure], None], width: float, height: float, form: st
 
 def _follow_scheme(drawn: str) -> str:
     """Return an SVG document of matplotlib's in the colors of the reader's scheme."""
-    return re.sub(r"(<svg[^>]*>)", lambda found: found[0] + STYLE, drawn.replace(INK, "currentColor"), count=1)
+    document = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
+    return re.sub(r"(<svg[^>]*>)", lambda found: found[0] + STYLE, document, count=1)
 
 
 def write_picture(path: Path, picture: bytes, option: str) -> None:
