@@ -71,6 +71,9 @@ def draw_times(short: Mapping[str, Times], long: Mapping[str, Times], strong: Se
 def _draw_lines(axes: Axes, lines: Mapping[str, Times], names: Sequence[str], strong: Sequence[str]) -> None:
     from matplotlib.ticker import LogLocator  # noqa: PLC0415  only who draws needs it
 
+    if not any(times.nbytes for times in lines.values()):
+        axes.set_axis_off()  # its scale needs a number
+        return
     for name, times in lines.items():
         number, thick = names.index(name), name in strong
         style = ("-", "--", ":")[number // len(COLORS) % 3]
