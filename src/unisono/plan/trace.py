@@ -137,10 +137,9 @@ def time_steps(
     steps: int,
     begin: Callable[[], None],
 ) -> list[StepSeconds]:
-    """Return the seconds of whole steps on these values, without hooks, after one that does not count.
+    """Return the seconds of whole steps on these values, after one that does not count; `begin` is called before each.
 
-    A trace has the share of each layer; its sum is longer than a step, by the time of its hooks. `begin` is called
-    before each step. The model and the random numbers stay as they are.
+    A trace's sum is longer than a step, by the time of its hooks. The model and the random numbers stay as they are.
     """
     found = list[StepSeconds]()
     with _random_numbers_kept():
@@ -152,15 +151,12 @@ def time_steps(
             with within(), torch.enable_grad():
                 outputs = shadow(*inputs)
                 times.append(time.perf_counter())
-                gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
-                if gradients:
-                    torch.autograd.backward(gradients, [torch.ones_like(tensor) for tensor in gradients])
+                _pass_back(outputs)
             times.append(time.perf_counter())
             if optimizer is not None:
                 optimizer.step()
-            times.append(time.perf_counter())
+            found.append(StepSeconds(*(later - before for before, later in pairwise([*times, time.perf_counter()]))))
             shadow.zero_grad()
-            found.append(StepSeconds(*(later - before for before, later in pairwise(times))))
     return found[1:]
 
 
@@ -175,6 +171,12 @@ def _random_numbers_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+def _pass_back(outputs: Any) -> None:
+    """Make the backward pass of the sum of all outputs."""
+    if reached := [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]:
+        torch.autograd.backward(reached, [torch.ones_like(tensor) for tensor in reached])
+
+
 def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
     """Return the trace of a model that is changed by it."""
     counter = _OperatorCounter(shadow)
@@ -182,9 +184,7 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
         with within, torch.enable_grad(), counter.counting():
             with counter.reads:
                 outputs = shadow(*inputs)
-            gradients = [tensor for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
-            if gradients:
-                torch.autograd.backward(gradients, [torch.ones_like(tensor) for tensor in gradients])
+            _pass_back(outputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
         words = (str(error).splitlines() or [type(error).__name__])[0]
