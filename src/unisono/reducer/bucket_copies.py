@@ -6,6 +6,8 @@
     incoming stream                                                  └ copy, set_grads 1, update 1 ...
     the program's stream                                                                        └ next forward pass
 
+Where a rank is alone, nothing is sent: a bucket is copied only where the host reads it.
+
 `mark` records where the program's stream is; `settle` makes the host wait for copies of a bucket, `join` the program's
 stream for all work on the incoming one. Gradients lie in the device's buckets, as views.
 """
@@ -28,7 +30,10 @@ LATEST = 0
 class BucketCopies:
     """Memory on a device like `host`, by kind of bucket, and its copies."""
 
-    def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor]) -> None:
+    def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor], alone: bool) -> None:
+        """Allocate memory on the device like the host's; `alone`: there are no other ranks."""
+        self.alone = alone
+        """True where nothing is sent."""
         self.flat = {kind: torch.zeros_like(one, device=device) for kind, one in host.items()}
         """Memory on the device, by kind."""
         for one in host.values():
@@ -37,6 +42,7 @@ class BucketCopies:
         self._streams = CopyStreams(device)
         self._marks: dict[int, Any] = {}
         self._arriving: dict[int, list[tuple[slice, Any]]] = {}  # pieces on their way to the host, by key of the bucket
+        self._unfetched: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}  # host, device, and the device's event
         self._leaving: dict[int, Any] = {}  # end of the last copy from the host, by key
         self._end: Any = None  # of what the incoming stream has got so far
         self.mark()
@@ -59,7 +65,10 @@ class BucketCopies:
                 self._end = self._streams.record()
 
     def fetch(self, key: int, host: torch.Tensor, flat: torch.Tensor) -> None:
-        """Begin the copy of a bucket to the host, on the current stream."""
+        """Begin the copy of a bucket to the host, on the current stream; if alone, once the host reads it."""
+        if self.alone:
+            self._unfetched[key] = host, flat, self._streams.record()
+            return
         arriving = []
         for piece in pieces_of(len(flat), flat.itemsize):
             host[piece].copy_(flat[piece], non_blocking=True)
@@ -68,7 +77,11 @@ class BucketCopies:
 
     def send(self, key: int, host: torch.Tensor, flat: torch.Tensor) -> None:
         """Begin the copy of a bucket from the host, on the incoming stream."""
+        unfetched = self._unfetched.pop(key, None)
         with self.incoming(marked=False):
+            if unfetched is not None:  # it is there, as the host has not read it
+                self._streams.wait(unfetched[2])
+                return
             flat.copy_(host, non_blocking=True)
             self._leaving[key] = self._streams.record()
 
@@ -80,7 +93,11 @@ class BucketCopies:
             yield piece
 
     def settle(self, key: int) -> None:
-        """Wait until no copy of a bucket is under way."""
+        """Wait until no copy of a bucket is under way, and the host has its contents."""
+        if (unfetched := self._unfetched.pop(key, None)) is not None:
+            host, flat, computed = unfetched
+            with self._streams.outgoing(computed):
+                host.copy_(flat)
         for _ in self.arrivals(key):
             pass
 

@@ -113,7 +113,7 @@ class BucketMemory:
         elements = required_elements(self._kinds, parts.counts)
         self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
         device = device_of(parameters, "a model") if parameters else torch.device("cpu")
-        self.copies = None if device.type == "cpu" else BucketCopies(device, self._flat)
+        self.copies = None if device.type == "cpu" else BucketCopies(device, self._flat, world.size == 1)
         """Copies of the buckets, where the parameters are on a device."""
         self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
@@ -214,6 +214,8 @@ class BucketMemory:
         if self.copies is None or not len(sums := self._sums(key, self._flat)):
             yield self.bucket(key)
             return
+        if self.copies.alone:
+            return
         last = None
         for piece in self.copies.arrivals(key):
             if last is not None:
@@ -222,10 +224,6 @@ class BucketMemory:
         place = self._places[key - 1]
         start = place.start + (last.start if last is not None else 0)
         yield self._flat[place.memory][start : place.stop]  # with the flags
-
-    def outgoing(self, key: int) -> AbstractContextManager[Any]:
-        """Return a context for work on a bucket's gradients, which are complete."""
-        return nullcontext() if self.copies is None else self.copies.outgoing(key)
 
     def incoming(self, marked: bool = False) -> AbstractContextManager[Any]:
         """Return a context for other work: behind all that has come from the host, and the newest mark if `marked`."""
@@ -244,20 +242,37 @@ class BucketMemory:
     def pack(self, key: int, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
         """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
         flat = self._sums(key, self._own)
-        with self.outgoing(key) as stream:
+        if self.copies is not None:
+            with self.copies.outgoing(key) as stream:
+                self._gather(key, fresh, flat, stream)
+                if weight != 1:
+                    flat.mul_(weight)
+                self._fetch(key)
+        else:
             for number, here, part in self._pieces[key - 1]:
                 gradient = fresh[number]
                 if gradient is None:
                     flat[here].zero_()
-                    continue
-                if weight != 1 or not lies_in(gradient, self.views[number]):
+                elif weight != 1 or not lies_in(gradient, self.views[number]):
                     torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
-                if stream is not None:
-                    gradient.record_stream(stream)  # it may be freed before it was read
-            self._fetch(key)
         flags = self.flags(key)
         for place, number in enumerate(self._places[key - 1].ends):
             flags[place] = fresh[number] is not None
+
+    def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
+        """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
+        places, gradients = list[torch.Tensor](), list[torch.Tensor]()
+        for number, here, part in self._pieces[key - 1]:
+            gradient = fresh[number]
+            if gradient is None:
+                flat[here].zero_()
+                continue
+            gradient.record_stream(stream)  # it may be freed before it was read
+            if not lies_in(gradient, self.views[number]):
+                places.append(flat[here])
+                gradients.append(self._in_order(gradient, number)[part])
+        if places:
+            torch._foreach_copy_(places, gradients)
 
     def _fetch(self, key: int) -> None:
         if self.copies is not None:
@@ -266,7 +281,6 @@ class BucketMemory:
     def unpack(self, key: int) -> None:
         """Begin to copy the sums of a bucket to where its gradients lie."""
         if self.copies is not None:
-            self._settle(key)
             self.copies.send(key, self._sums(key, self._flat), self._sums(key, self._own))
 
     def pack_weights(self, key: int, ranks: int) -> None:

@@ -98,7 +98,9 @@ def use_pretend(seed: int = 0, devices: int = 2) -> None:
     if not _libraries:
         _register(devices)
     elif devices != DEVICES[0]:
-        raise RuntimeError(f"pretend has {DEVICES[0]} devices already: ask for {devices} in the first call of the process")
+        raise RuntimeError(
+            f"pretend has {DEVICES[0]} devices already: ask for {devices} in the first call of the process"
+        )
     reseed(seed)
 
 
@@ -161,7 +163,9 @@ def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor
     """Return a tensor on a device with new memory."""
     reach = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if 0 not in size else 0
     block = _Block(reach * dtype.itemsize, current_stream(index).queue)
-    storage = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), reach * dtype.itemsize)
+    storage = torch._C._construct_storage_from_data_pointer(
+        next(_addresses), torch.device(NAME, index), reach * dtype.itemsize
+    )
     storage.owner = _Owner(block)
     tensor = _aten.as_strided.default.redispatch(_CPU, _template(index, dtype), [0], [1])
     return _aten.set_.source_Storage_storage_offset.redispatch(_CPU, tensor, storage, 0, size, stride)  # type: ignore[no-any-return]
@@ -228,10 +232,16 @@ def _needs_values(op: Any) -> bool:
 
 def _device_of(op: Any, leaves: list[Any]) -> int:
     """Return the index of the device of the arguments, which have to be on one device."""
-    found = {leaf.device: None for leaf in leaves if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type == NAME)}
+    found = {
+        leaf.device: None
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor) and (leaf.dim() or leaf.device.type == NAME)
+    }
     if len(found) > 1:
         names = " and ".join(map(str, found))
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {names}! ({op})")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {names}! ({op})"
+        )
     places = [*found, *(leaf for leaf in leaves if isinstance(leaf, torch.device))]
     return index_of(places[0] if places else None)
 
@@ -252,7 +262,10 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     index = _device_of(op, leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == NAME]
     with _apart():
-        hidden, random = pytree.tree_unflatten([_moved(leaf, "cpu", _host) for leaf in leaves], form), _generator(op, options, index)
+        hidden, random = (
+            pytree.tree_unflatten([_moved(leaf, "cpu", _host) for leaf in leaves], form),
+            _generator(op, options, index),
+        )
         metas = [_moved(leaf, "meta", _meta) for leaf in leaves]
         shapes = None if _needs_values(op) else _shapes(op, pytree.tree_unflatten(metas, form))
     if shapes is None:
@@ -277,7 +290,9 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
                 content.copy_(values[place])
 
     _queue(index, [*tensors, *fresh.values()], work)
-    return pytree.tree_unflatten([fresh.get(place, known.get(id(meta), meta)) for place, meta in enumerate(flat)], shape)
+    return pytree.tree_unflatten(
+        [fresh.get(place, known.get(id(meta), meta)) for place, meta in enumerate(flat)], shape
+    )
 
 
 def _shapes(op: Any, call: Any) -> Any:
@@ -312,7 +327,9 @@ def _generator(op: Any, options: dict[str, Any], index: int) -> dict[str, torch.
     if not _is_random(op):
         return {}
     if options.get("generator") is not None:
-        raise RuntimeError(f"{op}: Expected a '{NAME}' device type for generator but found '{options['generator'].device.type}'")
+        raise RuntimeError(
+            f"{op}: Expected a '{NAME}' device type for generator but found '{options['generator'].device.type}'"
+        )
     seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_generators[index])
     return {"generator": torch.Generator().manual_seed(int(seed))}
 
@@ -358,7 +375,10 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
             content = source if _is_pinned(source) and non_blocking else source.clone()
         place = _host(target) if target.device.type == NAME else target
     late = late and (target.device.type == NAME or _is_pinned(target))
-    index, others = on_device[0].device.index, {tensor.device.index for tensor in on_device[1:]} - {on_device[0].device.index}
+    index, others = (
+        on_device[0].device.index,
+        {tensor.device.index for tensor in on_device[1:]} - {on_device[0].device.index},
+    )
     for other in others:
         current_stream(index).wait_stream(current_stream(other))
     stream = _queue(index, on_device, lambda: place.copy_(content))
@@ -444,19 +464,58 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 _LOW_PRECISION = (
-    *("linear", "matmul", "mm", "mv", "addmm", "addmv", "bmm", "baddbmm", "addbmm", "prelu", "scaled_dot_product_attention"),
+    *(
+        "linear",
+        "matmul",
+        "mm",
+        "mv",
+        "addmm",
+        "addmv",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "prelu",
+        "scaled_dot_product_attention",
+    ),
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
 )
 _FULL_PRECISION = (
-    *("softmax.int", "log_softmax.int", "layer_norm", "group_norm", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "mse_loss", "l1_loss"),
-    *("exp", "log", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "rsqrt", "norm.Scalar", "sum", "sum.dim_IntList", "prod", "cumsum", "softplus"),
+    *(
+        "softmax.int",
+        "log_softmax.int",
+        "layer_norm",
+        "group_norm",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "mse_loss",
+        "l1_loss",
+    ),
+    *(
+        "exp",
+        "log",
+        "pow.Tensor_Scalar",
+        "pow.Tensor_Tensor",
+        "rsqrt",
+        "norm.Scalar",
+        "sum",
+        "sum.dim_IntList",
+        "prod",
+        "cumsum",
+        "softplus",
+    ),
 )
 """Operations that autocast runs in its type and in float32, as CUDA does: those of networks that tests train."""
 
 
 def _autocast(op: Any, dtype: Callable[[], torch.dtype]) -> Callable[..., Any]:
     def cast(leaf: Any) -> Any:
-        usable = isinstance(leaf, torch.Tensor) and leaf.device.type == NAME and leaf.is_floating_point() and leaf.dtype != torch.float64
+        usable = (
+            isinstance(leaf, torch.Tensor)
+            and leaf.device.type == NAME
+            and leaf.is_floating_point()
+            and leaf.dtype != torch.float64
+        )
         return leaf.to(dtype()) if usable else leaf
 
     def run(*args: Any, **options: Any) -> Any:
@@ -541,10 +600,15 @@ def _register(devices: int) -> None:
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for name, operation in _OPERATIONS.items():
         ours.impl(name, operation, "PrivateUse1")
-    for names, dtype in ((_LOW_PRECISION, lambda: torch.get_autocast_dtype(NAME)), (_FULL_PRECISION, lambda: torch.float32)):
+    for names, dtype in (
+        (_LOW_PRECISION, lambda: torch.get_autocast_dtype(NAME)),
+        (_FULL_PRECISION, lambda: torch.float32),
+    ):
         for name in names:
             packet, _, overload = name.partition(".")
-            ours.impl(name, _autocast(getattr(getattr(_aten, packet), overload or "default"), dtype), "AutocastPrivateUse1")
+            ours.impl(
+                name, _autocast(getattr(getattr(_aten, packet), overload or "default"), dtype), "AutocastPrivateUse1"
+            )
     host = {
         "is_pinned": _is_pinned,
         "_pin_memory": _pinned_copy,
