@@ -1,7 +1,7 @@
 """Queues of works that run late, in an order that a seed chooses: what a device's streams do.
 
-A work runs when somebody has to wait for it, or when the seed lets it: at each work that is put and at each question. Works of a queue
-run in order; works of two queues in any order that the marks allow.
+A work runs when somebody has to wait for it, or when the seed lets it: at each work that is put and at each question.
+Works of a queue run in order; works of two queues in any order that the marks allow.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-LONGEST = 1000
-"""Works that a queue holds before the next one that is put makes the oldest run."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,9 +30,15 @@ class Mark:
 class Queue:
     """Works of one stream, oldest first. A mark of this queue is passed, a mark of another one is waited for."""
 
-    number: int
     device: int
     works: deque[Callable[[], object] | Mark] = field(default_factory=deque)
+    pace: float = 1.0
+
+    @property
+    def waits(self) -> Mark | None:
+        """The mark that the oldest work waits for, if it does."""
+        head = self.works[0]
+        return head if isinstance(head, Mark) and head.queue is not self and not head.passed else None
 
 
 class Late:
@@ -49,11 +52,10 @@ class Late:
         self.reseed(0)
 
     def reseed(self, seed: int) -> None:
-        """Run what waits, then draw anew how eagerly works run and which queues are slow."""
+        """Run what waits, then draw anew how eagerly works run."""
         with self._lock:
             for queue in list(self._busy):
                 self._run_to(self._mark(queue))
-            self._paces: dict[int, float] = {}
             self._random = random.Random(seed)
             self._eagerness = self._random.choice((0.0, 0.4, 0.7, 0.9))
 
@@ -61,8 +63,6 @@ class Late:
         """Add a work to the queue; some works of any queues may run now."""
         with self._lock:
             self._add(queue, work)
-            if len(queue.works) > LONGEST:
-                self._run_to(self._mark(queue))
             self._run_some()
 
     def mark(self, queue: Queue) -> Mark:
@@ -99,54 +99,42 @@ class Late:
                 self.run_to(self._mark(queue))
 
     def _mark(self, queue: Queue) -> Mark:
+        if not queue.works:
+            return Mark(queue, time.perf_counter())
         mark = Mark(queue)
-        if queue.works:
-            self._add(queue, mark)
-        else:
-            mark.seconds = time.perf_counter()
+        self._add(queue, mark)
         return mark
 
     def _add(self, queue: Queue, work: Callable[[], object] | Mark) -> None:
+        if not queue.works:
+            queue.pace = self._random.choice((1.0, 0.5, 0.02))
         queue.works.append(work)
         self._busy[queue] = None
 
     def _run_some(self) -> None:
         while not self._running and self._busy and self._random.random() < self._eagerness:
-            queues = list(self._busy)
-            paces = [self._pace(queue) for queue in queues]
-            self._advance(self._random.choices(queues, paces)[0])
-
-    def _pace(self, queue: Queue) -> float:
-        if queue.number not in self._paces:
-            self._paces[queue.number] = self._random.choice((1.0, 1.0, 0.01))
-        return self._paces[queue.number]
+            queue = self._random.choice(list(self._busy))
+            if self._random.random() < queue.pace and queue.waits is None:
+                self._advance(queue)
 
     def _run_to(self, mark: Mark) -> None:
         needed = [mark]
         while needed:
-            head = None if needed[-1].passed else needed[-1].queue.works[0]
-            if head is None:
+            if needed[-1].passed:
                 needed.pop()
-            elif isinstance(head, Mark) and head.queue is not needed[-1].queue and not head.passed:
-                needed.append(head)
+            elif (other := needed[-1].queue.waits) is not None:
+                needed.append(other)
             else:
                 self._advance(needed[-1].queue)
 
     def _advance(self, queue: Queue) -> None:
-        """Run the oldest work of the queue, unless it waits for a mark."""
-        work = queue.works[0]
-        if isinstance(work, Mark) and work.queue is not queue and not work.passed:
-            return
-        queue.works.popleft()
+        work = queue.works.popleft()
         if not queue.works:
             del self._busy[queue]
         if isinstance(work, Mark):
             if work.queue is queue:
                 work.seconds = time.perf_counter()
-        else:
-            self._run(work)
-
-    def _run(self, work: Callable[[], object]) -> None:
+            return
         self._running = True
         try:
             work()
