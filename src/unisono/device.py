@@ -13,10 +13,10 @@ PyTorch's interface of accelerators is used for all of them (`torch.accelerator`
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu or tensor.is_meta
 
 
-def module_of(device: torch.device) -> ModuleType:
+def module_of(device: torch.device) -> Any:
     """Return PyTorch's module of a kind of devices: `torch.cuda` for CUDA."""
     return torch.get_device_module(device)
 
@@ -120,6 +120,7 @@ class CopyStreams:
     def __init__(self, device: torch.device) -> None:
         self.device, self._module = device, module_of(device)
         self._out, self._in = self._module.Stream(device), self._module.Stream(device)
+        self._of_threads = threading.local()
 
     def record(self) -> Any:
         """Return an event of the calling thread's stream: the end of what it has queued so far."""
@@ -143,6 +144,14 @@ class CopyStreams:
         """Return a context whose work is queued on the stream from the host, behind events."""
         with self._on(self._in, events):
             yield self._in
+
+    @contextmanager
+    def apart(self, *events: Any) -> Iterator[Any]:
+        """Return a context whose work is queued on a stream of the calling thread's own, behind events."""
+        if not hasattr(self._of_threads, "stream"):
+            self._of_threads.stream = self._module.Stream(self.device)
+        with self._on(self._of_threads.stream, events):
+            yield self._of_threads.stream
 
     @contextmanager
     def _on(self, stream: Any, events: Sequence[Any]) -> Iterator[None]:
