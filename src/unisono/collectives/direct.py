@@ -42,7 +42,7 @@ COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Dtypes in which numbers travel, by wire; None for the tensor's own."""
 
-MIN_DIRECT_BYTES = 1 << 20
+MIN_DIRECT_BYTES = 4 << 20
 """Smallest tensor that is summed on the device, in bytes: a message of a device's memory takes hundreds of us."""
 
 PROBE_BYTES = 8 << 20
