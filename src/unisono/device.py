@@ -158,6 +158,22 @@ def streams_of(device: torch.device) -> CopyStreams:
     return CopyStreams(device)
 
 
+def computed_of(tensor: torch.Tensor) -> Any:
+    """Return the event after which a tensor holds what the calling thread has computed; None on the host."""
+    return None if is_on_host(tensor) else streams_of(tensor.device).record()
+
+
+def copy_behind(target: torch.Tensor, source: torch.Tensor, computed: Any) -> None:
+    """Copy a tensor once an event of its device has come, and wait for the end; `computed` is None on the host."""
+    if computed is None:
+        target.copy_(source)
+        return
+    streams = streams_of(source.device if target.is_cpu else target.device)
+    with streams.outgoing(computed) if target.is_cpu else streams.incoming(computed):
+        target.copy_(source)
+        streams.record().synchronize()
+
+
 def pieces_of(length: int, itemsize: int) -> list[slice]:
     """Return slices of so many elements, of at most `PIECE_BYTES` each; none for no elements.
 
