@@ -76,6 +76,15 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu or tensor.is_meta
 
 
+def check_not_captured(device: torch.device) -> None:
+    """Raise UsageError while a device's work is captured as a graph, which could not hold what the ranks exchange."""
+    if device.type != HOST and getattr(module_of(device), "is_current_stream_capturing", bool)():
+        raise UsageError(
+            "a graph cannot hold a step of several ranks, which exchange on the host: capture the forward pass alone "
+            "(make_graphed_callables), before the model is made parallel"
+        )
+
+
 def module_of(device: torch.device) -> Any:
     """Return PyTorch's module of a kind of devices: `torch.cuda` for CUDA."""
     return torch.get_device_module(device)
@@ -83,9 +92,19 @@ def module_of(device: torch.device) -> Any:
 
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return flat host memory, not set, that a device copies from and to beside other work."""
-    if device.type == "cuda":
+    if device.type != HOST and _allocates_pinned(device.type):
         return torch.empty(length, dtype=dtype, pin_memory=True)
     return pinned(torch.empty(length, dtype=dtype), device)
+
+
+@cache
+def _allocates_pinned(kind: str) -> bool:
+    """Return True where PyTorch allocates memory that this kind of device, the one in use, copies from and to."""
+    present = torch.accelerator.current_accelerator()
+    try:
+        return present is not None and present.type == kind and torch.empty(1, pin_memory=True).is_pinned()
+    except RuntimeError:  # it has no such allocator
+        return False
 
 
 def pinned(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
