@@ -105,7 +105,7 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     keep_memory()
-    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
     rate = measure_peak(dtype).bytes_per_second
     rows = []
     for channels, size in SHAPES:

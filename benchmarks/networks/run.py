@@ -58,7 +58,7 @@ def steps(name: str) -> None:
 
 
 def layers(name: str) -> None:
-    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
     shape = (BATCH, *input_shape(name))
     found = layers_of(make_network(name, "", CLASSES, 3), shape)
     peak = measure_peak(dtype)

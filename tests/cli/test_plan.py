@@ -32,6 +32,16 @@ def test_a_table_of_nodes(in_process: Run, rule: str) -> None:
     assert "assumed, link.latency: 1 us" in done.stdout
 
 
+def test_accelerators_are_those_of_the_machine(in_process: Run) -> None:
+    def planned(machine: str, device: str) -> subprocess.CompletedProcess[str]:
+        return in_process("plan", "digits", "--machine", machine, "--set", f"compute.device={device}")
+
+    assert planned("minsky_p100", "cuda").returncode == planned("cori_fdr", "auto").returncode == 0
+    done = planned("cori_fdr", "cuda")
+    assert done.returncode == 2
+    assert re.search(r"compute.device = 'cuda', but .* has no accelerators: plan with --set", done.stderr)
+
+
 def test_numbers_of_nodes() -> None:
     assert node_counts("4") == (4,)
     assert node_counts("1,3,4") == (1, 3, 4)

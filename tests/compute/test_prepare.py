@@ -35,20 +35,34 @@ FLOAT, BFLOAT16, DOUBLE = torch.float32, torch.bfloat16, torch.float64
 
 
 @pytest.mark.parametrize(
-    ("requested", "weights", "device", "processor", "chosen"),
+    ("requested", "weights", "processor", "chosen"),
     [
-        ("auto", FLOAT, "cpu", PLAIN, FLOAT),
-        ("auto", FLOAT, "cpu", AMX, BFLOAT16),
-        ("auto", FLOAT, "cuda", PLAIN, BFLOAT16),
-        ("float32", FLOAT, "cuda", AMX, FLOAT),
-        ("bfloat16", FLOAT, "cpu", PLAIN, BFLOAT16),
-        ("bfloat16", DOUBLE, "cpu", AMX, DOUBLE),
+        ("auto", FLOAT, PLAIN, FLOAT),
+        ("auto", FLOAT, AMX, BFLOAT16),
+        ("float32", FLOAT, AMX, FLOAT),
+        ("bfloat16", FLOAT, PLAIN, BFLOAT16),
+        ("bfloat16", DOUBLE, AMX, DOUBLE),
     ],
 )
-def test_the_dtype_of_products(
-    requested: str, weights: torch.dtype, device: str, processor: Processor, chosen: torch.dtype
+def test_the_dtype_of_products(requested: str, weights: torch.dtype, processor: Processor, chosen: torch.dtype) -> None:
+    assert choose_dtype(requested, weights, torch.device("cpu"), processor) == chosen
+
+
+@pytest.mark.parametrize(
+    ("requested", "supported", "chosen"),
+    [("auto", True, BFLOAT16), ("auto", False, FLOAT), ("float32", True, FLOAT), ("bfloat16", True, BFLOAT16)],
+)
+def test_the_dtype_of_products_on_an_accelerator(
+    requested: str, supported: bool, chosen: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert choose_dtype(requested, weights, device, processor) == chosen
+    monkeypatch.setattr("unisono.compute.prepare.has_bfloat16", lambda _: supported)
+    assert choose_dtype(requested, FLOAT, torch.device("meta"), PLAIN) == chosen
+
+
+def test_an_accelerator_without_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.compute.prepare.has_bfloat16", lambda _: False)
+    with pytest.raises(UsageError, match='meta computes none; take "float32"'):
+        choose_dtype("bfloat16", FLOAT, torch.device("meta"), PLAIN)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BFLOAT16])

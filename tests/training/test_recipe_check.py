@@ -49,6 +49,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["optimizer.nesterov=true", "optimizer.momentum=0"], 1, "it needs sgd with a momentum above 0"),
         (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
         (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
+        (["compute.device='no device'"], 1, 'compute.device = \'no device\'; there are "auto", "cpu" and the kinds'),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):

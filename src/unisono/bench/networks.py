@@ -88,7 +88,7 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
     if contender == STOCK:
         return Contender(model, inputs, labels, nullcontext)
     inputs = inputs.contiguous(memory_format=torch.channels_last)
-    dtype = choose_dtype(AUTO, torch.float32, "cpu", processor())
+    dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
     if contender in (TUNED, KEPT_MEMORY):
         model = model.to(memory_format=torch.channels_last)
     else:

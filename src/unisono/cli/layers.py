@@ -61,7 +61,7 @@ def layers(
     check_precision(precision)
     if plan is not None:
         check_plan(plan)
-    here, dtype = processor(), choose_dtype(precision, torch.float32, "cpu", processor())
+    here, dtype = processor(), choose_dtype(precision, torch.float32, torch.device("cpu"), processor())
     shape = (batch, *input_shape(model, size))
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(highlight=False, soft_wrap=True, width=wide)

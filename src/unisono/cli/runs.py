@@ -34,6 +34,9 @@ def evaluate(
         bool, typer.Option("--throughput", help="Time forward passes on rank 0, at batch sizes 1 to 256.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Output folder of the files; default: the run's.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device of each rank, as compute.device of a recipe; default: that of the run.")
+    ] = None,
 ) -> None:
     """Evaluate the newest checkpoint of a run on a test set.
 
@@ -55,7 +58,7 @@ def evaluate(
     world = init(timeout=recipe.training.timeout or None)
     log = printer(world)
     with world.agree_on_errors():
-        found, facts = evaluate_on_rank(run, world, pack, throughput, log)
+        found, facts = evaluate_on_rank(run, world, pack, throughput, log, device)
         target = run if out is None else out
         files = world.call_on_root(lambda: write_files(found, facts, target))
     if world.rank == 0:
@@ -101,6 +104,9 @@ def predict(
     tokenizer: Annotated[
         str, typer.Option(help="Texts whose tokens are not bytes: the tokenizer.json that they were packed with.")
     ] = "",
+    device: Annotated[
+        str | None, typer.Option(help="Device as compute.device of a recipe; default: that of the run.")
+    ] = None,
 ) -> None:
     """Print the most probable classes of files, by the newest checkpoint of a run.
 
@@ -113,6 +119,7 @@ def predict(
         raise UsageError(f"unisono predict is one process, but {started} ranks are started; start it without mpiexec")
     check_installed()
     keep_memory()
+    from unisono.device import choose_device
     from unisono.training.build import DTYPES, context_of
     from unisono.training.scoring.evaluate import forward_of
     from unisono.training.scoring.file_inputs import open_inputs
@@ -125,9 +132,10 @@ def predict(
         print(note, file=sys.stderr)
     recipe = saved.recipe
     inputs = open_inputs(recipe.data, tokenizer)
-    network = load_network(saved, inputs)
+    place = choose_device(device or recipe.compute.device, 0, 1)
+    network = load_network(saved, inputs, place)
     batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
-    forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe))
+    forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe, place), place)
     found: list[FilePrediction] = []
     for one in predict_files(forward, inputs, files, PredictOptions(top, batch)):
         found.append(one)

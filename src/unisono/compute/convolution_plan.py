@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry, Pass
+from unisono.device import module_of
 from unisono.errors import TableError, UsageError
 from unisono.files import temporary_beside, write_atomically
 
@@ -145,9 +146,8 @@ class ConvolutionPlan:
 
 
 def _synchronize(tensor: Tensor) -> None:
-    """Wait until the tensor's device has finished: calls on a GPU return before their work is done."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    """Wait until the tensor's device has finished: calls return before their work is done there."""
+    module_of(tensor.device).synchronize(tensor.device)
 
 
 def machine(processor: str) -> dict[str, Any]:

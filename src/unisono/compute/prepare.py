@@ -2,8 +2,8 @@
 
     weights float32 ─ rounded ─▶ bfloat16 products ─▶ float32 gradients ─ allreduce, update ─▶ weights float32
 
-bfloat16 is for processors that support it. PyTorch's autocast rounds the inputs of products. On a CPU the layers after
-them (batch norm, relu, pooling) stay in bfloat16, and losses are float32.
+bfloat16 is for processors and accelerators that support it. PyTorch's autocast rounds the inputs of products. On a CPU
+the layers after them (batch norm, relu, pooling) stay in bfloat16, and losses are float32.
 
 convolutions               follow a plan
 local response norms       channels last
@@ -19,10 +19,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from unisono.compute import AUTO, PRECISIONS
+from unisono.compute import PRECISIONS
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.response_norm import use_response_norms
+from unisono.device import HOST, module_of
 from unisono.errors import UsageError
 from unisono.processor import Processor
 
@@ -38,13 +39,23 @@ StepContext = Callable[[], AbstractContextManager[object]]
 """Function that returns the context in which a step is computed."""
 
 
-def choose_dtype(requested: str, weights: torch.dtype, device: str, processor: Processor) -> torch.dtype:
-    """Return the dtype of products, for weights of dtype `weights` on `device` ("cpu", "cuda")."""
-    if weights != torch.float32:
+def choose_dtype(requested: str, weights: torch.dtype, device: torch.device, processor: Processor) -> torch.dtype:
+    """Return the dtype of products, for weights of dtype `weights` on a device, `processor` where that is the host.
+
+    Raises UsageError for bfloat16 on an accelerator that has none.
+    """
+    if weights != torch.float32 or requested == "float32":
         return weights
-    if requested == AUTO:
-        return torch.bfloat16 if device == "cuda" or processor.bfloat16 else torch.float32
-    return torch.bfloat16 if requested == "bfloat16" else torch.float32
+    fits = processor.bfloat16 if device.type == HOST else has_bfloat16(device)
+    if requested == "bfloat16" and not fits and device.type != HOST:
+        raise UsageError(f'precision = "bfloat16": {device} computes none; take "float32"')
+    return torch.bfloat16 if fits or requested == "bfloat16" else torch.float32
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return True for an accelerator on which PyTorch's autocast takes bfloat16."""
+    supports = getattr(module_of(device), "is_bf16_supported", None)
+    return torch.amp.is_autocast_available(device.type) and supports is not None and bool(supports())
 
 
 def autocast_to(dtype: torch.dtype, weights: torch.dtype, device: str) -> AbstractContextManager[object]:

@@ -12,12 +12,16 @@ their lower part gradients of its own:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from math import exp, inf
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+from unisono.device import host_memory, streams_of
 
 BEST = 5
 """Number of guesses in top-5."""
@@ -39,6 +43,47 @@ class Accuracy:
         return exp(self.loss) if self.loss < 700 else inf
 
 
+class LossSum:
+    """Sum of the losses of steps, in float64.
+
+    That of a step on a device is copied to the host behind the step, and read a step later: nobody waits for it.
+    """
+
+    def __init__(self, before: float = 0.0) -> None:
+        """Begin at a sum."""
+        self._sum, self._late = before, deque[tuple[torch.Tensor, Any, int]]()
+        self._memory: list[torch.Tensor] = []
+        self.last: float | None = None
+        """Mean loss of the newest step that has been read; None where it had no samples."""
+
+    def add(self, loss: float | torch.Tensor, samples: int) -> None:
+        """Add the loss of a step, the sum over its samples: a number, or a tensor of one on a device."""
+        if not isinstance(loss, torch.Tensor):
+            self._add(loss, samples)
+            return
+        self._memory = self._memory or [host_memory(1, loss.dtype, loss.device) for _ in range(2)]
+        self._memory.reverse()
+        self._memory[0].copy_(loss, non_blocking=True)
+        self._late.append((self._memory[0], streams_of(loss.device).record(), samples))
+        if len(self._late) > 1:
+            self._read()
+
+    @property
+    def total(self) -> float:
+        """Sum of all losses; waits for those of a device."""
+        while self._late:
+            self._read()
+        return self._sum
+
+    def _read(self) -> None:
+        memory, copied, samples = self._late.popleft()
+        copied.synchronize()
+        self._add(float(memory), samples)
+
+    def _add(self, loss: float, samples: int) -> None:
+        self._sum, self.last = self._sum + loss, loss / samples if samples else None
+
+
 def guesses(scores: torch.Tensor) -> torch.Tensor:
     """Return the best guesses of each sample, best first: int64, (samples, BEST), or all classes if there are fewer."""
     return scores.topk(min(BEST, scores.shape[1])).indices
@@ -56,7 +101,7 @@ def count(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     hits = guesses(scores) == labels[:, None]
     exact = torch.promote_types(scores.dtype, torch.float32)  # 16 bits would round the loss
     loss = cross_entropy(scores.to(exact), labels, reduction="sum")
-    counts = hits[:, 0].sum(), hits.sum(), torch.tensor(samples if classes > BEST else 0), loss
+    counts = hits[:, 0].sum(), hits.sum(), loss.new_tensor(samples if classes > BEST else 0), loss
     return torch.stack([each.to(torch.float64) for each in counts])
 
 
@@ -99,4 +144,4 @@ def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def blank_labels(scores: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return labels 0 for the loss of `scores`, for a step whose result is not used."""
     own = scores if isinstance(scores, torch.Tensor) else scores[0]
-    return torch.zeros(own.shape[:-1], dtype=torch.int64)
+    return torch.zeros(own.shape[:-1], dtype=torch.int64, device=own.device)

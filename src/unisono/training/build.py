@@ -1,6 +1,6 @@
 """Builds the parts of a recipe on the ranks of a world: cores, the feed, the network, its trainer.
 
-cores ─ feed ─ (layers to split) ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
+cores, device ─ feed ─ (layers to split) ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
 
 The warm-up step times the algorithms of each convolution; the ranks take the best:
 
@@ -8,7 +8,8 @@ The warm-up step times the algorithms of each convolution; the ranks take the be
     rank 1   forward, backward on zeros: each algorithm timed ┴ the slowest rank's time of each ─ the best, on all ranks
 
 The ranks time them at the same time, since the time of an algorithm depends on how much memory the others read.
-The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset.
+The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset. On an
+accelerator there is none: its convolutions are those of PyTorch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan,
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
 from unisono.data.feed import Feed, FeedFacts, InputFacts
-from unisono.data.loading import cast_inputs
+from unisono.data.loading import cast_inputs, device_of_rank
 from unisono.data.order import parse_shuffle
 from unisono.data.pack.layout import check_installed
+from unisono.device import HOST, module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
@@ -38,7 +40,7 @@ from unisono.processor import processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
+from unisono.tensor_parallel.choose_plan import NONE, PlanChoice, choose_plan, whole_layers
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
+PROCESSOR = torch.device(HOST)
+"""Device of a rank that has no accelerator."""
+
 
 def bind_cores(world: World) -> tuple[CoreShare, list[str]]:
     """Bind this rank to its share of its node's cores. Return the share, and one report line for each kind of node."""
@@ -65,37 +70,74 @@ def bind_cores(world: World) -> tuple[CoreShare, list[str]]:
     return share, list(dict.fromkeys(world.all_gather_object(report(shares))))
 
 
-def product_dtype(recipe: Recipe) -> torch.dtype:
-    """Return the dtype in which convolutions and wide layers are computed on this processor."""
-    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], "cpu", processor())
+def take_device(name: str, world: World) -> torch.device:
+    """Return the device of this rank by its name in a recipe, and make it PyTorch's current one. Collective.
+
+    Raises UsageError on all ranks where one has none.
+    """
+    device = device_of_rank(name, world)
+    if device.type != HOST:
+        module_of(device).set_device(device)
+    return device
 
 
-def describe_precision(recipe: Recipe, world: World) -> str:
-    """Return a line about number format, threads and processor for the start of a run. Called by all ranks together."""
-    name = str(product_dtype(recipe)).removeprefix("torch.")
-    counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
-    threads = " or ".join(map(str, counts))
-    return f"products in {name}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}"
+def product_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """Return the dtype in which convolutions and wide layers are computed on this processor, or another device."""
+    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], device, processor())
+
+
+def describe_precision(recipe: Recipe, world: World, device: torch.device) -> list[str]:
+    """Return lines about number format and devices for the start of a run, one for each kind of node. Collective."""
+    products = f"products in {str(product_dtype(recipe, device)).removeprefix('torch.')}"
+    if device.type == HOST:
+        counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
+        threads = " or ".join(map(str, counts))
+        return [f"{products}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}", *_unused()]
+    places = enumerate(world.node_world().all_gather_object(f"{device}"))
+    on = ", ".join(f"rank {rank} on {place}" for rank, place in places)
+    own = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
+    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){own}")))
+
+
+def _unused() -> list[str]:
+    """Return a line about accelerators that nobody has asked for."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return []
+    return [f'{found.type} ({_model_of(found)}) is not used: compute.device = "auto" takes it']
+
+
+def _model_of(device: torch.device) -> str:
+    """Return the name of an accelerator's model."""
+    return str(getattr(module_of(device), "get_device_name", lambda _: device.type)(device))
 
 
 def make_feed(
-    recipe: Recipe, world: World, share: CoreShare, rule: BaseRule, observe: Observe | None = None
+    recipe: Recipe,
+    world: World,
+    share: CoreShare,
+    rule: BaseRule,
+    observe: Observe | None = None,
+    device: torch.device = PROCESSOR,
 ) -> FeedFacts:
     """Return the feed of the recipe's data set; for a rank that only serves, its facts. Called by all ranks together.
 
     Workers of an asynchronous rule draw and test by themselves. `observe` is called with the spans of the feed's work.
+    Batches are to be copied to `device`.
     """
     if not has_servers(rule):
-        return _feed(recipe, world, share, False, observe)
+        return _feed(recipe, world, share, False, observe, device)
     trains = world.rank < rule.seats(world.size).workers
     group = world.split(0 if trains else 1)
-    feed = _feed(recipe, group, share, True, observe) if trains else None
+    feed = _feed(recipe, group, share, True, observe, device) if trains else None
     facts = world.call_on_root(lambda: None if feed is None else feed.facts)
     assert facts is not None, "rank 0 is a worker"
     return facts if feed is None else feed
 
 
-def _feed(recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None) -> Feed:
+def _feed(
+    recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
+) -> Feed:
     data = recipe.data
     shuffle = parse_shuffle(data.shuffle)
     if not data.pack:
@@ -106,7 +148,7 @@ def _feed(recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, obs
 
     storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
     threads = decoding_threads(data, share)
-    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle)
+    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle, device)
     return packed_feed(options, world, recipe.training.seed, observe)
 
 
@@ -122,19 +164,22 @@ def decoding_threads(data: DataRecipe, share: CoreShare) -> int:
     return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
 
 
-def make_model(recipe: Recipe, facts: InputFacts) -> torch.nn.Module:
-    """Return the recipe's network, with weights from the seed. Raises RecipeError where it does not take the data."""
+def make_model(recipe: Recipe, facts: InputFacts, device: torch.device = PROCESSOR) -> torch.nn.Module:
+    """Return the recipe's network on a device, with weights from the seed, which are the same on all devices.
+
+    Raises RecipeError where it does not take the data.
+    """
     torch.manual_seed(recipe.training.seed)
     network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
-    model = network.to(DTYPES[recipe.model.dtype])
-    blank = cast_inputs(facts.blank(1), DTYPES[recipe.model.dtype])
-    check_fit(model, recipe.model.name, blank, context_of(recipe))
+    model = network.to(device, DTYPES[recipe.model.dtype])
+    blank = cast_inputs(facts.blank(1).to(device), DTYPES[recipe.model.dtype])
+    check_fit(model, recipe.model.name, blank, context_of(recipe, device))
     return model
 
 
-def context_of(recipe: Recipe) -> StepContext:
+def context_of(recipe: Recipe, device: torch.device) -> StepContext:
     """Return the function that gives the context in which the network computes: autocast to its number format."""
-    return partial(autocast_to, product_dtype(recipe), DTYPES[recipe.model.dtype], "cpu")
+    return partial(autocast_to, product_dtype(recipe, device), DTYPES[recipe.model.dtype], device.type)
 
 
 def make_trainer(
@@ -145,17 +190,18 @@ def make_trainer(
     layers: ParallelPlan | None,
     timeline: Timeline | None,
     plan: ConvolutionPlan,
+    device: torch.device = PROCESSOR,
 ) -> Trainer:
-    """Return the trainer of the recipe's network by a rule, split by the plan `layers`.
+    """Return the trainer of the recipe's network on a device by a rule, split by the plan `layers`.
 
-    With `convolutions = "autotune"` a warm-up step completes `plan`. Raises RecipeError where the network does not take
-    the data.
+    With `convolutions = "autotune"` a warm-up step on a processor completes `plan`. Raises RecipeError where the
+    network does not take the data.
     """
-    model, options, within = make_model(recipe, feed), recipe.optimizer, context_of(recipe)
+    model, options, within = make_model(recipe, feed, device), recipe.optimizer, context_of(recipe, device)
     dtype = DTYPES[recipe.model.dtype]
     if layers is not None:
         split_model(model, world, layers)
-    if recipe.compute.convolutions == "autotune":
+    if recipe.compute.convolutions == "autotune" and device.type == HOST:
         prepare(model, plan)
         first, last = bounds(recipe.training.batch, world.size, world.rank)
         warm_up(model, cast_inputs(feed.blank(last - first), dtype), plan, world, within)
@@ -212,7 +258,9 @@ def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
         world.call_on_root(write)
 
 
-def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule) -> PlanChoice:
+def choose_layers(
+    recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device = PROCESSOR
+) -> PlanChoice:
     """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
 
     `feed` gives the shapes of the network's inputs; nothing is read from it.
@@ -220,10 +268,12 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
     whole = whole_layers(rule, recipe.optimizer.name)
     if whole is not None:
         return whole
+    if device.type != HOST:
+        return PlanChoice(ParallelPlan(), [f"{NONE}, layers are timed on processors only: name them in [parallel]"])
     model = make_model(recipe, feed).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype])
-    return choose_plan(model, world, example, within=context_of(recipe), deferred=True)
+    return choose_plan(model, world, example, within=context_of(recipe, device), deferred=True)
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:

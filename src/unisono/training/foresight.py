@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.data.order import steps_of
+from unisono.device import HOST
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
@@ -120,6 +121,8 @@ class RunForesight:
     def _planned(self, machine: str, done: int) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
         found = find_machine(machine)
+        if (device := self.run.trainer.device).type != HOST and not found.node.accelerators:
+            return f"the run computes on {device}, and {found.name} has no accelerators"
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
         facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
         feed = self.run.feed

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from unisono.compute import PROCESSOR
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
@@ -118,8 +119,14 @@ def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[Plan
 def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per_node: int = 1) -> PlannedRun:
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
-    Raises UsageError for a network that cannot be traced, a rule that is unknown, and splits that no rule takes.
+    Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, and for
+    accelerators that the machine does not have; "auto" is planned on what it has.
     """
+    if recipe.compute.device not in (PROCESSOR, AUTO) and not machine.node.accelerators:
+        raise UsageError(
+            f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
+            f"--set compute.device={PROCESSOR}"
+        )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
     shape = sample_shape(samples.shape) or input_shape(model.name, data.size)
     network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from unisono.data.feed import Feed, FeedFacts
-from unisono.data.loading import Batch
+from unisono.data.loading import Batch, to_device
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
-from unisono.training.accuracy import Accuracy
+from unisono.training.accuracy import Accuracy, LossSum
 from unisono.training.build import DTYPES
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
@@ -68,8 +68,9 @@ class Run:
         return time.perf_counter() - self.began
 
     def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Return batches in the number format of the weights; the time until each is there counts as loading."""
-        return self.trainer.awaited(iter(batches), DTYPES[self.recipe.model.dtype])
+        """Return batches on the device and in the number format of the weights; the time until each is there counts as
+        loading."""
+        return self.trainer.awaited(to_device(batches, self.trainer.device), DTYPES[self.recipe.model.dtype])
 
     def write(self, write: Callable[[], None]) -> None:
         """Call `write` on rank 0 for all ranks, or on each rank that calls this by itself."""
@@ -128,6 +129,8 @@ class EventPlayer(ABC):
         self.signals: SignalHandlers | None = None
         self.accuracy: Accuracy | None = None
         """Accuracy of the weights that were saved last at the end of an epoch."""
+        self.losses = LossSum()
+        """Loss of this rank's samples since it was last recorded."""
         self._batches: Iterator[Batch] = iter(())
 
     @abstractmethod
@@ -161,8 +164,8 @@ class EventPlayer(ABC):
                     return event
         return None
 
-    def step(self, event: TrainStep) -> tuple[float, int]:
-        """Train on the next batch. Return the sum of the loss over its samples, and their number."""
+    def step(self, event: TrainStep) -> int:
+        """Train on the next batch, and add the loss of its samples. Return their number."""
         run, (inputs, labels) = self.run, next(self._batches)
         for group in run.trainer.optimizer.param_groups:
             group["lr"] = event.rate
@@ -171,7 +174,8 @@ class EventPlayer(ABC):
             batch, seed = run.recipe.training.batch, run.recipe.training.seed
             whole = min(batch, run.feed.samples - event.done * batch)
             seed_dropout(run.trainer.model, seed, event.number, bounds(whole, run.world.size, run.world.rank)[0])
-        return run.trainer.step(inputs, labels), len(labels)
+        self.losses.add(run.trainer.step(inputs, labels), len(labels))
+        return len(labels)
 
     def save(self, event: Save) -> None:
         """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""

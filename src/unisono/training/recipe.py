@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.compute import AUTO, PRECISIONS
+from unisono.compute import AUTO, PRECISIONS, PROCESSOR
 from unisono.data.kinds import all_augments
 from unisono.data.storage import AUTO as AUTO_STORAGE
 from unisono.data.storage import STORAGES
@@ -163,12 +163,16 @@ class ParallelRecipe:
 
 @dataclass(frozen=True)
 class ComputeRecipe:
-    """Number format and convolution algorithms of the network."""
+    """Device, number format and convolution algorithms of the network."""
 
+    device: str = PROCESSOR
+    """Device of each rank: "cpu"; "auto", the accelerators of its node, one for each rank there, or the processor where
+    there are none; a kind of them as PyTorch calls it, one for each rank; with a number (kind:0), one for all ranks."""
     precision: str = choice(AUTO, *PRECISIONS)
-    """Number format of matrix products and convolutions; "auto": bfloat16 on a processor made for it, else float32."""
+    """Number format of matrix products and convolutions; "auto": bfloat16 on a device made for it, else float32."""
     convolutions: str = choice("autotune", "autotune", "library")
-    """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's."""
+    """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's,
+    as always on an accelerator."""
     plan: str = ""
     """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""
 

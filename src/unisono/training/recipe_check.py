@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from unisono.compute import DEVICE
 from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
@@ -63,6 +64,8 @@ def _about_options(recipe: Recipe) -> Iterator[str]:
             f"optimizer.nesterov = true, but optimizer.name = {optimizer.name!r} and optimizer.momentum = "
             f"{optimizer.momentum}: it needs sgd with a momentum above 0"
         )
+    if not DEVICE.fullmatch(recipe.compute.device):
+        yield f'compute.device = {recipe.compute.device!r}; there are "auto", "cpu" and the kinds that PyTorch has'
     if exchange.wire not in (OWN, *WIRES):
         yield f"exchange.wire = {exchange.wire!r}; there are {', '.join((OWN, *WIRES))}"
     if exchange.algorithm not in ("auto", "library"):

@@ -113,16 +113,17 @@ def _make_parts(
     `source` is the folder of the run that is resumed or replayed.
     """
     share, lines = build.bind_cores(world)
-    lines += [build.describe_precision(recipe, world), *describe_unused(recipe.rule)]
+    device = build.take_device(recipe.compute.device, world)
+    lines += [*build.describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
     observe = None if timeline is None else timeline.add
-    feed = build.make_feed(recipe, world, share, rule, observe)
+    feed = build.make_feed(recipe, world, share, rule, observe, device)
     layers = plan_of(recipe, world.size)
     if recipe.parallel.layers == AUTO:
-        layers, chosen = build.choose_layers(recipe, world, feed, rule)
+        layers, chosen = build.choose_layers(recipe, world, feed, rule, device)
         lines += chosen
     lines += feed.notes
     plan = build.load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
-    trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan)
+    trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)
     split = split_of(trainer.model)
     if recipe.parallel.layers != AUTO and split is not None and split.plan.words:
         lines += [f"layers split: {split.plan}", describe_borders(split.plan.words)]

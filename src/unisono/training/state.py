@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from unisono.device import HOST
 from unisono.errors import CheckpointError, RecipeError
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
@@ -43,7 +44,8 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     if not trainer.reducer.traits.state.differs:
         return mine
     rule_state = trainer.reducer.rule_state()
-    everyone = world.all_gather_object({"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state})
+    own = {"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state}
+    everyone = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
             return copied(mine[0]), {RANKS: everyone}
@@ -94,13 +96,13 @@ def load_rank(
     trainer.reducer.programs.resume(step, rule)
 
 
-def copied(value: Any) -> Any:
-    """Return a state with copies of its tensors."""
+def copied(value: Any, to: str | None = None) -> Any:
+    """Return a state with copies of its tensors, on a device if one is named; what is there already is not copied."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().clone() if to is None else value.detach().to(to)
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items()}
-    return [copied(one) for one in value] if isinstance(value, list) else value
+        return {key: copied(one, to) for key, one in value.items()}
+    return [copied(one, to) for one in value] if isinstance(value, list) else value
 
 
 def _mean(values: list[torch.Tensor]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from unisono.data.loading import Batch
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.training import run_directory
-from unisono.training.accuracy import Accuracy
+from unisono.training.accuracy import Accuracy, LossSum
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, RunPoint, Save, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
@@ -40,8 +40,8 @@ class TogetherPlayer(EventPlayer):
         super().__init__(run)
         self._machine, self._ledger = machine, ledger
         self._first = RunPoint()  # where the run begins
-        self.made, self.loss = 0, 0.0
-        """Steps made, and the sum of the loss over this rank's samples of the epoch so far."""
+        self.made = 0
+        """Steps made."""
         self._foresight: RunForesight
         self._drawn, self._epoch_began = Draw(0, 0), 0.0
         self._timer = Timer(60 * run.recipe.training.checkpoint_minutes)
@@ -54,7 +54,7 @@ class TogetherPlayer(EventPlayer):
             return
         point, damaged, notes = resume_run(run.home, run.trainer, run.world)
         check_change(before, run.recipe, point, run.feed.fingerprint)
-        self._first, self.loss, self.made = point, point.loss, point.step
+        self._first, self.losses, self.made = point, LossSum(point.loss), point.step
         run.began -= point.seconds
         notes += run.world.call_on_root(lambda: discard_newer(run.home, point.step, damaged))
         begins = f"{run.home} has no checkpoint yet: the run begins again"
@@ -100,22 +100,22 @@ class TogetherPlayer(EventPlayer):
         self._drawn, self._epoch_began = event, time.perf_counter()
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
-    def step(self, event: TrainStep) -> tuple[float, int]:
+    def step(self, event: TrainStep) -> int:
         """Train on this rank's share of the next batch."""
         self._due = self.run.world.rank == 0 and self._timer.due()
         if self._due:
             self.run.trainer.request("save")
-        loss, labels = super().step(event)
-        self.loss, self.made = self.loss + loss, event.number + 1
+        samples = super().step(event)
+        self.made = event.number + 1
         steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
-        self.run.display.step(self._drawn.epoch, event.done + 1, steps, loss / labels if labels else None)
+        self.run.display.step(self._drawn.epoch, event.done + 1, steps, self.losses.last)
         self._foresight.after_step(self.made)
-        return loss, labels
+        return samples
 
     def checkpoint(self, event: Save) -> Checkpoint:
         """Return the state of all ranks."""
         run = self.run
-        loss = 0.0 if event.tests else self._sum_of_ranks(self.loss)
+        loss = 0.0 if event.tests else self._sum_of_ranks(self.losses.total)
         weights, optimizer = states_of(run.trainer, run.world)
         reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
         progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
@@ -134,7 +134,7 @@ class TogetherPlayer(EventPlayer):
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
         self._batches = iter(())
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)
-        loss, self.loss = self._sum_of_ranks(self.loss) / samples, 0.0
+        loss, self.losses = self._sum_of_ranks(self.losses.total) / samples, LossSum()
         epoch, skipped = self._drawn.epoch, min(self._drawn.done * training.batch, samples)
         self.accuracy = self._test()
         return {

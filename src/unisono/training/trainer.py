@@ -11,7 +11,8 @@ import torch
 from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach
-from unisono.errors import UsageError
+from unisono.device import check_not_captured, device_of, is_on_host
+from unisono.errors import TensorError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
@@ -36,6 +37,8 @@ class Trainer:
     cross entropy. `clip` is the largest norm of all averaged gradients. `within` returns the context in which the model
     computes (autocast). The model may be plain, or already parallel by `unisono.parallel`.
 
+    Where the model is on a device, batches from the host are moved there.
+
     A step returns when its backward pass has ended. Exchanges and updates continue in the background. The next forward
     pass waits for each parameter when a module reads it, and so does code that reads parameters from the model. Call
     `wait` before you read tensors that you kept, or the optimizer.
@@ -52,7 +55,10 @@ class Trainer:
         timeline: Timeline | None = None,
         within: StepContext = nullcontext,
     ) -> None:
+        """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices."""
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
+        self.device = world.call_on_all(lambda: device_of([*model.parameters(), *model.buffers()], "the model"))
+        """Device of the model."""
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule)
         self.reducer.structure.check(model)
@@ -71,10 +77,12 @@ class Trainer:
         if timeline is not None:
             self.reducer.observe = timeline.add
 
-    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
         """Train on this rank's share of a batch, which may be empty. Return the sum of the loss over its samples.
 
-        Raises UsageError within `no_sync`, and after it: accumulate gradients in a loop of your own.
+        On a device it is a tensor of one number, which is not waited for. Raises UsageError within `no_sync`, and after
+        it: accumulate gradients in a loop of your own; and for a step that is captured as a graph; TensorError for a
+        batch on another device than the model.
         """
         if self.reducer.accumulation.accumulates:
             raise UsageError(
@@ -82,10 +90,13 @@ class Trainer:
             )
         if reducer_of(self.model) is not self.reducer:
             raise UsageError("the model was made parallel again, or its world was freed: make a new Trainer")
+        check_not_captured(self.device)
+        inputs, labels = self._moved(inputs), self._moved(labels)
         reducer, samples, began = self.reducer, len(labels), time.perf_counter()
         if self._timeline is not None and reducer.programs.tuning.chosen is not None:
             self._timeline.begin_step(began, reducer.programs.tuning.chosen)
-        waited, total = reducer.times.waiting, 0.0
+        waited = reducer.times.waiting
+        total: float | torch.Tensor = 0.0
         if not self._awaits:
             reducer.runner.wait()
         reducer.control.samples = float(samples)
@@ -97,7 +108,8 @@ class Trainer:
             step = self._begin_update()
             with self.span("backward", "computing"):
                 reducer.backward(loss.backward, step)
-            total = float(loss.detach()) * samples if samples else 0.0
+            if samples:
+                total = (loss.item() if is_on_host(loss) else loss.detach()) * samples
         else:
             reducer.zero_grad()
             reducer.backward(reducer.synchronize, self._begin_update())
@@ -105,6 +117,14 @@ class Trainer:
         self._account()
         self.recorder.end_step()
         return total
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of a batch on the model's device: a copy of one on the host."""
+        if tensor.device == self.device:
+            return tensor
+        if not is_on_host(tensor):
+            raise TensorError(f"the batch is on {tensor.device}, and the model on {self.device}: move one to the other")
+        return tensor.to(self.device, non_blocking=True)
 
     def _begin_update(self) -> SplitStep | ShardedStep:
         """Return the optimizer's step that begins."""
@@ -144,9 +164,10 @@ class Trainer:
         self.model.eval()
         for inputs, labels in self._together(batches):
             with self.recorder.record("computing"), self.span("evaluate", "computing"), torch.no_grad(), self.within():
-                outputs = self.model(inputs)
-                counts += count(outputs, labels) if len(labels) else 0.0
-        return counts
+                outputs = self.model(self._moved(inputs))
+                counts = counts.to(self.device)
+                counts += count(outputs, self._moved(labels)) if len(labels) else 0.0
+        return counts.cpu()
 
     def _together(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches; where layers are split, empty ones behind them until no rank has more."""

@@ -33,7 +33,7 @@ from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
 from unisono.training import cut, run_directory, servers
-from unisono.training.accuracy import Accuracy, accuracy_of
+from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
@@ -59,7 +59,7 @@ class WorkerPlayer(EventPlayer):
         self.rule, self.links, self.replays, self.number = rule, links, replays, run.world.rank
         self.counters, self.request = cut.WorkerCounters(), Request.NONE
         self._beginning = cut.begin_new(links.seats)
-        self._made: tuple[float, int] = 0.0, 0  # loss and samples of the last step
+        self._made = 0  # samples of the last step
         self._sent = WorkerHeader()
         self._replies: Sequence[Reply] = ()
         if machine is not None:
@@ -105,6 +105,7 @@ class WorkerPlayer(EventPlayer):
             reducer.programs.resume(self.counters.step)
         else:
             self.counters = cut.WorkerCounters(**snapshot.progress)
+            self.losses = LossSum(self.counters.loss)
             load_rank(run.trainer, self.counters.step, snapshot.weights, snapshot.optimizer)
         thread = None
         if server is not None:  # an error in it ends all ranks, as one of the engine's threads does
@@ -163,23 +164,24 @@ class WorkerPlayer(EventPlayer):
         yield Draw(0, now.step)
         while not orders & Order.STOP:
             header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
+            if header is not None:
+                self.losses = LossSum()
             yield TrainStep(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.number), header)
             if header is not None:
                 reply = self._replies[0]
                 known, orders = now.known, reply.orders
-                now.known, now.samples, now.loss = reply.samples, 0, 0.0
+                now.known, now.samples = reply.samples, 0
                 if orders & Order.SAVE:
                     yield Snapshot(reply.cut, header, known)
                 if orders & Order.CENTRE:
                     yield Save(RunPoint(reply.epoch, step=reply.cut), tests=bool(reply.ended))
-            loss, samples = self._made
-            now.step, now.samples, now.loss = now.step + 1, now.samples + samples, now.loss + loss
+            now.step, now.samples = now.step + 1, now.samples + self._made
 
     def draw(self, event: Draw) -> Iterator[Batch]:
         """Return batches of this worker's own."""
         return self.feed.own_batches(self.batch, event.done)
 
-    def step(self, event: TrainStep) -> tuple[float, int]:
+    def step(self, event: TrainStep) -> int:
         """Train on the next batch, and exchange with the servers where there is a header to announce it."""
         if event.exchange is not None:
             self._buffers = {name: one.clone() for name, one in self.run.trainer.model.named_buffers()}
@@ -241,7 +243,7 @@ class WorkerPlayer(EventPlayer):
     def _header(self, kind: Kind) -> WorkerHeader:
         now, seconds = self.counters, self.run.trainer.recorder.split()
         times = tuple(seconds[one] for one in KINDS)
-        return WorkerHeader(kind, now.step, now.samples, now.loss, self._take_request(), times)
+        return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), times)
 
     def _take(self) -> dict[str, Any]:
         """Return a copy of this worker's state, before what came is applied. Called in the thread of the updates."""

@@ -187,12 +187,12 @@ def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors of which no two share memory; those that overlap others are copied."""
+    """Return tensors on the host, of which no two share memory; those that overlap others are copied."""
     seen, apart = set[int](), {}
     for name, tensor in tensors.items():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         memory = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if memory in seen else plain
+        apart[name] = (plain.clone() if memory in seen else plain).cpu()
         seen.add(memory)
     return apart
 

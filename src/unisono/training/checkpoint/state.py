@@ -94,6 +94,7 @@ def _add_tensor(
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or not _serializable(tensor.dtype):
         raise _unsupported(what, path, f"is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}")
     memory = (
+        tensor.device,
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),
         tensor.shape,

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from unisono.compute.prepare import StepContext
-from unisono.data.loading import Batch, cast_inputs
+from unisono.data.loading import Batch, cast_inputs, to_device
+from unisono.device import module_of
 from unisono.errors import UsageError
 from unisono.files import write_atomically
 from unisono.training.accuracy import accuracy_of, count
-from unisono.training.build import DTYPES, bind_cores, context_of
+from unisono.training.build import DTYPES, PROCESSOR, bind_cores, context_of, take_device
 from unisono.training.scoring.confusion import count_confusion
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, measure_throughput
 from unisono.training.scoring.saved_run import load_network, read_run
@@ -33,31 +34,44 @@ EVALUATION = "evaluation.json"
 
 
 def evaluate(
-    folder: Path, world: World, pack: Path | None, throughput: bool, log: Callable[[str], None]
+    folder: Path,
+    world: World,
+    pack: Path | None,
+    throughput: bool,
+    log: Callable[[str], None],
+    device_name: str | None = None,
 ) -> tuple[Evaluation, dict[str, Any]]:
     """Return the evaluation of the run in `folder`, and the facts that its files name. Called by all ranks together.
 
     `pack` is the pack whose test set is evaluated; None for the run's own data. With `throughput`, forward passes are
-    timed on rank 0. `log` is called with lines to print, on every rank. Raises UsageError on all ranks.
+    timed on rank 0. `log` is called with lines to print, on every rank. `device_name` names the device of each rank as
+    in a recipe; None for that of the run. Raises UsageError on all ranks.
     """
     share, _ = bind_cores(world)
     run = world.call_on_root(lambda: read_run(folder))
     for note in run.notes:
         log(note)
-    recipe, dtype, within = run.recipe, DTYPES[run.recipe.model.dtype], context_of(run.recipe)
-    tests = open_test_set(recipe, pack, world, share)
-    model = load_network(run, tests)
+    recipe, dtype = run.recipe, DTYPES[run.recipe.model.dtype]
+    device = take_device(device_name or recipe.compute.device, world)
+    tests = open_test_set(recipe, pack, world, share, device)
+    model = load_network(run, tests, device)
     on = f"{world.size} rank{'s' * (world.size > 1)}"
     log(f"{folder}: step {run.step}, {tests.samples:,} samples of {tests.title}, {on}")
-    text, forward = tests.labels_are_tokens, forward_of(model, dtype, within)
-    counts, confusion = sum_scores(forward, tests.batches(recipe.training.batch), None if text else tests.classes)
+    text, forward = tests.labels_are_tokens, forward_of(model, dtype, context_of(recipe, device), device)
+    batches = to_device(tests.batches(recipe.training.batch), device)
+    counts, confusion = sum_scores(forward, batches, None if text else tests.classes)
     world.allreduce(counts)
     if confusion is not None:
         world.allreduce(confusion)
     timed = tuple[BatchThroughput, ...]()
     if throughput:
         timed = world.call_on_root(
-            lambda: tuple(measure_throughput(forward, lambda samples: cast_inputs(tests.blank(samples), dtype)))
+            lambda: tuple(
+                measure_throughput(
+                    lambda inputs: module_of(device).synchronize(forward(inputs).device),
+                    lambda samples: cast_inputs(tests.blank(samples).to(device), dtype),
+                )
+            )
         )
     tests.close()
     found = Evaluation(
@@ -80,15 +94,17 @@ def evaluate(
 
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Forward pass of a network on inputs of any number format."""
+"""Forward pass of a network on inputs of any number format, on any device."""
 
 
-def forward_of(model: torch.nn.Module, dtype: torch.dtype, within: StepContext) -> Forward:
-    """Return the forward pass of a network of this number format, without gradients."""
+def forward_of(
+    model: torch.nn.Module, dtype: torch.dtype, within: StepContext, device: torch.device = PROCESSOR
+) -> Forward:
+    """Return the forward pass of a network of this number format on a device, without gradients."""
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), within():
-            scores: torch.Tensor = model(cast_inputs(inputs, dtype))
+            scores: torch.Tensor = model(cast_inputs(inputs.to(device), dtype))
         return scores
 
     return forward
@@ -105,10 +121,12 @@ def sum_scores(
     confusion = None if classes is None else torch.zeros(classes, classes, dtype=torch.int64)
     for inputs, labels in batches:
         scores = forward(inputs)
-        counts += count(scores, labels)
+        own, counts = labels.to(scores.device), counts.to(scores.device)
+        counts += count(scores, own)
         if confusion is not None:
-            confusion += count_confusion(scores, labels)
-    return counts, confusion
+            confusion = confusion.to(scores.device)
+            confusion += count_confusion(scores, own)
+    return counts.cpu(), None if confusion is None else confusion.cpu()
 
 
 def write_files(found: Evaluation, facts: dict[str, Any], out: Path) -> list[Path]:

@@ -11,11 +11,12 @@ import torch
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import prepare
 from unisono.data.feed import InputFacts
+from unisono.device import HOST
 from unisono.errors import CheckpointError
 from unisono.models import user_network
 from unisono.processor import processor
 from unisono.training import run_directory
-from unisono.training.build import make_model
+from unisono.training.build import PROCESSOR, make_model
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
@@ -59,13 +60,13 @@ def read_run(folder: Path) -> SavedRun:
     return SavedRun(folder, recipe, found.step, found.weights, timings, tuple(notes))
 
 
-def load_network(run: SavedRun, facts: InputFacts) -> torch.nn.Module:
+def load_network(run: SavedRun, facts: InputFacts, device: torch.device = PROCESSOR) -> torch.nn.Module:
     """Return the run's network with the weights of the checkpoint, in evaluation mode, for inputs of these `facts`.
 
-    Convolutions use the algorithms of the run. Raises CheckpointError where the weights do not fit.
+    Convolutions on a processor use the algorithms of the run. Raises CheckpointError where the weights do not fit.
     """
-    model = make_model(run.recipe, facts)
-    if run.recipe.compute.convolutions == "autotune":
+    model = make_model(run.recipe, facts, device)
+    if run.recipe.compute.convolutions == "autotune" and device.type == HOST:
         plan = ConvolutionPlan()
         plan.freeze(run.timings)
         prepare(model, plan)

@@ -23,7 +23,7 @@ from unisono.data.loading import Batch, Prefetcher, Reader
 from unisono.data.order import test_ranges
 from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.errors import PackError, UsageError
-from unisono.training.build import decoding_threads, transform_options
+from unisono.training.build import PROCESSOR, decoding_threads, transform_options
 from unisono.training.recipe import Recipe
 from unisono.world import World
 
@@ -71,8 +71,10 @@ class TestSet:
         self.reader.close()
 
 
-def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreShare) -> TestSet:
-    """Return the test set of the recipe's data, or of `pack`. Called by all ranks together.
+def open_test_set(
+    recipe: Recipe, pack: Path | None, world: World, share: CoreShare, device: torch.device = PROCESSOR
+) -> TestSet:
+    """Return the test set of the recipe's data, or of `pack`, to be copied to a device. Called by all ranks together.
 
     Raises PackError where a pack cannot be read, or its classes or samples are others than those of the run's;
     UsageError for a `pack` beside a run that was trained on no pack.
@@ -91,7 +93,8 @@ def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreSh
     train, test = world.call_on_all(lambda: read_both(Path(trained_on), pack))
     about, threads = train.about, decoding_threads(recipe.data, share)
     storage = read_storage(StorageOptions("partitioned"), test, world)
-    reader = Prefetcher(test, storage, transform_of(train, transform_options(recipe.data)), threads)
+    transform = transform_of(train, transform_options(recipe.data))
+    reader = Prefetcher(test, storage, transform, threads, device=device)
     kind = find_kind(about.kind)
     labels = kind.labels_are_tokens, kind.labels_per_sample(about.shape), kind.bytes_per_label(about.classes)
     return TestSet(str(test.folder), about.classes, reader.shape[-1], len(test), reader, world, *labels)
