@@ -54,7 +54,7 @@ _addresses = count(0x7000_0000_0000_0000, 1 << 32)  # no process can have such a
 _libraries: list[torch.library.Library] = []
 
 
-def use_pretend(seed: int = 0, devices: int = 2) -> None:
+def use_pretend(seed: int | None = 0, devices: int = 2) -> None:
     """Register `pretend` with so many devices, if that has not been done, and `reseed`."""
     if not _libraries:
         _register(devices)
@@ -63,8 +63,8 @@ def use_pretend(seed: int = 0, devices: int = 2) -> None:
     reseed(seed)
 
 
-def reseed(seed: int) -> None:
-    """Run all that is queued; from now on the seed chooses what runs when."""
+def reseed(seed: int | None) -> None:
+    """Run all that is queued; from now on the seed chooses what runs when (None: what somebody waits for)."""
     LATE.reseed(seed)
 
 
@@ -178,7 +178,7 @@ class _Outline(NamedTuple):
 
 _numbers: dict[torch.dtype, torch.Tensor] = {}
 _SHAPED_BY_FLOATS = ("aten::arange", "aten::range")
-_INDEXED = ("aten::index", "aten::_index_put_impl_", "aten::index_put_")
+_INDEXED = ("aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_", "aten::index_put_")
 
 
 def _is_number(leaf: torch.Tensor) -> bool:
@@ -265,7 +265,7 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     if is_view:
         return op.redispatch(_CPU, *args, **options)
     leaves, form = pytree.tree_flatten((args, options))
-    if op.name().startswith(_INDEXED):  # indices may be on the host
+    if op.name() in _INDEXED:  # indices may be on the host
         leaves = [leaf.to(args[0].device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     index = _place(op, leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == NAME]
@@ -294,7 +294,7 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     def work() -> None:
         values = pytree.tree_leaves(op(*hidden_args, **hidden_options))
         for place, content in contents.items():
-            if values[place] is not None:
+            if values[place] is not None and values[place].numel():  # some kernels leave out what nobody needs
                 content.copy_(values[place])
 
     _queue(index, [*tensors, *fresh.values()], work)
@@ -456,6 +456,8 @@ def _register(devices: int) -> None:
     every, ours = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_fallback, "PrivateUse1")
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for key in ("Conjugate", "Negative"):  # which would copy the source first, without end
+        ours.impl("_copy_from", torch.library.fallthrough_kernel, key)
     for name, operation in _OPERATIONS.items():
         ours.impl(name, operation, "PrivateUse1")
     for names, full in ((_AUTOCAST_LOW, False), (_AUTOCAST_FULL, True)):
