@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from unisono.testing.late import Late, Mark, Queue
 
 NAME = "pretend"
+KIND: Any = torch._C._autograd.DeviceType.PrivateUse1
 LATE = Late()
 GENERATORS = [torch.Generator()]
 """A generator of random numbers for each device; once the devices are registered, there are so many."""
@@ -50,28 +51,27 @@ def index_of(device: Any = None) -> int:
     return index
 
 
-class Stream(torch.Stream):  # type: ignore[misc]
+class Stream(torch.Stream):
     """Queue of operations of a device, which run late. Any priority counts as 0."""
 
     queue: Queue
 
     def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: ARG004
-        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
         number, index = next(_numbers), index_of(device)
-        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=kind)
+        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=int(KIND))
         stream.queue = Queue(index)
         _streams[number] = stream
         return stream
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: Any) -> None:
         LATE.put(self.queue, LATE.mark(stream.queue))
 
     def query(self) -> bool:
