@@ -22,7 +22,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 def device_guard() -> Any:
     """Return a device guard that knows the devices.
 
-    PyTorch asks Python for the type of a guard only, and takes it that there is one device. Its virtual functions stand
+    PyTorch asks Python for the type of a guard alone, and takes it that there is one device. Its virtual functions stand
     in the table to which the C++ object points, in the order of PyTorch's header; a copy of the table has ours instead.
     """
     guard, word, kind = _Guard(), ctypes.c_void_p, int(KIND)
@@ -40,6 +40,8 @@ def device_guard() -> Any:
 
     setter = ctypes.CFUNCTYPE(None, word, ctypes.c_uint16)(set_device)
     ours: dict[str, Any] = {
+        # not in Python: a collection of garbage in there may free a tensor, which asks again and gets no answer
+        "type": ctypes.CFUNCTYPE(ctypes.c_int8, word)(lambda _: kind),
         "deviceCount": ctypes.CFUNCTYPE(ctypes.c_int8, word)(lambda _: device_count()),
         "getDevice": ctypes.CFUNCTYPE(ctypes.c_uint16, word)(lambda _: HERE.device << 8 | kind),
         "exchangeDevice": ctypes.CFUNCTYPE(ctypes.c_uint16, word, ctypes.c_uint16)(exchange),
