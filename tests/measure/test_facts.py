@@ -13,6 +13,7 @@ from unisono.measure.probe_plan import ProbeFindings, ProbeReading
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.system import ProbedSite
 from unisono.network import Network
+from unisono.network.choice import SupernodeRow
 from unisono.placement import one_rank_per_node, place
 from unisono.plan.machines import CollectiveRow, MachineFacts, NodeFacts, ProductRow, parse_machine
 
@@ -111,14 +112,14 @@ def test_supernodes_of_unlike_sizes_are_left_out_with_a_reason() -> None:
     found = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
     assert found.topology.supernode == 0
     assert found.probe.left_out[0] == "topology: supernodes of 3, 1 nodes; a file has one size"
-    assert found.choices["network"]["uplink_beta"] == 2e-6
+    assert found.choices.network.uplink_beta == 2e-6
 
 
 def test_choices_have_the_hosts_of_supernodes_unless_two_hosts_have_one_name() -> None:
     findings = ProbeFindings(Links(LINKS.network, (0, 1), SPEEDS), (), (), 1.0)
     other = machine_facts(findings, SITES, PLACEMENT, "2026-01-02", "1.0")
-    assert other.choices["supernode"] == [{"hosts": ["a"]}, {"hosts": ["b"]}]
+    assert other.choices.supernode == (SupernodeRow(("a",)), SupernodeRow(("b",)))
     assert other.name == "a, nodes: 2, ranks: 4"
     same = machine_facts(findings, [SITES[0]] * 4, PLACEMENT, "2026-01-02", "1.0")
-    assert "supernode" not in same.choices
+    assert same.choices.supernode == ()
     assert same.probe.left_out == ("choices.supernode: several nodes have the same host name",)

@@ -6,7 +6,7 @@
     memory_bandwidth, disk        the median rate over trials and nodes
     decoding.pixels               the median rate of a rank: of one thread
     collective                    the median over trials of the slowest rank's seconds
-    choices                       the measured network, and the rows of `unisono tune` (`choice_table.py`)
+    choices                       the measured network, and the rows of `unisono tune`
 
 Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
 first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
@@ -19,12 +19,12 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from unisono.measure.choice_table import choice_tables, share_names
 from unisono.measure.links import Links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.system import ProbedSite
 from unisono.measure.topology import slow_links
+from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
 from unisono.plan.machines import (
     CONVOLUTION_KIND,
@@ -212,6 +212,25 @@ def _topology(links: Links, sizes: Sequence[int]) -> Values:
         words = "exchanges of all nodes of a group with others, over those inside"
         values["topology.oversubscription"] = Found(_rounded(ratio), words)
     return values
+
+
+def choice_tables(links: Links | None, hosts: Sequence[str], rows: Mapping[str, tuple[ChoiceRow, ...]]) -> ChoiceTables:
+    """Return the tables of choices: the rows by collective, the network, and the hosts of each supernode, by the host
+    name of each node. Without `links` of several nodes there is no network.
+    """
+    if links is None:
+        return ChoiceTables(**rows)
+    members: defaultdict[int, list[str]] = defaultdict(list)
+    for number, host in zip(links.supernodes, hosts, strict=True):
+        members[number].append(host)
+    told_apart = len(members) > 1 and not share_names(hosts)
+    supernodes = [SupernodeRow(tuple(names)) for _, names in sorted(members.items())] if told_apart else []
+    return ChoiceTables(**rows, network=links.network, supernode=tuple(supernodes))
+
+
+def share_names(hosts: Sequence[str]) -> bool:
+    """Return True if two nodes have one name: a table cannot tell them apart."""
+    return len(set(hosts)) < len(hosts)
 
 
 def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:

@@ -1,25 +1,32 @@
 """Tuning: times the candidates of each collective and size on the ranks of a world, for the table of choices.
 
-links ─▶ supernodes ─▶ candidates, at 4 B, 16 B, ... ─▶ rows ── machine_facts ──▶ [choices] of a machine file
+    links ─▶ supernodes ─▶ candidates, at 4 B, 16 B, ... ─▶ rows ── machine_facts ──▶ [choices] of a machine file
+
+A row has the fastest algorithm of adjacent sizes:
+
+    bytes     ring          tree         library                   rows
+    1024      2.1 ms        0.9 ms       1.0 ms      tree          tree     up to 8192  (between 4096 and 16384)
+    4096      2.2 ms        1.2 ms       1.9 ms      tree
+    16384     2.3 ms        2.9 ms       2.8 ms      ring          ring     the rest
 """
 
 from __future__ import annotations
 
+import math
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from unisono.measure.choice_table import rows
 from unisono.measure.links import Links, measure_links
 from unisono.measure.player import machine_of
 from unisono.measure.probe_plan import ProbeFindings
 from unisono.measure.timing import MAX_TRIALS, Timing, collective_call, times, timing_of, worth_another
 from unisono.network import Network, estimate
-from unisono.network.choice import COLLECTIVES, LIBRARY, SHARED_MEMORY_COLLECTIVES
+from unisono.network.choice import COLLECTIVES, LIBRARY, SHARED_MEMORY_COLLECTIVES, ChoiceRow
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
 from unisono.schedules import candidates, find
@@ -68,7 +75,11 @@ def time_candidates(world: World, max_bytes: int, log: Callable[[str], None]) ->
     placement = place(world.placement.node_of_rank, groups)
     log(describe(links))
     known = World(world.comm.Dup(), placement, world.table)
-    found = {collective: rows(_timings(known, collective, links.network, max_bytes, log)) for collective in COLLECTIVES}
+    where = "one node" if world.nodes == 1 else "across nodes"
+    found = {
+        collective: rows(_timings(known, collective, links.network, max_bytes, log), where)
+        for collective in COLLECTIVES
+    }
     known.free()
     seconds = world.comm.bcast(time.perf_counter() - begin, 0)
     return ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, found)
@@ -123,3 +134,28 @@ def _estimated_near_best(
         if name != LIBRARY
     }
     return {name for name, price in prices.items() if price <= 1.3 * min(prices.values())}
+
+
+def rows(timings: Mapping[int, Mapping[str, Timing]], where: str) -> tuple[ChoiceRow, ...]:
+    """Return the rows of a collective for timings by size in bytes and algorithm; `where` its ranks are.
+
+    The algorithm with the least median is chosen for a size, unless the one for the size below is as fast within both
+    intervals and less than 3% slower. A border lies at the geometric mean of the two sizes around it.
+    """
+    sizes = sorted(timings)
+    chosen: list[str] = []
+    for size in sizes:
+        found = timings[size]
+        best = min(found, key=lambda name: found[name].median)
+        if chosen and chosen[-1] in found and found[chosen[-1]].median <= found[best].high:
+            held = found[chosen[-1]]
+            best = chosen[-1] if held.low <= found[best].median and held.median < 1.03 * found[best].median else best
+        chosen.append(best)
+    table: list[ChoiceRow] = []
+    for index, (size, name) in enumerate(zip(sizes, chosen, strict=True)):
+        last = index + 1 == len(sizes)
+        if last or chosen[index + 1] != name:
+            median, *interval = (round(1e6 * seconds, 1) for seconds in timings[size][name])
+            up_to = None if last else math.isqrt(size * sizes[index + 1])
+            table.append(ChoiceRow(where, name, up_to, median_us=median, interval_us=(interval[0], interval[1])))
+    return tuple(table)
