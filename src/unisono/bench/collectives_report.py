@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.bench.collectives import AUTO, LIBRARY
 from unisono.bench.peer_program import COPY, GLOO
-from unisono.view.timings import Times, draw_times
+from unisono.view.chart import Times, draw_times
 from unisono.view.words import markdown_table
 
 SHORT_PAYLOAD_BYTES = 256 << 10

@@ -13,7 +13,7 @@ from rich.table import Table
 from unisono.bench.layers import LayerTiming
 from unisono.bench.peak import Peak
 from unisono.compute.geometry import Pass
-from unisono.view.timings import Bar, draw_bars
+from unisono.view.chart import Bar, draw_bars
 
 
 def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
