@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def words(figure: "Figure") -> None:
+def words(figure: Figure) -> None:
     figure.subplots().set_title("a title & more")
 
 

@@ -58,8 +58,7 @@ def collectives(
     _check_algorithms(names or [])
     bits = parse_rate(rate) if rate else None
     start_ranks(ranks)
-    from unisono.bench import collectives_report
-    from unisono.bench.collectives import measure
+    from unisono.bench.collectives import draw, measure, table
     from unisono.bench.peer_program import SIZES
 
     world = join("bench collectives")
@@ -67,8 +66,7 @@ def collectives(
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
-    text, draw = collectives_report.table(found), collectives_report.draw
-    _write_report(output, found, text, draw, partial(write, world, output), log)
+    _write_report(output, found, table(found), draw, partial(write, world, output), log)
 
 
 def _check_algorithms(names: Sequence[str]) -> None:
@@ -93,8 +91,7 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 def _compare(output: Path, ranks: int, largest: int, against: str, compared: str, rounds: int | None) -> None:
     """Compare collectives with those of other libraries, and write the report."""
-    from unisono.bench import against_report
-    from unisono.bench.against import PEERS, measure_against
+    from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
     if ranks_started(os.environ) is not None:
@@ -109,15 +106,8 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     make_folder(output)  # known before anything is measured
     log = partial(print, flush=True)
     found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
-    shares = "\n".join(against_report.summary(found))
-    _write_report(
-        output,
-        found,
-        f"{against_report.table(found)}\n\n{shares}",
-        against_report.draw,
-        partial(write_alone, output),
-        log,
-    )
+    text = "\n".join([table(found), "", *summary(found)])
+    _write_report(output, found, text, draw, partial(write_alone, output), log)
 
 
 def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:

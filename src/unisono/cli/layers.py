@@ -18,8 +18,7 @@ from unisono.models import check_name, input_shape
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unisono.bench.layers import LayerTiming
-    from unisono.bench.peak import Peak
+    from unisono.bench.layers import LayerTiming, Peak
 
 PLAIN_WIDTH = 140
 """Columns of the table when the output is not a terminal."""
@@ -50,8 +49,7 @@ def layers(
     import torch
     from rich.console import Console
 
-    from unisono.bench.layers import layers_of, measure_layers
-    from unisono.bench.peak import measure_peak
+    from unisono.bench.layers import layers_of, measure_layers, measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
     from unisono.compute.prepare import check_precision, choose_dtype
     from unisono.compute.response_norm import use_response_norms
@@ -89,7 +87,7 @@ def layers(
 
 def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> None:
     """Print a table of the layers, and sums of it."""
-    from unisono.bench.layer_report import as_table, medians, sums
+    from unisono.bench.layers import as_table, medians, sums
 
     console.print(as_table(rows, peak))
     whole = sum(row.seconds for row in rows)
@@ -108,7 +106,7 @@ def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Map
 
 def _write(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any], output: Path) -> None:
     """Write the table as data, and as a chart where matplotlib is installed."""
-    from unisono.bench.layer_report import as_data, draw
+    from unisono.bench.layers import as_data, draw
     from unisono.view.chart import no_pictures
 
     (output / "layers.json").write_text(json.dumps(as_data(rows, peak, about), indent=1) + "\n")

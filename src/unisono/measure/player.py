@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from unisono.errors import UsageError
-from unisono.measure.facts import machine_facts
+from unisono.measure.facts import machine_facts, sites_of
 from unisono.measure.links import measure_links
 from unisono.measure.probe_plan import (
     ProbeFindings,
@@ -37,7 +37,6 @@ from unisono.measure.probe_plan import (
     trials,
 )
 from unisono.measure.probes import MeasuredCall, Probe
-from unisono.measure.system import sites_of
 from unisono.measure.timing import LONG_CALL_SECONDS
 from unisono.plan.machines import MachineFacts
 from unisono.world import World

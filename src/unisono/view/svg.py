@@ -128,16 +128,8 @@ ROW, GAP = 30.0, 6.0
 """Height of a row, and space in it under the boxes, in SVG units."""
 
 KIND_COLORS = (
-    "#9ecae1",
-    "#fd8d3c",
-    "#6baed6",
-    "#74c476",
-    "#dadaeb",
-    "#bcbddc",
-    "#fdae6b",
-    "#c7e9c0",
-    "#e7969c",
-    "#cedb9c",
+    *("#9ecae1", "#fd8d3c", "#6baed6", "#74c476", "#dadaeb"),
+    *("#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c"),
 )
 """Colors of kinds of work, on all of which dark text is readable."""
 
