@@ -42,9 +42,7 @@ from unisono.plan.choose import (
 )
 from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.loading import least_step
-from unisono.plan.planned_run import PlannedRun, check_run
-from unisono.plan.rank_memory import memory_with, rank_memory
+from unisono.plan.planned_run import PlannedRun, check_run, least_step, memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import (
     LinkCosts,

@@ -24,13 +24,11 @@ from typing import Any, NamedTuple
 from unisono.plan.choose import StepParts
 from unisono.plan.exchange_cost import BASES
 from unisono.plan.layer_costs import product_seconds
-from unisono.plan.loading import unknown_rates
-from unisono.plan.planned_run import PlannedRun
+from unisono.plan.planned_run import PlannedRun, unknown_rates
 from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
-from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
+from unisono.plan.run_row import INTERVAL_ERROR, RunPlan, job_seconds, slurm_time
 from unisono.plan.split import SplitInputs, describe_borders, sent_of
 from unisono.plan.text_table import text_table
-from unisono.plan.wall_time import job_seconds, slurm_time
 from unisono.rules import BSP
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
