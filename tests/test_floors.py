@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("files", "registry", "tables"),
+    ("files", "formats", "registry", "tables"),
     ("addresses", "call", "launch", "placement", "user_function", "witness"),
     ("startup", "uncaught"),
     ("lab",),

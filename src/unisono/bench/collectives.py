@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
 from unisono.bench.peer_program import COPY, GLOO, SIZES
+from unisono.formats import markdown_table
 from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
 from unisono.network import NetworkError
@@ -24,7 +25,6 @@ from unisono.plan.collective_costs import CollectiveCase, simulate_schedule
 from unisono.schedules import candidates
 from unisono.torch_backend.rendezvous import store_of
 from unisono.view.chart import Times, draw_times
-from unisono.view.words import markdown_table
 from unisono.world import World
 
 MIN_TRIALS, MAX_TRIALS = 3, 31

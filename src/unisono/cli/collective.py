@@ -15,7 +15,7 @@ import typer
 
 from unisono.cli.units import MAX_DIGITS, parse_bytes, parse_seconds
 from unisono.errors import UsageError
-from unisono.view.words import format_bytes, format_seconds
+from unisono.formats import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from unisono.network import Uneven
@@ -322,7 +322,7 @@ SIMULATED: Mapping[str, Callable[[Row], str]] = {
 
 def _print_size(size: Mapping[str, Any], columns: Mapping[str, Callable[[Row], str]]) -> None:
     """Print the table of a size, under a title."""
-    from unisono.plan.text_table import text_table
+    from unisono.formats import text_table
 
     auto = size["auto"]
     takes = "the MPI library, which has no schedule to price" if auto == "library" else auto

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from unisono.foresight.seal import Measurement, SealedPrediction, Spread
-from unisono.plan.text_table import text_table
+from unisono.formats import text_table
 from unisono.plan.trials import LARGEST_ERROR
 from unisono.processor import compare_use, describe
 

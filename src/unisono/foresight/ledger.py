@@ -37,7 +37,7 @@ import numpy as np
 from unisono.errors import UsageError
 from unisono.foresight.compare import errors_of, explain, ms
 from unisono.foresight.seal import Measurement, Seal, SealedPrediction, read_measurement, read_seal, seals_of
-from unisono.plan.text_table import text_table
+from unisono.formats import text_table
 from unisono.tables import parse
 
 LEDGER = "ledger.jsonl"

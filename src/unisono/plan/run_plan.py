@@ -38,7 +38,7 @@ from unisono.plan.choose import (
     initial_setting,
     is_searched,
     predicted,
-    space_of,
+    sizes_of,
 )
 from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_costs import computing_of
@@ -157,9 +157,8 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
     rule = inputs.rule
     if not is_searched(rule) or ranks == 1:
         return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
-    overlaps, largest, outstandings = space_of(rule)
-    few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
-    return candidates(inputs, overlaps, few, outstandings)[0]
+    few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
+    return candidates(inputs, few or sizes_of(rule)[-1:])[0]
 
 
 def _slow_link(run: PlannedRun, step: float) -> str:

@@ -21,6 +21,7 @@ from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from unisono.formats import text_table
 from unisono.plan.choose import StepParts
 from unisono.plan.exchange_cost import BASES
 from unisono.plan.layer_costs import product_seconds
@@ -28,7 +29,6 @@ from unisono.plan.planned_run import PlannedRun, unknown_rates
 from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan, job_seconds, slurm_time
 from unisono.plan.split import SplitInputs, describe_borders, sent_of
-from unisono.plan.text_table import text_table
 from unisono.rules import BSP
 
 HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")

@@ -2,7 +2,6 @@
 
 svg.py ◀── schedule.py, step.py                written by hand: SVG and text
 chart.py ◀── heat_map.py, predictions.py       by matplotlib, which the extra `view` installs
-words.py                                       sizes, times and tables in words
 
 All have one typeface, and follow the reader's light or dark scheme. Records of rooms below are read as they are; rooms
 above give plain numbers.

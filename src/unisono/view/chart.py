@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.errors import UsageError, install_command
+from unisono.formats import format_bytes, format_seconds
 from unisono.view.svg import COLORS, FONTS, INK, STYLE
-from unisono.view.words import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-from unisono.view.words import format_bytes, format_duration, format_seconds, markdown_table
+from unisono.formats import format_bytes, format_duration, format_seconds, markdown_table
 
 
 def test_formats() -> None:

@@ -1,8 +1,8 @@
-"""Sizes, times and tables in words."""
+"""Sizes and times in words, and tables of text or in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 
 def format_bytes(nbytes: float) -> str:
@@ -45,3 +45,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: S
     """Return the lines of a table in Markdown. Columns with these numbers are aligned left, all others right."""
     marks = ["---" if number in left else "---:" for number in range(len(header))]
     return [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in (header, marks, *rows)]
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> Iterator[str]:
+    """Yield a line for each row; the cells of the columns `left` begin at the left, all others end at the right.
+
+    >>> list(text_table([("a", "b"), ("long", "10")], left=[0]))
+    ['a      b', 'long  10']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in cells).rstrip()
