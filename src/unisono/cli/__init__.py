@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from unisono.cli import bench
+from unisono.cli.bench import layers
 from unisono.cli.collective import price, simulate
 from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
 from unisono.cli.lab import lab
-from unisono.cli.layers import layers
 from unisono.cli.measure import probe, tune
 from unisono.cli.pack import pack
 from unisono.cli.plan import foresight, plan
+from unisono.cli.ranks import INTERRUPTED, Shutdown
 from unisono.cli.run import run
 from unisono.cli.runs import accuracy, evaluate, predict
-from unisono.cli.shutdown import INTERRUPTED, Shutdown
 from unisono.cli.train import sweep, train
 from unisono.errors import UsageError
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from unisono.cli.units import MAX_DIGITS
 from unisono.errors import UsageError
+from unisono.formats import MAX_DIGITS
 
 if TYPE_CHECKING:
     from unisono.plan.machines import MachineFacts

@@ -200,7 +200,7 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
 
     Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
     """
-    placement = placement_of(run.machine, run.nodes, run.ranks_per_node)
+    placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
     with_parameters = [layer for layer in run.layers if layer.parameters]
     weights = tuple(layer.parameter_bytes for layer in with_parameters)
     setting, least = initial_setting(step.rule, step.buckets, placement.ranks), sum(weights) // MAX_BUCKETS_OF_A_CHOICE
