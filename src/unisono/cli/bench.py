@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.command_group import CommandGroup
 from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone
 from unisono.errors import UsageError
 from unisono.lab.plan import parse_rate
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
 
     from unisono.bench.layers import LayerTiming, Peak
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 
-
-@app.command()
 def collectives(
     output: Annotated[Path, typer.Option(help="Output folder for results.json, table.md and plot.svg.")] = Path(
         "bench"
@@ -147,7 +143,6 @@ def _write_report(
     return f"wrote {output}/{' and '.join(names)}{f'; {missing}' if missing else ''}"
 
 
-@app.command()
 def networks(
     output: Annotated[Path, typer.Option(help="Output folder for networks.json and networks.md.")] = Path("bench"),
     names: Annotated[

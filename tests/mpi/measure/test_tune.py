@@ -9,7 +9,7 @@ import pytest
 
 from unisono.bench.collectives import measure
 from unisono.measure.facts import file_of
-from unisono.measure.tune import machine_at, tune
+from unisono.measure.player import machine_at, tune
 from unisono.network import Network
 from unisono.network.choice import COLLECTIVES, ChoiceTables, read_table
 from unisono.plan.machines import MachineFacts, NodeFacts
@@ -20,7 +20,7 @@ from unisono.world import World
 def test_written_table_is_read_again(
     request: pytest.FixtureRequest, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.05)
+    monkeypatch.setattr("unisono.measure.player.TRIAL_SECONDS_PER_SIZE", 0.05)
     these: World = request.getfixturevalue(where)
     if these.size == 1:
         pytest.skip("a single rank cannot communicate")
@@ -46,7 +46,7 @@ def test_a_machine_that_was_measured_before_keeps_all_but_its_choices(
 ) -> None:
     if world.size == 1:
         pytest.skip("a single rank cannot communicate")
-    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.0)
+    monkeypatch.setattr("unisono.measure.player.TRIAL_SECONDS_PER_SIZE", 0.0)
     before = MachineFacts("ours", NodeFacts(flops=1e9), choices=ChoiceTables(network=Network(1.0, 1.0)))
     after = tune(world, 4, lambda _: None, before)
     assert all(getattr(after.choices, collective) for collective in COLLECTIVES)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from unisono.errors import TableError, UsageError
 from unisono.measure.facts import choice_tables
 from unisono.measure.links import Links
+from unisono.measure.player import rows
 from unisono.measure.timing import Timing
-from unisono.measure.tune import rows
 from unisono.network import Network
 from unisono.network.choice import ChoiceRow, read_table
 from unisono.placement import one_rank_per_node
