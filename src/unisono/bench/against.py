@@ -2,7 +2,7 @@
 
     round 1: ours, mpich, openmpi, intel, gloo        round 2: ours, mpich, ...        medians over rounds
 
-    ours, gloo                mpiexec of this environment       own_program
+    ours, gloo                mpiexec of this environment       collectives
     mpich, openmpi, intel     the library's own mpiexec         peer_program, by its path
 
 Each MPI has an environment of its own, made at first use in the user's cache: a Python venv with mpi4py, NumPy and the
@@ -146,7 +146,7 @@ def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tu
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
     whole = launch_environment(environment, terminal=False)
     if contender not in WHEELS:
-        program = ["-m", "unisono.bench.own_program", contender]
+        program = ["-m", "unisono.bench.collectives", contender]
         return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], whole
     programs = folder_of(contender, environment) / "bin"
     kept = {key: value for key, value in whole.items() if not key.startswith(HIDDEN)}

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -64,14 +64,6 @@ class StartSign:
         self._ranks, self._begun = ranks, time.monotonic()
         self._shown, self._active = -1, sys.stdout.isatty()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.clear()
-
     def show(self) -> None:
         """Show the seconds if they have changed."""
         seconds = int(time.monotonic() - self._begun)
@@ -80,7 +72,7 @@ class StartSign:
             words = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
             print(words, end="\r", flush=True)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Erase the sign, for good."""
         if self._shown >= 0:
             print(ERASE, end="", flush=True)
@@ -151,7 +143,7 @@ def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
-        with StartSign(ranks) as sign:
+        with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
         code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
     return exit_code(code, received)
@@ -163,7 +155,7 @@ def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startu
     while True:
         try:
             if not startup.active:
-                sign.clear()
+                sign.close()
                 return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
             sign.show()
             startup.poll()
