@@ -23,6 +23,7 @@ from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import Key, keep_ready
+from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_unsupported
 from unisono.transports.plan import Play
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -55,7 +56,12 @@ def allreduce(
 
 def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Play:
     """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
+    if group.size > 1 and is_on_device(tensor):
+        return partial(allreduce_staged, allreduce, group, tensor, algorithm, wire, op)
     with Checks(group, "allreduce"):
+        if group.size == 1 and is_on_device(tensor):
+            refuse_unsupported(tensor)
+            return lambda: None
         nbytes_of(tensor)
         planned = algorithm
         if algorithm == AUTO and group.is_reduced_in_place(tensor, wire):

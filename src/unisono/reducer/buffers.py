@@ -84,5 +84,5 @@ class Buffers:
                     continue
                 if isinstance(slot.owner(), _NormBase):
                     buffer.data.copy_(slot.sent)
-                elif not torch.equal(buffer, slot.sent):
+                elif not torch.equal(buffer, slot.sent.to(buffer.device)):
                     buffer.copy_(slot.sent)

@@ -30,8 +30,9 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.library import OPS
-from unisono.collectives.payload import MPI_TYPES, find_aliases, is_plain, is_writable, memory_of, name_of, share_memory
-from unisono.errors import BackendError, TensorError
+from unisono.collectives.payload import MPI_TYPES, is_plain, memory_of, name_of, share_memory
+from unisono.collectives.staged import Staging, refuse_shared, tensors_in
+from unisono.errors import BackendError
 from unisono.mpi import MPI, allreduce_min
 from unisono.torch_backend.arguments import reduction_of
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp, WorkBase
@@ -67,7 +68,7 @@ def on_any_device(method: Method) -> Method:
             return method(group, *arguments, **named)
         written = [] if method.__name__ == "send" else tensors_in(arguments[0])
         refuse_shared(method.__name__, written)
-        staging = DeviceStaging(written)
+        staging = Staging(written)
         return DeviceWork(method(group, *map(staging.host, arguments), **named), staging)
 
     return call  # type: ignore[return-value]  # the same signature
@@ -82,59 +83,10 @@ def _first_tensor(values: Any) -> torch.Tensor | None:
     return None
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors of an argument: a tensor, or a list of them or of lists of them."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list) else []
-
-
-def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
-    """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
-    found = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
-    if found:
-        raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
-
-
-class DeviceStaging:
-    """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
-
-    Only these are copied back: an output may lie in the memory of an input.
-    """
-
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self._written = {id(tensor) for tensor in written}
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def host(self, value: Any) -> Any:
-        """Return `value` with copies in pinned memory in place of GPU tensors; waits for the streams that fill them."""
-        if isinstance(value, list):
-            return [self.host(item) for item in value]
-        if not isinstance(value, torch.Tensor) or value.is_cpu:
-            return value
-        if id(value) not in self._pairs:
-            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            copy.copy_(value.detach())  # waits for the stream
-            self._pairs[id(value)] = value, copy
-        return self._pairs[id(value)][1]
-
-    def copy_back(self) -> None:
-        """Copy the filled tensors back to the GPU, in the order of the current stream."""
-        for key, (device, copy) in self._pairs.items():
-            if key in self._written:
-                device.detach().copy_(copy, non_blocking=True)
-
-    def device(self, value: Any) -> Any:
-        """Return the value that `host` was given, for the value that it returned."""
-        if isinstance(value, list):
-            return [self.device(item) for item in value]
-        return next((device for device, copy in self._pairs.values() if copy is value), value)
-
-
 class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
     """Operation on copies in host memory; `wait` copies the results back to the GPU."""
 
-    def __init__(self, work: Any, staging: DeviceStaging) -> None:
+    def __init__(self, work: Any, staging: Staging) -> None:
         super().__init__()
         self._work, self._staging = work, staging
         self._copied = False
