@@ -229,14 +229,15 @@ def choice_tables(links: Links | None, hosts: Sequence[str], rows: Mapping[str, 
     """Return the tables of choices: the rows by collective, the network, and the hosts of each supernode, by the host
     name of each node. Without `links` of several nodes there is no network.
     """
+    tables: dict[str, Any] = dict(rows)
     if links is None:
-        return ChoiceTables(**rows)
+        return ChoiceTables(**tables)
     members: defaultdict[int, list[str]] = defaultdict(list)
     for number, host in zip(links.supernodes, hosts, strict=True):
         members[number].append(host)
     told_apart = len(members) > 1 and not share_names(hosts)
     supernodes = [SupernodeRow(tuple(names)) for _, names in sorted(members.items())] if told_apart else []
-    return ChoiceTables(**rows, network=links.network, supernode=tuple(supernodes))
+    return ChoiceTables(**tables, network=links.network, supernode=tuple(supernodes))
 
 
 def share_names(hosts: Sequence[str]) -> bool:

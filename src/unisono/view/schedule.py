@@ -154,25 +154,25 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     """Return the schedule of all `ranks` ranks as an SVG document. With a placement, rows name the nodes of ranks."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     messages, lanes = timed_messages(programs), len(programs[0].lanes)
-    nodes = placement.nodes if placement and len(placement.nodes) < ranks else ()
+    nodes = placement.node_of_rank if placement and len(placement.nodes) < ranks else ()
     steps, arrows = _steps(messages), list[tuple[Place, Place]]()
     boxes = [dict[tuple[int, str, Action], Span]() for _ in range(lanes * ranks)]
     for message in messages:
-        step, row, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
-        found = boxes[row + message.receiver]
+        step, first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
+        found = boxes[first + message.receiver]
         if (message.step, message.chunks, message.action) not in found:
             begin = step.boxes + sum(number == message.step for number, *_ in found)
             box = Span(begin, begin + 1, message.chunks, meaning, f"chunk {message.chunks} {meaning}")
             found[message.step, message.chunks, message.action] = box
-        arrows.append((Place(row + message.sender, step.begin), Place(row + message.receiver, step.boxes)))
-    heads = [f"node {node}, " for node, of_node in enumerate(nodes) for _ in of_node] or [""] * ranks
+        arrows.append((Place(first + message.sender, step.begin), Place(first + message.receiver, step.boxes)))
+    heads = [f"node {node}, " for node in nodes] or [""] * ranks
     names = [
         f"lane {lane}, " * (lanes > 1) + f"{heads[rank]}rank {rank}" for lane in range(lanes) for rank in range(ranks)
     ]
     rows = [SpanRow(row, list(found.values())) for row, found in zip(names, boxes, strict=True)]
     unit = "round" if _in_step(messages, programs) else "step"
     chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
-    title = f"{name}: {ranks} ranks{f' on {len(nodes)} nodes' * bool(nodes)}, {chunks}"
+    title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
     return draw_spans(rows, title, UNIT, [(one.begin, f"{unit} {at}") for at, one in enumerate(steps)], arrows)
 
 
