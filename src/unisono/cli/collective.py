@@ -318,8 +318,8 @@ def _print_size(size: Mapping[str, Any], columns: Mapping[str, Callable[[Row], s
     takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
     bound = format_seconds(size["bound_seconds"])
     print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
-    name, mark = ("schedule", lambda row: row["schedule"]), ("", lambda row: "auto" * (row["schedule"] == auto))
-    print("\n".join(column_table([name, *columns.items(), mark], size["schedules"], left={0})))
+    first, last = ("schedule", lambda row: row["schedule"]), ("", lambda row: "auto" * (row["schedule"] == auto))
+    print("\n".join(column_table([first, *columns.items(), last], size["schedules"], left={0})))
 
 
 def describe(case: CollectiveCase) -> str:
