@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
-from unisono.device import choose_device, host_memory, module_of
+from unisono.device import host_memory, module_of
 from unisono.launch import find_mpiexec
 from unisono.models import MODELS
 
@@ -43,21 +43,31 @@ ROUNDS = 7
 
 def rank_main(out: Path, parts: list[str]) -> None:
     """Measure as one rank; rank 0 writes what all have found."""
+    count = torch.accelerator.device_count()
+    local = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
+    torch.accelerator.set_device_index(local % count)
+    device = torch.zeros(1, device=torch.accelerator.current_accelerator()).device  # before MPI: it looks for a context
     world = unisono.init()
-    shared = len(world.node_world().all_gather_object(0)) > torch.accelerator.device_count()
-    device = (
-        torch.device(torch.accelerator.current_accelerator().type, 0)
-        if shared
-        else choose_device("auto", world.rank, world.size)
-    )
-    module_of(device).set_device(device)
-    found: dict[str, Any] = {"ranks": world.size, "device": name_of(device)}
+    shared = len(world.node_world().all_gather_object(0)) > count
+    found: dict[str, Any] = {
+        "ranks": world.size,
+        "device": name_of(device),
+        "by": library_version().splitlines()[0],
+    }
+    found["direct"] = world.reaches_device(device)
     if "exchange" in parts:
         found["exchange"] = [exchange(world, device, nbytes) for nbytes in SIZES]
     if "step" in parts:
         found["step"] = {name: step(world, device, name, batch, shared) for name, batch in NETWORKS.items()}
     if world.rank == 0:
         out.write_text(json.dumps(found))
+
+
+def library_version() -> str:
+    """Return the name of the MPI library, which was loaded after the device was opened."""
+    from mpi4py import MPI  # noqa: PLC0415
+
+    return str(MPI.Get_library_version())[:40]
 
 
 def name_of(device: torch.device) -> str:
@@ -161,6 +171,7 @@ def main() -> None:
         subprocess.run(command, check=True, timeout=200)
         found.append(json.loads(part.read_text()))
         part.unlink()
+        print(number, "ranks:", found[-1]["by"], "direct:", found[-1]["direct"])
         for row in found[-1]["exchange"]:
             print(number, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
         for name, row in found[-1]["step"].items():

@@ -13,10 +13,10 @@ PyTorch's interface of accelerators is used for all of them (`torch.accelerator`
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -76,16 +76,35 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu or tensor.is_meta
 
 
-def module_of(device: torch.device) -> ModuleType:
+def check_not_captured(device: torch.device) -> None:
+    """Raise UsageError while a device's work is captured as a graph, which could not hold what the ranks exchange."""
+    if device.type != HOST and getattr(module_of(device), "is_current_stream_capturing", bool)():
+        raise UsageError(
+            "a graph cannot hold a step of several ranks, which exchange on the host: capture the forward pass alone "
+            "(make_graphed_callables), before the model is made parallel"
+        )
+
+
+def module_of(device: torch.device) -> Any:
     """Return PyTorch's module of a kind of devices: `torch.cuda` for CUDA."""
     return torch.get_device_module(device)
 
 
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return flat host memory, not set, that a device copies from and to beside other work."""
-    if device.type == "cuda":
+    if device.type != HOST and _allocates_pinned(device.type):
         return torch.empty(length, dtype=dtype, pin_memory=True)
     return pinned(torch.empty(length, dtype=dtype), device)
+
+
+@cache
+def _allocates_pinned(kind: str) -> bool:
+    """Return True where PyTorch allocates memory that this kind of device, the one in use, copies from and to."""
+    present = torch.accelerator.current_accelerator()
+    try:
+        return present is not None and present.type == kind and torch.empty(1, pin_memory=True).is_pinned()
+    except RuntimeError:  # it has no such allocator
+        return False
 
 
 def pinned(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -120,6 +139,7 @@ class CopyStreams:
     def __init__(self, device: torch.device) -> None:
         self.device, self._module = device, module_of(device)
         self._out, self._in = self._module.Stream(device), self._module.Stream(device)
+        self._of_threads = threading.local()
 
     def record(self) -> Any:
         """Return an event of the calling thread's stream: the end of what it has queued so far."""
@@ -143,6 +163,14 @@ class CopyStreams:
         """Return a context whose work is queued on the stream from the host, behind events."""
         with self._on(self._in, events):
             yield self._in
+
+    @contextmanager
+    def apart(self, *events: Any) -> Iterator[Any]:
+        """Return a context whose work is queued on a stream of the calling thread's own, behind events."""
+        if not hasattr(self._of_threads, "stream"):
+            self._of_threads.stream = self._module.Stream(self.device)
+        with self._on(self._of_threads.stream, events):
+            yield self._of_threads.stream
 
     @contextmanager
     def _on(self, stream: Any, events: Sequence[Any]) -> Iterator[None]:

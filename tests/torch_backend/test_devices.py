@@ -81,14 +81,11 @@ def test_any_dtype_without_a_reduction(name: str) -> None:
     assert can_pass_directly(name, (torch.ones(3, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bool)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool])
-def test_sums_of_dtypes_unknown_to_mpi_are_staged(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+def test_sums_that_the_device_does_not_compute_are_staged(dtype: torch.dtype) -> None:
     assert not can_pass_directly("allreduce", ([torch.ones(3, dtype=dtype)],))
-
-
-def test_minimum_and_maximum_are_staged() -> None:
-    """MPI may take either of a NaN and a number."""
-    assert not can_pass_directly("allreduce", ([torch.ones(3)], options(dist.ReduceOp.MIN)))
+    assert not can_pass_directly("allreduce", ([torch.ones(3, dtype=torch.int32)], options(dist.ReduceOp.BAND)))
+    assert can_pass_directly("allreduce", ([torch.ones(3)], options(dist.ReduceOp.MIN)))
 
 
 def test_non_contiguous_tensors_are_staged() -> None:

@@ -6,7 +6,8 @@
     incoming stream                                                  └ copy, set_grads 1, update 1 ...
     the program's stream                                                                        └ next forward pass
 
-Where a rank is alone, nothing is sent: a bucket is copied only where the host reads it.
+Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
+copied only where the host reads it.
 
 `mark` records where the program's stream is; `settle` makes the host wait for copies of a bucket, `join` the program's
 stream for all work on the incoming one. Gradients lie in the device's buckets, as views.
@@ -30,10 +31,9 @@ LATEST = 0
 class BucketCopies:
     """Memory on a device like `host`, by kind of bucket, and its copies."""
 
-    def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor], alone: bool) -> None:
-        """Allocate memory on the device like the host's; `alone`: there are no other ranks."""
-        self.alone = alone
-        """True where nothing is sent."""
+    def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor], stays: bool) -> None:
+        """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
+        self._stays = stays
         self.flat = {kind: torch.zeros_like(one, device=device) for kind, one in host.items()}
         """Memory on the device, by kind."""
         for one in host.values():
@@ -65,8 +65,8 @@ class BucketCopies:
                 self._end = self._streams.record()
 
     def fetch(self, key: int, host: torch.Tensor, flat: torch.Tensor) -> None:
-        """Begin the copy of a bucket to the host, on the current stream; if alone, once the host reads it."""
-        if self.alone:
+        """Begin the copy of a bucket to the host, on the current stream; or where sums stay, once the host reads it."""
+        if self._stays:
             self._unfetched[key] = host, flat, self._streams.record()
             return
         arriving = []
@@ -84,6 +84,14 @@ class BucketCopies:
                 return
             flat.copy_(host, non_blocking=True)
             self._leaving[key] = self._streams.record()
+
+    def staying(self, key: int) -> Iterator[torch.Tensor]:
+        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own."""
+        if (unfetched := self._unfetched.get(key)) is not None:
+            host, flat, computed = unfetched
+            with self._streams.apart(computed):
+                yield flat
+                self._unfetched[key] = host, flat, self._streams.record()
 
     def arrivals(self, key: int) -> Iterator[slice]:
         """Yield the pieces of a bucket in the host's memory, each once its copy has ended."""

@@ -113,7 +113,11 @@ class BucketMemory:
         elements = required_elements(self._kinds, parts.counts)
         self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
         device = device_of(parameters, "a model") if parameters else torch.device("cpu")
-        self.copies = None if device.type == "cpu" else BucketCopies(device, self._flat, world.size == 1)
+        self.copies = (
+            None
+            if device.type == "cpu"
+            else BucketCopies(device, self._flat, world.size == 1 or world.reaches_device(device))
+        )
         """Copies of the buckets, where the parameters are on a device."""
         self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
@@ -214,7 +218,12 @@ class BucketMemory:
         if self.copies is None or not len(sums := self._sums(key, self._flat)):
             yield self.bucket(key)
             return
-        if self.copies.alone:
+        stays = False
+        for flat in self.copies.staying(key):
+            stays = True
+            yield flat
+        if stays:
+            yield self.flags(key)
             return
         last = None
         for piece in self.copies.arrivals(key):
