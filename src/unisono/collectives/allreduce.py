@@ -24,7 +24,7 @@ from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import Key, keep_ready
-from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_unsupported
+from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.plan import Play
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -62,6 +62,7 @@ def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str,
     with Checks(group, "allreduce"):
         if group.size == 1 and is_on_device(tensor):
             refuse_unsupported(tensor)
+            refuse_shared("allreduce", [tensor])
             return lambda: None
         nbytes_of(tensor)
         planned = algorithm
