@@ -108,7 +108,7 @@ def pack(world: World, device: str) -> list[torch.Tensor]:
     memory = bucket_memory.BucketMemory(parameters, world)
     memory.lay_out([1, 0], 1 << 20)
     fresh: dict[int, torch.Tensor | None] = {number: one.detach() + number + 1 for number, one in enumerate(parameters)}
-    memory.mark(1)
+    memory.record_progress(1)
     memory.pack(1, fresh, 0.5)
     fresh.clear()
     for _ in range(3):
@@ -194,8 +194,8 @@ def incoming_without_a_mark(patch: pytest.MonkeyPatch) -> None:
 
 def without_later_marks(patch: pytest.MonkeyPatch) -> None:
     """Only the first gradients are waited for."""
-    mark = BucketCopies.mark
-    patch.setattr(BucketCopies, "mark", lambda self, key=0: None if self._marks else mark(self, key))
+    record = BucketCopies.record_progress
+    patch.setattr(BucketCopies, "record_progress", lambda self, key=0: None if self._marks else record(self, key))
 
 
 def without_a_join(patch: pytest.MonkeyPatch) -> None:
