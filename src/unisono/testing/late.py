@@ -32,7 +32,6 @@ class Queue:
 
     device: int
     works: deque[Callable[[], object] | Mark] = field(default_factory=deque)
-    pace: float = 1.0
 
     @property
     def waits(self) -> Mark | None:
@@ -49,45 +48,48 @@ class Late:
         self._running = False
         self._error: Exception | None = None
         self._busy: dict[Queue, None] = {}
-        self.reseed(0)
+        self._random, self._eagerness, self._paces = random.Random(0), 0.0, dict[Queue, float]()
 
-    def reseed(self, seed: int) -> None:
-        """Run what waits, then draw anew how eagerly works run."""
+    def reseed(self, seed: int | None) -> None:
+        """Run what waits, then draw anew how eagerly works run (None: only for who waits) and which queues are slow."""
         with self._lock:
             for queue in list(self._busy):
-                self._run_to(self._mark(queue))
-            self._random = random.Random(seed)
-            self._eagerness = self._random.choice((0.0, 0.4, 0.7, 0.9))
+                self.run_to(self.mark(queue))
+            self._random, self._paces = random.Random(seed), {}
+            self._eagerness = 0.0 if seed is None else self._random.choice((0.0, 0.7, 0.95))
 
-    def put(self, queue: Queue, work: Callable[[], object]) -> None:
-        """Add a work to the queue; some works of any queues may run now."""
+    def put(self, queue: Queue, work: Callable[[], object] | Mark) -> None:
+        """Add a work to the queue, or a mark that it waits for; some works of any queues may run now."""
         with self._lock:
-            self._add(queue, work)
+            if isinstance(work, Mark) and (work.passed or (work.queue is queue and not queue.works)):
+                work.seconds = work.seconds or time.perf_counter()
+                return
+            self._paces.setdefault(queue, self._random.choice((1.0, 0.02)))
+            queue.works.append(work)
+            self._busy[queue] = None
             self._run_some()
 
     def mark(self, queue: Queue) -> Mark:
         """Return a mark behind all works of the queue."""
-        with self._lock:
-            mark = self._mark(queue)
-            self._run_some()
-            return mark
-
-    def wait(self, queue: Queue, mark: Mark) -> None:
-        """Let what is put into the queue from now on run after the mark is passed."""
-        with self._lock:
-            if mark.queue is not queue and not mark.passed:
-                self._add(queue, mark)
+        mark = Mark(queue)
+        self.put(queue, mark)
+        return mark
 
     def ask(self, mark: Mark) -> bool:
-        """Return whether the mark has been passed; some works may run now."""
+        """Return whether the mark has been passed; some works run now, so that who asks again and again gets there."""
         with self._lock:
             self._run_some()
-            return mark.passed
+            passed = mark.passed
+            if not passed:
+                self._step_to(mark)
+            return passed
 
     def run_to(self, mark: Mark) -> None:
         """Run what has to run before the mark; raise the error of a work that has failed anywhere, once."""
         with self._lock:
-            self._run_to(mark)
+            while not mark.passed:
+                self._step_to(mark)
+                self._run_some()
             if self._error is not None:
                 error, self._error = self._error, None
                 raise RuntimeError(f"an operation that ran late failed: {error}") from error
@@ -96,44 +98,25 @@ class Late:
         """Run all works of the queues of a device; raise as `run_to` does."""
         with self._lock:
             for queue in [queue for queue in self._busy if queue.device == device]:
-                self.run_to(self._mark(queue))
-
-    def _mark(self, queue: Queue) -> Mark:
-        if not queue.works:
-            return Mark(queue, time.perf_counter())
-        mark = Mark(queue)
-        self._add(queue, mark)
-        return mark
-
-    def _add(self, queue: Queue, work: Callable[[], object] | Mark) -> None:
-        if not queue.works:
-            queue.pace = self._random.choice((1.0, 0.5, 0.02))
-        queue.works.append(work)
-        self._busy[queue] = None
+                self.run_to(self.mark(queue))
 
     def _run_some(self) -> None:
         while not self._running and self._busy and self._random.random() < self._eagerness:
             queue = self._random.choice(list(self._busy))
-            if self._random.random() < queue.pace and queue.waits is None:
+            if self._random.random() < self._paces[queue] and queue.waits is None:
                 self._advance(queue)
 
-    def _run_to(self, mark: Mark) -> None:
-        needed = [mark]
-        while needed:
-            if needed[-1].passed:
-                needed.pop()
-            elif (other := needed[-1].queue.waits) is not None:
-                needed.append(other)
-            else:
-                self._advance(needed[-1].queue)
+    def _step_to(self, mark: Mark) -> None:
+        while (other := mark.queue.waits) is not None:
+            mark = other
+        self._advance(mark.queue)
 
     def _advance(self, queue: Queue) -> None:
         work = queue.works.popleft()
         if not queue.works:
             del self._busy[queue]
         if isinstance(work, Mark):
-            if work.queue is queue:
-                work.seconds = time.perf_counter()
+            work.seconds = work.seconds or time.perf_counter()
             return
         self._running = True
         try:

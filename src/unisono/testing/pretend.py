@@ -42,7 +42,7 @@ POISON = 255
 """Byte that new and overwritten memory is full of: NaN in floating-point numbers."""
 
 _aten = torch.ops.aten
-_key = torch._C.DispatchKey
+_key: Any = torch._C.DispatchKey
 _CPU = torch._C.DispatchKeySet(_key.CPU)
 _AUTOCAST = torch._C.DispatchKeySet(_key.AutocastPrivateUse1)
 _MODES = functools.reduce(
@@ -54,7 +54,7 @@ _addresses = count(0x7000_0000_0000_0000, 1 << 32)  # no process can have such a
 _libraries: list[torch.library.Library] = []
 
 
-def use_pretend(seed: int = 0, devices: int = 2) -> None:
+def use_pretend(seed: int | None = 0, devices: int = 2) -> None:
     """Register `pretend` with so many devices, if that has not been done, and `reseed`."""
     if not _libraries:
         _register(devices)
@@ -63,8 +63,8 @@ def use_pretend(seed: int = 0, devices: int = 2) -> None:
     reseed(seed)
 
 
-def reseed(seed: int) -> None:
-    """Run all that is queued; from now on the seed chooses what runs when."""
+def reseed(seed: int | None) -> None:
+    """Run all that is queued; from now on the seed chooses what runs when (None: what somebody waits for)."""
     LATE.reseed(seed)
 
 
@@ -98,7 +98,7 @@ def _block(tensor: torch.Tensor) -> _Block:
 @functools.cache
 def _template(index: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an empty tensor on a device: one of the host, which changes its device on its way through DLPack."""
-    capsule = torch.utils.dlpack.to_dlpack(torch.empty(0, dtype=dtype, device="cpu"))
+    capsule = torch.empty(0, dtype=dtype, device="cpu").__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     place = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
@@ -110,7 +110,7 @@ def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor
     """Return a tensor on a device with new memory."""
     steps = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     nbytes = 0 if 0 in size else (1 + steps) * dtype.itemsize
-    storage = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
+    storage: Any = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
     storage.owner = _Owner(_Block(nbytes, current_stream(index).queue))
     tensor = _aten.as_strided.default.redispatch(_CPU, _template(index, dtype), [0], [1])
     return _set_storage(tensor, storage, 0, size, stride)
@@ -178,7 +178,7 @@ class _Outline(NamedTuple):
 
 _numbers: dict[torch.dtype, torch.Tensor] = {}
 _SHAPED_BY_FLOATS = ("aten::arange", "aten::range")
-_INDEXED = ("aten::index", "aten::_index_put_impl_", "aten::index_put_")
+_INDEXED = ("aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_", "aten::index_put_")
 
 
 def _is_number(leaf: torch.Tensor) -> bool:
@@ -265,7 +265,7 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     if is_view:
         return op.redispatch(_CPU, *args, **options)
     leaves, form = pytree.tree_flatten((args, options))
-    if op.name().startswith(_INDEXED):  # indices may be on the host
+    if op.name() in _INDEXED:  # indices may be on the host
         leaves = [leaf.to(args[0].device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     index = _place(op, leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == NAME]
@@ -282,23 +282,22 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     if outline is None:
         values: list[Any] = []
         _queue(index, tensors, lambda: values.append(op(*hidden_args, **hidden_options))).synchronize()
-        known = {id(one): leaf for one, leaf in zip(hidden, leaves, strict=True) if isinstance(leaf, torch.Tensor)}
-        return pytree.tree_map_only(torch.Tensor, lambda one: known.get(id(one), _uploaded(one, index)), values[0])
-    results = [
-        _new(*output[:3], index) if isinstance(output, _Shape) else None if output is None else leaves[output]
-        for output in outline.outputs
-    ]
-    fresh = {place: results[place] for place, output in enumerate(outline.outputs) if isinstance(output, _Shape)}
+        written = {id(one): leaf for one, leaf in zip(hidden, leaves, strict=True)}
+        return pytree.tree_map_only(
+            torch.Tensor, lambda one: _uploaded(one, index) if id(one) not in written else written[id(one)], values[0]
+        )
+    results = [leaves[output] if isinstance(output, int) else output for output in outline.outputs]
+    fresh = {place: _new(*output[:3], index) for place, output in enumerate(results) if isinstance(output, _Shape)}
     contents = {place: _host(tensor) for place, tensor in fresh.items()}
 
     def work() -> None:
         values = pytree.tree_leaves(op(*hidden_args, **hidden_options))
         for place, content in contents.items():
-            if values[place] is not None:
+            if values[place] is not None and values[place].numel():  # some kernels leave out what nobody needs
                 content.copy_(values[place])
 
     _queue(index, [*tensors, *fresh.values()], work)
-    return pytree.tree_unflatten(results, outline.form)
+    return pytree.tree_unflatten([fresh.get(place, output) for place, output in enumerate(results)], outline.form)
 
 
 def _uploaded(value: torch.Tensor, index: int) -> torch.Tensor:
@@ -453,15 +452,18 @@ def _register(devices: int) -> None:
     _setup_privateuseone_for_python_backend(NAME, pretend_device, _Hooks(), device_guard())
     Variable._execution_engine = Engine()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
-    every, ours = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    library: Any = torch.library
+    every, ours = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     every.fallback(_fallback, "PrivateUse1")
-    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
+    for key in ("Conjugate", "Negative"):  # which would copy the source first, without end
+        ours.impl("_copy_from", library.fallthrough_kernel, key)
     for name, operation in _OPERATIONS.items():
         ours.impl(name, operation, "PrivateUse1")
     for names, full in ((_AUTOCAST_LOW, False), (_AUTOCAST_FULL, True)):
         for name in names.split():
             ours.impl(name, _autocast(name, full), "AutocastPrivateUse1")
-    empty = functools.partial(_host_empty, torch.library.get_kernel("aten::empty.memory_format", "CPU"))
+    empty = functools.partial(_host_empty, library.get_kernel("aten::empty.memory_format", "CPU"))
     ours.impl("empty.memory_format", empty, "CPU", allow_override=True)
     ours.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
     ours.impl("_pin_memory", lambda tensor, _=None: _pin(tensor.clone()), "CPU", allow_override=True)

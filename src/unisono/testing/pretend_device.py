@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from unisono.testing.late import Late, Mark, Queue
 
 NAME = "pretend"
+KIND: Any = torch._C._autograd.DeviceType.PrivateUse1
 LATE = Late()
 GENERATORS = [torch.Generator()]
 """A generator of random numbers for each device; once the devices are registered, there are so many."""
@@ -32,10 +33,9 @@ class _Here(threading.local):
     """Current device and streams of a thread; from which sequence number of nodes on it has had which streams."""
 
     def __init__(self) -> None:
-        self.device = 0
+        self.device, self.node = 0, (-1, -1)
         self.streams: dict[int, Stream] = {}
         self.changes: list[tuple[int, dict[int, Stream]]] = []
-        self.node = (-1, -1)
 
 
 HERE = _Here()
@@ -51,29 +51,28 @@ def index_of(device: Any = None) -> int:
     return index
 
 
-class Stream(torch.Stream):  # type: ignore[misc]
+class Stream(torch.Stream):
     """Queue of operations of a device, which run late. Any priority counts as 0."""
 
     queue: Queue
 
     def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: ARG004
-        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
         number, index = next(_numbers), index_of(device)
-        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=kind)
+        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=int(KIND))
         stream.queue = Queue(index)
         _streams[number] = stream
         return stream
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Any:
         event = event or Event()
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Any) -> None:
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:
-        LATE.wait(self.queue, LATE.mark(stream.queue))
+    def wait_stream(self, stream: Any) -> None:
+        LATE.put(self.queue, LATE.mark(stream.queue))
 
     def query(self) -> bool:
         return LATE.ask(LATE.mark(self.queue))
@@ -94,7 +93,7 @@ class Event:
 
     def wait(self, stream: Stream | None = None) -> None:
         if self._mark is not None:
-            LATE.wait((stream or current_stream()).queue, self._mark)
+            LATE.put((stream or current_stream()).queue, self._mark)
 
     def query(self) -> bool:
         return self._mark is None or LATE.ask(self._mark)
@@ -213,7 +212,7 @@ def _enter_node() -> None:
     streams = call.streams if number == _NO_NUMBER else call.streams_of(number)
     HERE.streams = dict(enumerate(streams))
     for index, stream in enumerate(streams):
-        LATE.wait(stream.queue, call.marks[index])
+        LATE.put(stream.queue, call.marks[index])
         if before.get(index, stream) is not stream:
             stream.wait_stream(before[index])
     call.used.update(streams)
@@ -246,8 +245,9 @@ def is_available() -> bool:
     return True
 
 
-def is_initialized() -> bool:
-    return True
+def register_host_memory(memory: torch.Tensor) -> None:
+    """Let copies from and to a host tensor's memory run late, as those of pinned memory do."""
+    memory.untyped_storage().pinned = True  # type: ignore[attr-defined]
 
 
 def _is_in_bad_fork() -> bool:
@@ -260,11 +260,6 @@ def is_bf16_supported() -> bool:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
-
-
-def manual_seed(seed: int) -> None:
-    """Seed the current device."""
-    GENERATORS[HERE.device].manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:

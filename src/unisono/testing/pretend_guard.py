@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from unisono.testing.pretend_device import HERE, device_count, synchronize
+from unisono.testing.pretend_device import HERE, KIND, device_count, synchronize
 
 
 class _Guard(torch._C._acc.DeviceGuard):
+    kept: Any
+
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return KIND
 
 
 def device_guard() -> Any:
@@ -23,7 +25,7 @@ def device_guard() -> Any:
     PyTorch asks Python for the type of a guard alone, and takes it that there is one device. Its virtual functions stand
     in the table to which the C++ object points, in the order of PyTorch's header; a copy of the table has ours instead.
     """
-    guard, word, kind = _Guard(), ctypes.c_void_p, int(torch._C._autograd.DeviceType.PrivateUse1)
+    guard, word, kind = _Guard(), ctypes.c_void_p, int(KIND)
     header = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
     names = re.findall(r"^\s*virtual [\w:*& ]+?[ *](\w+)\(", header.read_text(), re.MULTILINE)
 
@@ -32,7 +34,7 @@ def device_guard() -> Any:
             HERE.device = device >> 8
 
     def exchange(this: int, device: int) -> int:
-        before = HERE.device << 8 | kind
+        before: int = HERE.device << 8 | kind
         set_device(this, device)
         return before
 
@@ -54,5 +56,5 @@ def device_guard() -> Any:
     for name, function in ours.items():
         copy[2 + names.index(name)] = ctypes.cast(function, word).value
     word.from_address(place).value = ctypes.addressof(copy) + 2 * size
-    guard.kept = (ours, copy)
+    guard.kept = (ours, copy)  # for as long as PyTorch has the guard
     return guard
