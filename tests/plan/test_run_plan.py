@@ -90,6 +90,17 @@ def test_a_faster_machine_is_never_slower(change: str) -> None:
     assert any(after[key].step < before[key].step for key in before)
 
 
+def test_copies_between_an_accelerator_and_the_host_take_time_beside_computing() -> None:
+    def step(to_host: float, to_device: float) -> float:
+        node = replace(MACHINE.node, to_host=to_host, to_device=to_device)
+        return plans(on(replace(MACHINE, node=node)))["bsp", 4].step
+
+    alone = step(0, 0)
+    assert alone <= step(1e11, 1e11) < step(1e9, 1e9) < step(1e9, 5e8)
+    nbytes = sum(layer.parameter_bytes for layer in LAYERS)
+    assert step(1e9, 1e9) < alone + 2 * nbytes / 1e9
+
+
 def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     row, cost = plans()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
     computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(RUN))
