@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The latter come last: a device that only pretends stays in the process.
     """
     for item in items:
-        if "device" in getattr(item, "fixturenames", ()):
+        if {"device", "pretend"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("device")
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
@@ -134,15 +134,31 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
     return call
 
 
+@pytest.fixture(scope="session")
+def pretend() -> Callable[[int], torch.device]:
+    """Function that chooses the order of streams of a device that only pretends, by a seed, and returns the device."""
+    from unisono.testing.pretend import use_pretend
+
+    use_pretend()
+    try:
+        torch.ones(1, device="pretend", requires_grad=True).backward()
+    except RuntimeError:
+        pytest.skip("PyTorch has begun its backward passes without this device: python -m pytest tests -m device")
+
+    def chosen(seed: int) -> torch.device:
+        use_pretend(seed)
+        return torch.device("pretend", 0)
+
+    return chosen
+
+
 @pytest.fixture(params=[0, 1, 2])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """An accelerator of this machine; where there is none, one that only pretends, three times in another order."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or found.type == "pretend":
-        from unisono.testing.pretend import use_pretend
-
-        use_pretend(request.param)
-        return torch.device("pretend", 0)
+        chosen: torch.device = request.getfixturevalue("pretend")(request.param)
+        return chosen
     if request.param:
         pytest.skip("one order is enough on an accelerator")
     return torch.device(found.type, 0)

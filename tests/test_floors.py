@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
     ("errors", "weak"),
-    ("files", "registry", "tables"),
+    ("device", "files", "formats", "registry", "tables"),
     ("addresses", "call", "launch", "placement", "user_function", "witness"),
     ("startup", "uncaught"),
     ("lab",),
@@ -41,38 +41,38 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 2_770,
+    ".": 3_130,
     "asynchronous": 1_130,
-    "bench": 1_350,
-    "cli": 2_210,
-    "collectives": 2_890,
+    "bench": 1_300,
+    "cli": 2_070,
+    "collectives": 3_300,
     "compute": 1_270,
-    "data": 6_040,
+    "data": 6_060,
     "engine": 630,
-    "foresight": 970,
+    "foresight": 950,
     "horovod": 1_020,
-    "lab": 510,
-    "measure": 1_580,
-    "models": 810,
-    "network": 1_810,
+    "lab": 500,
+    "measure": 1_520,
+    "models": 800,
+    "network": 1_800,
     "optimizers": 590,
-    "plan": 3_580,
-    "reducer": 3_470,
+    "plan": 3_520,
+    "reducer": 3_740,
     "rules": 1_160,
     "schedules": 1_330,
-    "step": 2_710,
+    "step": 2_730,
     "tensor_parallel": 1_540,
-    "testing": 1_574,
+    "testing": 1_580,
     "torch_backend": 2_390,
-    "training": 6_710,
+    "training": 6_720,
     "transports": 2_260,
-    "view": 1_200,
+    "view": 1_010,
     "wires": 290,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 365
+MAX_FILES = 345
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.bench.collectives import AUTO, LIBRARY
-from unisono.bench.collectives_report import bound_of, simulated, table
+from unisono.bench.collectives import AUTO, LIBRARY, bound_of, simulated, table
 from unisono.bench.peer_program import GLOO, SIZES
 
 HERE = Path(__file__).parent

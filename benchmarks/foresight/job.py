@@ -24,7 +24,7 @@ import unisono
 from unisono.plan.machines import MachineFacts, find_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import predict_run
-from unisono.plan.wall_time import job_seconds, slurm_time
+from unisono.plan.run_row import job_seconds, slurm_time
 
 
 def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:

@@ -26,9 +26,8 @@ from slept import SleptNetwork
 import unisono
 from unisono.errors import UsageError
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
-from unisono.foresight.measurement import Measurement, measure
 from unisono.foresight.predictions import planned_prediction
-from unisono.foresight.seal import RunFacts, SealedPrediction
+from unisono.foresight.seal import Measurement, RunFacts, SealedPrediction, measure
 from unisono.models import input_shape
 from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from unisono.foresight import ledger
+from unisono.formats import format_bytes
 from unisono.view.chart import render
 from unisono.view.svg import INK
-from unisono.view.words import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn, relu_
 
-from unisono.bench.peak import measure_peak
+from unisono.bench.layers import measure_peak
 from unisono.compute import AUTO
 from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory

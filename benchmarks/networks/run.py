@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from unisono.bench.layer_report import as_data, draw
-from unisono.bench.layers import layers_of, measure_layers
+from unisono.bench.layers import as_data, draw, layers_of, measure_layers, measure_peak
 from unisono.bench.networks import CLASSES, CONTENDERS, as_markdown, measure_networks
-from unisono.bench.peak import measure_peak
 from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import choose_dtype

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from unisono.view.spans import Place, Span, SpanRow, draw_spans
+from unisono.view.svg import Place, Span, SpanRow, draw_spans
 
 WIDTH, MARKS = 1200.0, 6
 """Width of the rows in SVG units, and number of times under them."""

@@ -9,6 +9,7 @@ exchange of all gradients alone, and the start of a collective from those of 1 M
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -56,7 +57,7 @@ def main() -> None:
                 cost = Cost(latency, ALONE / TOTAL)
                 inputs = PredictionInputs(rule, computing, partial(buckets_of, sizes), cost, ranks=HOSTS, nodes=HOSTS)
                 equal = min(predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES)
-                best = candidates(inputs, ["chain"])[0]
+                best = candidates(inputs._replace(rule=replace(rule, overlap="chain")))[0]
                 setting = f"{best.setting.bucket_bytes / (1 << 20):g} MiB / {best.setting.end_ratio}"
                 cells += [f"{equal:.3f}", f"{best.prediction.step:.3f} ({setting})"]
             print("| " + " | ".join(cells) + " |", flush=True)

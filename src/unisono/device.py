@@ -119,7 +119,7 @@ def pinned(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         with torch.cuda.device(device):
             _cuda_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     elif hasattr(module, "register_host_memory"):
-        module.register_host_memory(memory.data_ptr(), memory.nbytes)
+        module.register_host_memory(memory)
     return memory
 
 
@@ -192,14 +192,13 @@ def computed_of(tensor: torch.Tensor) -> Any:
 
 
 def copy_behind(target: torch.Tensor, source: torch.Tensor, computed: Any) -> None:
-    """Copy a tensor once an event of its device has come, and wait for the end; `computed` is None on the host."""
+    """Copy a tensor once an event of its device has come, as a blocking copy; `computed` is None on the host."""
     if computed is None:
         target.copy_(source)
         return
     streams = streams_of(source.device if target.is_cpu else target.device)
     with streams.outgoing(computed) if target.is_cpu else streams.incoming(computed):
         target.copy_(source)
-        streams.record().synchronize()
 
 
 def pieces_of(length: int, itemsize: int) -> list[slice]:

@@ -4,7 +4,7 @@
         batch: int = number(64, at_least=1)     parse(Options, {"bach": 32}, "a.toml")     ... did you mean batch?
 
     type of a field            its form in the table
-    bool, int, float, str      a value; a whole number will do for a float
+    bool, int, float, str      a value; a whole number will do for a float; of several types, the first
     another such dataclass     a table
     tuple[Row, ...]            rows, each a table of the dataclass Row
     tuple[float, float]        a list of as many numbers
@@ -25,7 +25,8 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, field
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from unisono.errors import RecipeError, UsageError
 
@@ -168,11 +169,15 @@ def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
             found[one.name] = _parsed(hints[one.name], content[key], f"{prefix}{key}", one.metadata, strict)
         elif one.default is MISSING and one.default_factory is MISSING:
             raise _UnfitError(f"{prefix}{key} is missing; {name or 'the whole'} has {', '.join(fields)}")
-    return kind(**found)
+    try:
+        return kind(**found)
+    except UsageError as error:  # a check of the dataclass itself
+        raise _UnfitError(f"{name}: {error}" if name else str(error)) from error
 
 
 def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> Any:
     """Return a value of this type, called `name`."""
+    kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) and "texts_or" not in limits else kind
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, name, strict)
     if (word := limits.get("texts_or")) is not None:

@@ -1,11 +1,27 @@
 """Times of the passes of a model's layers."""
 
+import io
+import json
+
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from unisono.bench.layers import LayerTiming, layers_of, measure_layers
-from unisono.bench.peak import Peak
+from unisono.bench import layers
+from unisono.bench.layers import (
+    LayerTiming,
+    Peak,
+    as_data,
+    as_table,
+    draw,
+    fastest,
+    layers_of,
+    measure_layers,
+    measure_peak,
+    medians,
+    sums,
+)
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Pass
 from unisono.errors import UsageError
@@ -88,3 +104,85 @@ def test_share_of_the_bound() -> None:
     peak = Peak(operations_per_second=100.0, bytes_per_second=10.0)
     assert LayerTiming("a", "Conv2d", "forward", 4.0, 200, 10, "").share_of_bound(peak) == 0.5
     assert LayerTiming("a", "ReLU", "forward", 4.0, 0, 10, "").share_of_bound(peak) == 0.25
+
+
+PEAK = Peak(operations_per_second=1e9, bytes_per_second=1e9)
+ROWS = [
+    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3"),
+    LayerTiming("first", "Conv2d", "grad_weight", 1.0, 250_000_000, 1000, "library, channels last"),
+    LayerTiming("second", "Conv2d", "forward", 0.2, 1000, 150_000_000, "product"),
+    LayerTiming("norm", "BatchNorm2d", "forward", 0.1, 0, 50_000_000, ""),
+]
+
+
+def test_a_row_for_each_pass() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(as_table(ROWS, PEAK))
+    lines = [line.split() for line in console.export_text().splitlines() if line.strip()][2:]
+    assert lines[0] == ["first", "Conv2d", "forward", "500.00", "0", "50%", "0.000", "50%", "winograd", "4x4,", "3x3"]
+    assert lines[1] == ["grad_weight", "1000.00", "0", "25%", "0.000", "25%", "library,", "channels", "last"]
+    assert lines[2][:3] == ["second", "Conv2d", "forward"]
+    assert lines[2][-3:] == ["75%", "memory", "product"]
+    assert lines[3] == ["norm", "BatchNorm2d", "forward", "100.00", "50%", "memory"]
+
+
+def test_sums_of_each_kind() -> None:
+    assert sums(ROWS) == [
+        ("Conv2d, grad_weight", 1.0),
+        ("Conv2d, forward", pytest.approx(0.7)),
+        ("BatchNorm2d, forward", 0.1),
+    ]
+
+
+def test_medians_are_of_convolutions_alone() -> None:
+    assert medians(ROWS, PEAK) == {"forward": pytest.approx(0.625), "grad_weight": pytest.approx(0.25)}
+
+
+def test_data_names_the_bound() -> None:
+    found = json.loads(json.dumps(as_data(ROWS, PEAK, {"model": "small"})))
+    assert found["model"] == "small"
+    assert [row["bound"] for row in found["rows"]] == ["products", "products", "memory", "memory"]
+    assert found["rows"][0]["share_of_bound"] == 0.5
+
+
+def test_a_bar_chart() -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw(ROWS, PEAK, "small").decode()
+    for words in (">small<", ">second<", ">grad_weight<", ">bound<", "ms<"):
+        assert words in drawn
+
+
+BOTH = Peak(operations_per_second=100.0, bytes_per_second=10.0)
+
+
+def test_the_longer_of_both_is_the_bound() -> None:
+    assert BOTH.least_seconds(operations=200, least_bytes=10) == 2.0
+    assert not BOTH.memory_bound(operations=200, least_bytes=10)
+    assert BOTH.least_seconds(operations=100, least_bytes=30) == 3.0
+    assert BOTH.memory_bound(operations=100, least_bytes=30)
+
+
+def test_the_first_attempt_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0, 1, 0, 5, 0, 3, 0, 4, 0, 6, 0, 7])
+    monkeypatch.setattr(layers.time, "perf_counter", lambda: next(now))
+    assert fastest(lambda: None) == 3
+
+
+def test_a_measured_peak_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MATMUL_SIZES", [(64, 32, 16)])
+    monkeypatch.setattr(layers, "CONVOLUTION_SIZE", (1, 4, 8))
+    monkeypatch.setattr(layers, "COPY_BYTES", 1 << 16)
+    found = measure_peak(torch.float32)
+    assert found.operations_per_second > 0
+    assert found.bytes_per_second > 0
+
+
+def test_the_best_of_products_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MATMUL_SIZES", [(10, 20, 30), (100, 20, 30)])
+    monkeypatch.setattr(layers, "CONVOLUTION_SIZE", (2, 5, 4))
+    seconds = {"products": iter([4.0, 10.0]), "others": iter([100.0, 2.0])}
+    monkeypatch.setattr(layers, "fastest", lambda work: next(seconds["products"], None) or next(seconds["others"]))
+    monkeypatch.setattr(layers, "COPY_BYTES", 1 << 10)
+    found = measure_peak(torch.float32)
+    assert found.operations_per_second == 2 * 100 * 20 * 30 / 10
+    assert found.bytes_per_second == 2 * 1024 / 2

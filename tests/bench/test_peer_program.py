@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unisono.bench.peer_program import COLLECTIVES, TIMINGS, Case, TimedLibrary, make_case, measure, time_case
+from unisono.bench.peer_program import COLLECTIVES, TIMINGS, Case, TimedLibrary, make_case, time_calls, time_case
 
 
 class Alone:
@@ -43,7 +43,7 @@ def test_payloads_and_results() -> None:
     assert values == [1, 0, 0], "only the root's numbers arrive"
     assert make_case(NOTHING, "allreduce", 48, 1, 3).expected == 3
     assert len(make_case(NOTHING, "reduce", 48, 0, 3).result) == 12, "on the root all is known"
-    assert [row["bytes"] for row in measure(Alone(), {"one": NOTHING}, ["barrier"], [4, 8])] == [0]
+    assert [row["bytes"] for row in time_calls(Alone(), {"one": NOTHING}, ["barrier"], [4, 8])] == [0]
 
 
 def test_the_payload_is_written_before_every_call() -> None:
@@ -66,7 +66,7 @@ def test_a_wrong_result_is_reported() -> None:
 
 
 def test_a_row_for_each_contender_collective_and_size() -> None:
-    rows = measure(Alone(), {"one": NOTHING, "other": NOTHING}, ["allreduce", "broadcast"], [4, 8])
+    rows = time_calls(Alone(), {"one": NOTHING, "other": NOTHING}, ["allreduce", "broadcast"], [4, 8])
     assert [(row["collective"], row["bytes"], row["contender"]) for row in rows] == [
         (collective, nbytes, name)
         for collective in ("allreduce", "broadcast")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,15 @@ def test_a_sign_counts_the_seconds_on_a_terminal(
     now = [5.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with StartSign(2) as sign:
+    with closing(StartSign(2)) as sign:
         for now[0] in (5.0, 5.5, 7.0):
             sign.show()
-        sign.clear()
+        sign.close()
         sign.show()
     assert capsys.readouterr().out == f"starting 2 ranks: 0 s\rstarting 2 ranks: 2 s\r{ERASE}"
 
 
 def test_a_pipe_gets_no_sign(capsys: pytest.CaptureFixture[str]) -> None:
-    with StartSign(2) as sign:
+    with closing(StartSign(2)) as sign:
         sign.show()
     assert capsys.readouterr().out == ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unisono.foresight.ledger import LedgerEntry
-from unisono.foresight.measurement import Measurement, Spread
-from unisono.foresight.seal import BEFORE, CostFacts, ProgramFacts, RunFacts, SealedPrediction
+from unisono.foresight.seal import BEFORE, CostFacts, Measurement, ProgramFacts, RunFacts, SealedPrediction, Spread
 from unisono.plan.choose import StepParts
 
 RUN = RunFacts("digits", "small_convnet", "bsp", ranks=4, nodes=2, batch=64, steps=1000, machine="ours")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.foresight.entries import PREDICTION, measured
 
 from unisono.foresight.compare import IN_TURN, check_data, check_lines, errors_of, explain, ms, summarize, wrong_part
-from unisono.foresight.measurement import Measurement
-from unisono.foresight.seal import CostFacts, SealedPrediction
+from unisono.foresight.seal import CostFacts, Measurement, SealedPrediction
 from unisono.processor import ProcessorUse
 from unisono.tables import as_json, from_json
 

@@ -127,7 +127,7 @@ def test_rates(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "200", "mbit", "-1mbit", "1e3mbit", "200 mbit", "200mbits", "1.mbit", "nanmbit"])
+@pytest.mark.parametrize("text", ["", "200", "mbit", "-1mbit", "1e3mbit", "200mbits", "1.mbit", "nanmbit"])
 def test_bad_rates(text: str) -> None:
     with pytest.raises(LabError, match="write a rate like 200mbit"):
         parse_rate(text)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from unisono.measure.facts import file_of, machine_facts, node_rates
+from unisono.measure.facts import (
+    ProbedSite,
+    cache_bytes,
+    file_of,
+    machine_facts,
+    memory_bytes,
+    node_rates,
+    read_system,
+    simd_width,
+)
 from unisono.measure.links import Links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
-from unisono.measure.system import ProbedSite
 from unisono.network import Network
+from unisono.network.choice import SupernodeRow
 from unisono.placement import one_rank_per_node, place
 from unisono.plan.machines import CollectiveRow, MachineFacts, NodeFacts, ProductRow, parse_machine
 
@@ -111,14 +121,55 @@ def test_supernodes_of_unlike_sizes_are_left_out_with_a_reason() -> None:
     found = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
     assert found.topology.supernode == 0
     assert found.probe.left_out[0] == "topology: supernodes of 3, 1 nodes; a file has one size"
-    assert found.choices["network"]["uplink_beta"] == 2e-6
+    assert found.choices.network.uplink_beta == 2e-6
 
 
 def test_choices_have_the_hosts_of_supernodes_unless_two_hosts_have_one_name() -> None:
     findings = ProbeFindings(Links(LINKS.network, (0, 1), SPEEDS), (), (), 1.0)
     other = machine_facts(findings, SITES, PLACEMENT, "2026-01-02", "1.0")
-    assert other.choices["supernode"] == [{"hosts": ["a"]}, {"hosts": ["b"]}]
+    assert other.choices.supernode == (SupernodeRow(("a",)), SupernodeRow(("b",)))
     assert other.name == "a, nodes: 2, ranks: 4"
     same = machine_facts(findings, [SITES[0]] * 4, PLACEMENT, "2026-01-02", "1.0")
-    assert "supernode" not in same.choices
+    assert same.choices.supernode == ()
     assert same.probe.left_out == ("choices.supernode: several nodes have the same host name",)
+
+
+MEMINFO = "MemFree:  1 kB\nMemTotal:       24684100 kB\n"
+
+
+def test_memory_is_that_of_the_system_or_of_its_control_group() -> None:
+    assert memory_bytes(MEMINFO) == memory_bytes(MEMINFO, "max\n") == 24684100 * 1024
+    assert memory_bytes(MEMINFO, "1000\n") == 1000
+    assert memory_bytes("", "1000") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "width"),
+    [
+        ("flags\t\t: fpu sse avx avx2 avx512f", 16),
+        ("flags\t\t: fpu sse avx avx2", 8),
+        ("flags : sse sse2", 4),
+        ("Features\t: fp asimd", 4),
+        ("isa : rv64", 0),
+    ],
+)
+def test_vectors_are_the_widest_of_the_flags(line: str, width: int) -> None:
+    assert simd_width(f"processor : 0\n{line}\n") == width
+
+
+def test_sizes_of_caches() -> None:
+    assert [cache_bytes(size) for size in ("1024K", "2M", "512", "", "big")] == [1 << 20, 2 << 20, 512, 0, 0]
+
+
+def test_a_root_with_files_and_one_without(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(MEMINFO)
+    for number, (level, kind, size) in enumerate(
+        (("1", "Data", "48K"), ("2", "Unified", "1M"), ("3", "Unified", "32M"))
+    ):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{number}"
+        folder.mkdir(parents=True)
+        for name, text in (("level", level), ("type", kind), ("size", size)):
+            (folder / name).write_text(f"{text}\n")
+    assert read_system(tmp_path) == NodeFacts(cache_bytes=1 << 20, memory_bytes=24684100 * 1024)
+    assert read_system(tmp_path / "nowhere") == NodeFacts()

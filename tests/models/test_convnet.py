@@ -2,8 +2,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from unisono.models.convnet import VGG, AlexNet, AlexNetBN, OverFeatFast, SmallConvnet, _Norm, vgg16, vgg19, vgg_a
+from unisono.models.convnet import (
+    CDDNN,
+    VGG,
+    AlexNet,
+    AlexNetBN,
+    OverFeatFast,
+    SmallConvnet,
+    _Norm,
+    vgg16,
+    vgg19,
+    vgg_a,
+)
 
 
 def test_parameters_of_each_layer() -> None:
@@ -81,7 +93,7 @@ def test_numbers_of_layers(make: Callable[[int], VGG], layers: int) -> None:
 def test_convolutions_keep_the_size() -> None:
     """They begin such that the deepest one neither dies away nor blows up."""
     torch.manual_seed(0)
-    model = VGG(10, 3, (2, 2, 4, 4, 4))
+    model = VGG(10, depths=(2, 2, 4, 4, 4))
     with torch.no_grad():
         found = model.features(torch.randn(2, 3, 64, 64))
     assert 0.01 < float(found.std()) < 100
@@ -103,3 +115,33 @@ def test_size_and_shape_of_the_small_one() -> None:
     model = SmallConvnet(10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 159_626
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_seven_hidden_layers() -> None:
+    with torch.device("meta"):
+        layers = [module for module in CDDNN(10).modules() if isinstance(module, torch.nn.Linear)]
+    assert [layer.out_features for layer in layers] == [2048] * 7 + [10]
+
+
+def test_a_recording_is_the_mean_of_its_windows_posteriors_in_logarithms() -> None:
+    torch.manual_seed(0)
+    model, windows = CDDNN(3, 5), torch.randn(2, 4, 5)
+    with torch.no_grad():
+        found = model(windows)
+        expected = torch.zeros(2, 3)
+        for sample in range(2):
+            for window in range(4):
+                (scores,) = model.layers(windows[sample, window][None])
+                expected[sample] += torch.log(torch.exp(scores) / torch.exp(scores).sum()) / 4
+    torch.testing.assert_close(found, expected)
+    assert (expected[0] - expected[1]).abs().max() > 1e-3, "recordings that all look alike agree with anything"
+
+
+def test_a_single_window_needs_no_windows_dimension() -> None:
+    torch.manual_seed(0)
+    model, windows = CDDNN(3, 5), torch.randn(2, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(model(windows), model(windows[:, None]))
+        torch.testing.assert_close(model(windows).exp().sum(dim=1), torch.ones(2))
+        labels = torch.tensor([0, 2])
+        torch.testing.assert_close(cross_entropy(model(windows), labels), cross_entropy(model.layers(windows), labels))

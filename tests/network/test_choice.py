@@ -129,31 +129,35 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, halving, "),
-        ("up_to = 16384", "up_to = -1", "row 0: up_to = -1; it must be an integer that increases"),
-        ("up_to = 16384", "limit = 65536", "row 0: unknown key 'limit'"),
-        ("up_to = 16384\n", "", "row 1 follows the row without up_to"),
+        ("up_to = 16384", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
+        ("up_to = 16384", "limit = 65536", "unknown key allreduce row 0.limit"),
+        ("up_to = 16384\n", "", "up_to is none, none; it must rise from row to row"),
         (
             'where = "one node"\nalgorithm = "direct"\n',
             'where = "one node"\nup_to = 9\nalgorithm = "direct"\n',
-            "up_to = 9",
+            "up_to is 16384, 9; it must rise",
         ),
-        ('where = "one node"\nalgorithm', 'where = "one node"\nup_to = 99999\nalgorithm', "a last row without up_to"),
+        ('where = "one node"\nalgorithm', 'where = "one node"\nup_to = 99999\nalgorithm', "and the last row has none"),
         (
             'transport = "windows"',
             'transport = "pigeons"',
-            "unknown transport 'pigeons'; there are windows, cma, messages",
+            "transport = 'pigeons'; it is one of windows, cma, messages",
         ),
-        ('where = "one node"', 'where = "here"', "where = 'here'; it must be one of one node, across nodes"),
-        ("[[allreduce]]", "[[allredude]]", "unknown collective 'allredude'"),
+        ('where = "one node"', 'where = "here"', "where = 'here'; it is one of one node, across nodes"),
+        ("[[allreduce]]", "[[allredude]]", "unknown key allredude; did you mean allreduce?"),
         ('where = "one node"', 'where = "across nodes"', "cannot use windows across nodes"),
-        ("[[allreduce]]", "[network]\nalpha = 1\n[[allreduce]]", "network: needs alpha and beta"),
+        ("[[allreduce]]", "[network]\nalpha = 1\n[[allreduce]]", "network.beta is missing"),
         (
             "[[allreduce]]",
             "[network]\nalpha = -1\nbeta = 1\n[[allreduce]]",
-            "alpha = -1; it must be a number of seconds",
+            "network: alpha is -1.0; it must be 0 or more",
         ),
-        ("[[allreduce]]", "[network]\nalpha = 1\nbeta = 0\n[[allreduce]]", "beta is 0"),
-        ("[[allreduce]]", "[[supernode]]\nhosts = 3\n[[allreduce]]", "supernode 0: needs hosts"),
+        ("[[allreduce]]", "[network]\nalpha = 1\nbeta = 0\n[[allreduce]]", "network: beta is 0"),
+        (
+            "[[allreduce]]",
+            "[[supernode]]\nhosts = 3\n[[allreduce]]",
+            "supernode row 0.hosts = 3 is not a list of strings",
+        ),
         (
             "[[allreduce]]",
             '[[supernode]]\nhosts = ["a"]\n[[supernode]]\nhosts = ["a"]\n[[allreduce]]',
@@ -192,7 +196,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_rows_are_a_list(tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text("allreduce = 3\n")
-    with pytest.raises(TableError, match="allreduce must be a list of rows"):
+    with pytest.raises(TableError, match="allreduce = 3 is not a list of rows"):
         read_table(path)
 
 

@@ -137,7 +137,7 @@ def test_a_narrow_wire_halves_the_bytes() -> None:
 
 def test_nodes_fill_supernodes_and_their_uplinks_are_narrow() -> None:
     uplinks = replace(MACHINE, topology=TopologyFacts(2, 8))
-    assert placement_of(uplinks, 3, 2) == place([0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1])
+    assert placement_of(3, 2, uplinks.topology.supernode) == place([0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1])
     assert exchange_cost(uplinks, 4, 1).cost.per_byte > 1.5 * exchange_cost(MACHINE, 4, 1).cost.per_byte
 
 

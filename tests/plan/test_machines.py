@@ -150,7 +150,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
             "row 0.collective = 'sum'; it is one of allreduce",
         ),
         ('name = "x"\n[probe]\nhosts = [1]', "probe.hosts = 1 is not a string"),
-        ('name = "x"\n[choices.ring]', "choices: unknown collective 'ring'"),
+        ('name = "x"\n[choices.ring]', "unknown key choices.ring"),
         ("name = ", "Invalid value"),
     ],
 )

@@ -22,7 +22,6 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.loading import SampleFacts
 from unisono.plan.machines import (
     CollectiveRow,
     DecodingFacts,
@@ -33,8 +32,7 @@ from unisono.plan.machines import (
     NodeFacts,
     changed_machine,
 )
-from unisono.plan.planned_run import PlannedRun
-from unisono.plan.rank_memory import memory_with
+from unisono.plan.planned_run import PlannedRun, SampleFacts, memory_with
 from unisono.plan.run_plan import (
     WITH_SPLITS,
     even_cost,

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.plan.test_split import SLOW, cd_dnn, inputs
 
-from unisono.plan.loading import SampleFacts, unknown_rates
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
-from unisono.plan.planned_run import PlannedRun
-from unisono.plan.rank_memory import RankMemory
+from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts, unknown_rates
 from unisono.plan.run_report import (
     as_data,
     as_lines,

@@ -17,9 +17,8 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
-from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import find_machine
-from unisono.plan.planned_run import PlannedRun
+from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.run_row import RunPlan

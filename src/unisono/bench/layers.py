@@ -8,6 +8,15 @@ plain sum, so an algorithm that needs fewer can be faster than the bound of prod
 
 Layers are modules without submodules. Calls between them (`torch.cat`, the sum of a residual) are not measured. Of a
 convolution and a wide layer only the product is, without its bias and the rounding of its weight.
+
+The peak is that of large work, measured here:
+
+    products   operations per second: the best of large matrix products, one square and one tall, and a convolution of
+               the library, which uses blocks that fit the caches
+    memory     bytes per second, read and written: a copy larger than the caches
+
+A layer can exceed it a little: its numbers may lie in the cache, or the clock may be higher at that moment. Writes in
+place read no line of memory first.
 """
 
 from __future__ import annotations
@@ -15,20 +24,23 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from rich import box
+from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional
 
-from unisono.bench.peak import Peak
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
 from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
+from unisono.view.chart import Bar, draw_bars
 
 TIMED_REPETITIONS = 3
 """Timed repetitions of each pass."""
@@ -190,12 +202,156 @@ def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else tensor
 
 
-def median_of(work: Callable[[], object]) -> float:
-    """Return the median seconds of `work`, after one untimed call."""
-    work()
+def seconds_of(work: Callable[[], object], repetitions: int) -> list[float]:
+    """Return the seconds of each repetition of `work`, after an untimed one."""
     seconds = []
-    for _ in range(TIMED_REPETITIONS):
+    for _ in range(1 + repetitions):
         begun = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+    return seconds[1:]
+
+
+def median_of(work: Callable[[], object]) -> float:
+    """Return the median seconds of `work`."""
+    return statistics.median(seconds_of(work, TIMED_REPETITIONS))
+
+
+def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all measurements as data for JSON: seconds, operations, bytes."""
+    return {
+        **about,
+        "peak": asdict(peak),
+        "medians": medians(rows, peak),
+        "rows": [
+            {
+                **asdict(row),
+                "share_of_bound": row.share_of_bound(peak),
+                "bound": "memory" if peak.memory_bound(row.operations, row.least_bytes) else "products",
+            }
+            for row in rows
+        ],
+    }
+
+
+def medians(rows: Sequence[LayerTiming], peak: Peak) -> dict[str, float]:
+    """Return, for each pass, the share of the bound that the median convolution reaches."""
+    found = {}
+    for which in Pass:
+        shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.pass_name == which.value]
+        if shares:
+            found[which.value] = statistics.median(shares)
+    return found
+
+
+def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
+    """Return a table with a row for each pass of each layer."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("layer", "kind", "pass"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ms", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("algorithm", no_wrap=True)
+    last = ""
+    for row in rows:
+        table.add_row(*(("", "") if row.layer == last else (row.layer, row.kind)), *_cells(row, peak))
+        last = row.layer
+    return table
+
+
+def sums(rows: Sequence[LayerTiming]) -> list[tuple[str, float]]:
+    """Return the seconds of each kind of layer and pass, the longest first."""
+    found: dict[str, float] = {}
+    for row in rows:
+        name = f"{row.kind}, {row.pass_name}"
+        found[name] = found.get(name, 0.0) + row.seconds
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+def draw(rows: Sequence[LayerTiming], peak: Peak, title: str) -> bytes:
+    """Return a bar for each layer and pass with its bound inside, as SVG."""
+    panels = {
+        which.value: {
+            row.layer: Bar(row.seconds, row.seconds * min(1.0, row.share_of_bound(peak)))
+            for row in rows
+            if row.pass_name == which.value
+        }
+        for which in Pass
+    }
+    return draw_bars(panels, list(dict.fromkeys(row.layer for row in rows)), title)
+
+
+def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
+    shared = f"{row.share_of_bound(peak):.0%} {'memory' if peak.memory_bound(row.operations, row.least_bytes) else ''}"
+    first = row.pass_name, f"{1e3 * row.seconds:.2f}"
+    if not row.operations:
+        return *first, "", "", "", shared.strip(), ""
+    rate = row.operations / row.seconds
+    return (
+        *first,
+        f"{rate / 1e9:.0f}",
+        f"{rate / peak.operations_per_second:.0%}",
+        f"{row.least_bytes / row.operations:.3f}",
+        shared.strip(),
+        row.algorithm,
+    )
+
+
+MATMUL_SIZES = ((2048, 2048, 2048), (16384, 512, 512))
+"""Sizes of the products: rows, terms of each sum, columns."""
+
+CONVOLUTION_SIZE = (8, 64, 56)
+"""Samples, channels, height and width in pixels of the 3 x 3 convolution."""
+
+COPY_BYTES = 256 << 20
+"""Bytes of the copy."""
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Speed of a large product and of a large copy."""
+
+    operations_per_second: float
+    bytes_per_second: float
+
+    def least_seconds(self, operations: float, least_bytes: float) -> float:
+        """Return the least seconds for so many operations and bytes moved."""
+        return max(operations / self.operations_per_second, least_bytes / self.bytes_per_second)
+
+    def memory_bound(self, operations: float, least_bytes: float) -> bool:
+        """Return True where memory is the bound."""
+        return least_bytes / self.bytes_per_second > operations / self.operations_per_second
+
+
+def measure_peak(dtype: torch.dtype) -> Peak:
+    """Return the peak of products in `dtype`, and of copies."""
+    products = max(*(_product(*sizes, dtype) for sizes in MATMUL_SIZES), _convolution(*CONVOLUTION_SIZE, dtype))
+    source = torch.ones(COPY_BYTES // 4)
+    target = torch.empty_like(source)
+    return Peak(products, 2 * COPY_BYTES / fastest(lambda: target.copy_(source)))
+
+
+def _product(rows: int, between: int, columns: int, dtype: torch.dtype) -> float:
+    """Return operations per second of a product; the second matrix is transposed, as a layer's weight is."""
+    left, right = torch.randn(rows, between).to(dtype), torch.randn(columns, between).to(dtype)
+    product = torch.empty(rows, columns, dtype=dtype)
+    return 2 * rows * between * columns / fastest(lambda: torch.mm(left, right.t(), out=product))
+
+
+def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> float:
+    """Return operations per second of the library's 3 x 3 convolution."""
+    inputs, weight = (
+        torch.randn(samples, channels, size, size).to(dtype),
+        torch.randn(channels, channels, 3, 3).to(dtype),
+    )
+    inputs, weight = (one.contiguous(memory_format=torch.channels_last) for one in (inputs, weight))
+    with torch.no_grad():
+        seconds = fastest(lambda: functional.conv2d(inputs, weight, padding=1))
+    return 2 * 9 * channels**2 * samples * size**2 / seconds
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Return the least seconds of several attempts."""
+    return min(seconds_of(work, ATTEMPTS))

@@ -38,11 +38,11 @@ from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.errors import UsageError
+from unisono.formats import markdown_table
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
 from unisono.processor import processor
 from unisono.training.accuracy import classification_loss
-from unisono.view.words import markdown_table
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)

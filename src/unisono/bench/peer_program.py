@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python -m mpi4py peer_program.py NAME OUTPUT SETTINGS        by the mpiexec and Python of that library
 
-It imports mpi4py and NumPy alone, so that it runs where neither Unisono nor PyTorch is installed. `own_program` times
-other contenders by the same `measure`.
+It imports mpi4py and NumPy alone, so that it runs where neither Unisono nor PyTorch is installed. `collectives` times
+other contenders by the same `time_calls`.
 
 The payload is written before every call, as a training step writes its gradients: otherwise it stays in the cache of
 the rank that summed it, and sums in shared memory look up to twice as fast.
@@ -91,7 +91,7 @@ def make_case(contender: TimedLibrary, collective: str, nbytes: int, rank: int, 
     return Case(np.asarray(payload), value, call, known, expected, contender.barrier)
 
 
-def measure(
+def time_calls(
     comm: Any, contenders: Mapping[str, TimedLibrary], collectives: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
@@ -169,7 +169,7 @@ def main() -> None:
         }
 
     contender = TimedLibrary(lambda count: np.zeros(count, np.float32), calls, comm.Barrier)
-    rows = measure(comm, {name: contender}, **json.loads(settings))
+    rows = time_calls(comm, {name: contender}, **json.loads(settings))
     write_results(comm, path, MPI.Get_library_version(), rows)
 
 

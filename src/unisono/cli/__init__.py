@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from unisono.cli import bench
+from unisono.cli.bench import collectives, layers, networks
 from unisono.cli.collective import price, simulate
-from unisono.cli.command_group import CommandGroup
 from unisono.cli.draw import draw
 from unisono.cli.lab import lab
-from unisono.cli.layers import layers
 from unisono.cli.measure import probe, tune
 from unisono.cli.pack import pack
 from unisono.cli.plan import foresight, plan
+from unisono.cli.ranks import INTERRUPTED, Shutdown
 from unisono.cli.run import run
 from unisono.cli.runs import accuracy, evaluate, predict
-from unisono.cli.shutdown import INTERRUPTED, Shutdown
 from unisono.cli.train import sweep, train
 from unisono.errors import UsageError
+
+
+class CommandGroup(TyperGroup):
+    """Group of commands; in its help and theirs, flags have no `<bool>` beside them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the group itself."""
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of this name, or None."""
+        found = super().get_command(ctx, cmd_name)
+        if isinstance(found, TyperCommand):
+            _without_types(found.get_params(ctx))
+        return found
+
+
+def _without_types(parameters: Iterable[Any]) -> list[Any]:
+    """Return the parameters; flags among them are shown without a type from here on."""
+    found = list(parameters)
+    for one in found:
+        if isinstance(one, TyperOption) and one.is_flag:
+            one.metavar = ""
+    return found
+
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -42,7 +67,10 @@ for _panel, _functions in PANELS.items():
     for _function in _functions:
         _interspersed = _function not in (run, lab)  # what follows their program is the program's
         app.command(rich_help_panel=_panel, context_settings={"allow_interspersed_args": _interspersed})(_function)
-app.add_typer(bench.app, name="bench", rich_help_panel="Tools")
+_bench = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
+_bench.command()(collectives)
+_bench.command()(networks)
+app.add_typer(_bench, name="bench", rich_help_panel="Tools")
 
 
 def _print_version(requested: bool) -> None:

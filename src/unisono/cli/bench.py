@@ -1,27 +1,30 @@
-"""`unisono bench`: benchmarks of Unisono and its peers."""
+"""`unisono bench`: benchmarks of Unisono and its peers; `unisono layers`: time of each layer, and its bound."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.command_group import CommandGroup
 from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone
 from unisono.errors import UsageError
 from unisono.lab.plan import parse_rate
-from unisono.launch import rank_started, ranks_started
+from unisono.launch import keep_memory, rank_started, ranks_started
+from unisono.models import check_name, input_shape
 from unisono.view.chart import no_pictures
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from unisono.bench.layers import LayerTiming, Peak
 
 
-@app.command()
 def collectives(
     output: Annotated[Path, typer.Option(help="Output folder for results.json, table.md and plot.svg.")] = Path(
         "bench"
@@ -58,8 +61,7 @@ def collectives(
     _check_algorithms(names or [])
     bits = parse_rate(rate) if rate else None
     start_ranks(ranks)
-    from unisono.bench import collectives_report
-    from unisono.bench.collectives import measure
+    from unisono.bench.collectives import draw, measure, table
     from unisono.bench.peer_program import SIZES
 
     world = join("bench collectives")
@@ -67,8 +69,9 @@ def collectives(
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
-    text, draw = collectives_report.table(found), collectives_report.draw
-    _write_report(output, found, text, draw, partial(write, world, output), log)
+    files = {"results.json": json.dumps(found, indent=1), "table.md": table(found)}
+    done = _write_report(partial(write, world, output), output, files, "plot.svg", partial(draw, found))
+    log(f"\n{files['table.md']}\n\n{done}")
 
 
 def _check_algorithms(names: Sequence[str]) -> None:
@@ -93,8 +96,7 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 
 def _compare(output: Path, ranks: int, largest: int, against: str, compared: str, rounds: int | None) -> None:
     """Compare collectives with those of other libraries, and write the report."""
-    from unisono.bench import against_report
-    from unisono.bench.against import PEERS, measure_against
+    from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
     if ranks_started(os.environ) is not None:
@@ -109,15 +111,9 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     make_folder(output)  # known before anything is measured
     log = partial(print, flush=True)
     found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
-    shares = "\n".join(against_report.summary(found))
-    _write_report(
-        output,
-        found,
-        f"{against_report.table(found)}\n\n{shares}",
-        against_report.draw,
-        partial(write_alone, output),
-        log,
-    )
+    files = {"results.json": json.dumps(found, indent=1), "table.md": "\n".join([table(found), "", *summary(found)])}
+    done = _write_report(partial(write_alone, output), output, files, "plot.svg", partial(draw, found))
+    log(f"\n{files['table.md']}\n\n{done}")
 
 
 def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
@@ -131,22 +127,22 @@ def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
 
 
 def _write_report(
-    output: Path,
-    found: Mapping[str, Any],
-    text: str,
-    draw: Callable[[Mapping[str, Any]], bytes],
     write_output: Callable[[Callable[[], object]], None],
-    log: Callable[[str], None],
-) -> None:
-    """Write results.json, table.md with `text`, and plot.svg where matplotlib is installed; show the text."""
-    for name, content in {"results.json": json.dumps(found, indent=1), "table.md": text}.items():
+    output: Path,
+    files: Mapping[str, str],
+    picture: str = "",
+    draw: Callable[[], bytes] = bytes,
+) -> str:
+    """Write files of text into a folder, and a picture where matplotlib is installed. Return a line about them."""
+    for name, content in files.items():
         write_output(partial((output / name).write_text, content + "\n"))
-    if not (missing := no_pictures()):
-        write_output(lambda: (output / "plot.svg").write_bytes(draw(found)))
-    log(f"\n{text}\n\nwrote {output}/results.json and table.md{f'; {missing}' if missing else ' and plot.svg'}")
+    names, missing = list(files), no_pictures() if picture else ""
+    if picture and not missing:
+        write_output(lambda: (output / picture).write_bytes(draw()))
+        names.append(picture)
+    return f"wrote {output}/{' and '.join(names)}{f'; {missing}' if missing else ''}"
 
 
-@app.command()
 def networks(
     output: Annotated[Path, typer.Option(help="Output folder for networks.json and networks.md.")] = Path("bench"),
     names: Annotated[
@@ -177,7 +173,95 @@ def networks(
     about = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
     table = as_markdown(found)
     whole = {**about, "networks": found, "plan": plan.measured}
-    (output / "networks.json").write_text(json.dumps(whole, indent=1) + "\n")
-    (output / "networks.md").write_text(table + "\n")
-    print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n")
-    print(f"wrote {output}/networks.json and networks.md")
+    files = {"networks.json": json.dumps(whole, indent=1), "networks.md": table}
+    done = _write_report(partial(write_alone, output), output, files)
+    print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n\n{done}")
+
+
+PLAIN_WIDTH = 140
+"""Columns of the table when the output is not a terminal."""
+
+
+def layers(
+    model: Annotated[str, typer.Option(help="Name of a network, as in a recipe, or module:function.")] = "resnet50",
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 32,
+    size: Annotated[
+        int, typer.Option(help="Width and height of the images in pixels; 0: as in the network's paper.")
+    ] = 0,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 1000,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder for layers.json, and layers.svg if matplotlib is installed.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="File of a convolution plan, read and extended.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 if the processor supports it.")
+    ] = "auto",
+) -> None:
+    """Time each layer's three passes, each by its fastest algorithm, and compare them with measured bounds."""
+    if batch < 1:
+        raise UsageError(f"--batch {batch}: the batch size must be at least 1")
+    check_name(model)
+    if output is not None:
+        make_folder(output)
+    keep_memory()
+    import torch
+    from rich.console import Console
+
+    from unisono.bench.layers import layers_of, measure_layers, measure_peak
+    from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
+    from unisono.compute.prepare import check_precision, choose_dtype
+    from unisono.compute.response_norm import use_response_norms
+    from unisono.models import make_network
+    from unisono.processor import processor
+
+    check_precision(precision)
+    if plan is not None:
+        check_plan(plan)
+    here, dtype = processor(), choose_dtype(precision, torch.float32, "cpu", processor())
+    shape = (batch, *input_shape(model, size))
+    wide = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(highlight=False, soft_wrap=True, width=wide)
+    known = {} if plan is None else read_plan(plan, machine(here.name))
+    timings = ConvolutionPlan(known)
+    network = make_network(model, "", classes, shape[1])
+    use_response_norms(network)
+    found = layers_of(network, shape)
+    peak = measure_peak(dtype)
+    with console.status("") as status:
+        rows = measure_layers(found, timings, dtype, status.update)
+    if plan is not None:
+        write_plan(plan, machine(here.name), timings.measured)
+    about = {
+        "model": model,
+        "inputs": shape,
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "processor": here.name,
+    }
+    _print(console, rows, peak, about)
+    if output is not None:
+        from unisono.bench.layers import as_data, draw
+
+        title = f"{model}, batch {batch}, {about['dtype']}"
+        files = {"layers.json": json.dumps(as_data(rows, peak, about), indent=1)}
+        picture = "layers.svg", partial(draw, rows, peak, title)
+        console.print(_write_report(partial(write_alone, output), output, files, *picture), markup=False)
+
+
+def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> None:
+    """Print a table of the layers, and sums of it."""
+    from unisono.bench.layers import as_table, medians, sums
+
+    console.print(as_table(rows, peak))
+    whole = sum(row.seconds for row in rows)
+    for name, seconds in sums(rows):
+        console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / whole:8.1%}", markup=False)
+    console.print(
+        f"\n{about['model']}, {' x '.join(map(str, about['inputs']))}, {about['dtype']}, {about['threads']} threads on "
+        f"{about['processor']}: "
+        f"{1e3 * whole:.0f} ms in these layers, without biases and the operations between layers\n"
+        f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
+        f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
+        + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),
+        markup=False,
+    )

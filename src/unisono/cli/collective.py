@@ -9,13 +9,13 @@ from functools import wraps
 from inspect import Signature, signature
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.units import MAX_DIGITS, parse_bytes, parse_seconds
 from unisono.errors import UsageError
-from unisono.view.words import format_bytes, format_seconds
+from unisono.formats import MAX_DIGITS, column_table, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from unisono.network import Uneven
@@ -64,7 +64,7 @@ def case_of(
     from unisono.network import shaped
     from unisono.network.choice import read_table
     from unisono.plan.collective_costs import CollectiveCase, check_ranks
-    from unisono.plan.exchange_cost import uneven_of
+    from unisono.plan.exchange_cost import placement_of, uneven_of
     from unisono.plan.machines import find_machine
 
     _check_network({"--machine": machine, "--table": table, "--rate": rate}, latency, oversubscribe)
@@ -86,7 +86,7 @@ def case_of(
     elif rate is not None:
         alpha = LATENCY_SECONDS if latency is None else parse_seconds(latency, "--latency ")
         choices = replace(choices, network=shaped(parse_rate(rate), nodes_each, oversubscribe or 1.0, alpha))
-    return CollectiveCase(collective, _placement(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
+    return CollectiveCase(collective, placement_of(nodes, ranks_per_node, nodes_each), choices, wire), slow_nodes
 
 
 def _check_network(sources: Mapping[str, object], latency: str | None, oversubscribe: float | None) -> None:
@@ -99,13 +99,6 @@ def _check_network(sources: Mapping[str, object], latency: str | None, oversubsc
             raise UsageError(f"{option} {value} is for a network given by --rate; {given[0] if given else 'add it'}")
     if oversubscribe is not None and not 0 < oversubscribe < float("inf"):
         raise UsageError(f"--oversubscribe {oversubscribe:g}: give a number above 0; 1 is not over-subscribed")
-
-
-def _placement(nodes: int, ranks_per_node: int, nodes_each: int) -> Placement:
-    from unisono.placement import place
-
-    node_of_rank = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
-    return place(node_of_rank, [node // nodes_each for node in node_of_rank])
 
 
 def with_case(command: Callable[..., None]) -> Callable[..., None]:
@@ -143,13 +136,7 @@ def price(
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
         for nbytes, *rows in zip(payloads, *by_schedule, strict=True)
     ]
-    if as_json:
-        print(json.dumps({**as_data(case, left_out), "sizes": found}, indent=1))
-        return
-    print(describe(case))
-    for size in found:
-        _print_size(size, PRICED)
-    print_left_out(left_out)
+    _show(case, left_out, found, PRICED, as_json)
 
 
 @with_case
@@ -183,17 +170,8 @@ def simulate(
     ]
     if not any(size["schedules"] for size in found):
         raise UsageError(left_out[-1].reason)
-    if as_json:
-        beside = {"slow_nodes": dict(uneven.slow_nodes), "late_ranks": dict(uneven.late_ranks)}
-        print(json.dumps({**as_data(case, left_out), **beside, "sizes": found}, indent=1))
-        return
-    print(describe(case))
-    for size in found:
-        _print_size(size, SIMULATED)
-        print()
-        for row in size["schedules"]:
-            print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
-    print_left_out(left_out)
+    beside = {"slow_nodes": dict(uneven.slow_nodes), "late_ranks": dict(uneven.late_ranks)}
+    _show(case, left_out, found, SIMULATED, as_json, beside)
 
 
 def sizes_of(text: str) -> list[int]:
@@ -280,16 +258,9 @@ def _simulated(
         except NetworkError as error:
             left_out.append(LeftOut((name,), f"{format_bytes(nbytes)}: {error}"))
             continue
-        row = {
-            "schedule": name,
-            "seconds": done.seconds,
-            "price_seconds": price_schedule(case, name, [nbytes])[0].seconds,
-            "exact": done.exact,
-            "bottleneck": done.bottleneck,
-            "delays": [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays],
-            "ends": list(done.ends),
-        }
-        rows.append(row)
+        delays = [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays]
+        beside = {"price_seconds": price_schedule(case, name, [nbytes])[0].seconds, "bottleneck": done.bottleneck}
+        rows.append({**done._asdict(), **beside, "delays": delays})
     return rows
 
 
@@ -320,19 +291,35 @@ SIMULATED: Mapping[str, Callable[[Row], str]] = {
 }
 
 
+def _show(
+    case: CollectiveCase,
+    left_out: Sequence[LeftOut],
+    found: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], str]],
+    as_json: bool,
+    beside: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Print a table of these columns for each size, or all as JSON, with what is `beside` the sizes there."""
+    if as_json:
+        print(json.dumps({**as_data(case, left_out), **beside, "sizes": found}, indent=1))
+        return
+    print(describe(case))
+    for size in found:
+        _print_size(size, columns)
+        print("\n" * (columns is SIMULATED), end="")
+        for row in size["schedules"] if columns is SIMULATED else ():
+            print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
+    print_left_out(left_out)
+
+
 def _print_size(size: Mapping[str, Any], columns: Mapping[str, Callable[[Row], str]]) -> None:
     """Print the table of a size, under a title."""
-    from unisono.plan.text_table import text_table
-
     auto = size["auto"]
     takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
     bound = format_seconds(size["bound_seconds"])
     print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
-    rows = [
-        [row["schedule"], *(cell(row) for cell in columns.values()), "auto" if row["schedule"] == auto else ""]
-        for row in size["schedules"]
-    ]
-    print("\n".join(text_table([["schedule", *columns, ""], *rows], left={0})))
+    first, last = ("schedule", lambda row: row["schedule"]), ("", lambda row: "auto" * (row["schedule"] == auto))
+    print("\n".join(column_table([first, *columns.items(), last], size["schedules"], left={0})))
 
 
 def describe(case: CollectiveCase) -> str:

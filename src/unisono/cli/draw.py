@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.units import check_most
 from unisono.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,11 +76,11 @@ def _step(
     for option, number in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
         if number < 1:
             raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
-    check_most("ranks", ranks, MAX_DRAWN_RANKS)
-    check_most("buckets", buckets, MAX_DRAWN_BUCKETS)
-    check_most("steps", steps, MAX_DRAWN_BUCKETS // buckets)
+    _check_most("ranks", ranks, MAX_DRAWN_RANKS)
+    _check_most("buckets", buckets, MAX_DRAWN_BUCKETS)
+    _check_most("steps", steps, MAX_DRAWN_BUCKETS // buckets)
     for option, number in options.items():
-        check_most(option, number, MAX_DRAWN_BUCKETS)
+        _check_most(option, number, MAX_DRAWN_BUCKETS)
     kind = find_rule(name)
     names = {entry.name for entry in fields(kind)}
     beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
@@ -96,9 +95,15 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
 
     if ranks < 1:
         raise UsageError(f"--ranks {ranks}: the number of ranks must be at least 1")
-    check_most("ranks", ranks, MAX_DRAWN_RANKS)
+    _check_most("ranks", ranks, MAX_DRAWN_RANKS)
     if nodes < 1 or ranks % nodes:
         raise UsageError(f"--nodes {nodes}: {ranks} ranks do not spread evenly over {nodes} nodes")
     if supernodes < 1 or nodes % supernodes:
         raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
     return regular(supernodes, nodes // supernodes, ranks // nodes)
+
+
+def _check_most(option: str, number: int, most: int) -> None:
+    """Raise UsageError for a number above the limit of an option."""
+    if number > most:
+        raise UsageError(f"--{option} {number:,}: the limit is {most:,}")

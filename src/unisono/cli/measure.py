@@ -62,8 +62,8 @@ def tune(
         raise UsageError(f"--largest {largest}: nothing to time below 4 bytes")
     start_ranks(ranks)
     from unisono.measure.facts import file_of
-    from unisono.measure.tune import machine_at
-    from unisono.measure.tune import tune as measure
+    from unisono.measure.player import machine_at
+    from unisono.measure.player import tune as measure
 
     world = join("tune")
     write(world, output, lambda: output.open("a").close())  # known before anything is measured

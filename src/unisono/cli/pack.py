@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.cli.units import parse_bytes
 from unisono.errors import UsageError
+from unisono.formats import parse_bytes
 
 if TYPE_CHECKING:
     from unisono.data.pack.packing import PackOptions

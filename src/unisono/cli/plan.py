@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from unisono.cli.units import MAX_DIGITS
 from unisono.errors import UsageError
+from unisono.formats import MAX_DIGITS
 
 if TYPE_CHECKING:
     from unisono.plan.machines import MachineFacts
@@ -218,8 +218,7 @@ def foresight(
     chart: Annotated[Path | None, typer.Option(help="Output file for a chart of calibration, SVG.")] = None,
 ) -> None:
     """Compare the predicted steps of runs with the measured ones: errors, coverage of the intervals, worst runs."""
-    from unisono.foresight.calibration import check_label, ledger_data, ledger_lines
-    from unisono.foresight.ledger import changed_seals, read
+    from unisono.foresight.ledger import changed_seals, check_label, ledger_data, ledger_lines, read
 
     entries, complaints = read(ledger)
     complaints += changed_seals(ledger, entries)

@@ -1,10 +1,16 @@
 """Ranks of a command: started by it, or joined where a launcher has started them; what rank 0 prints and writes.
 
 unisono train, no launcher ── launch ──▶ mpiexec -n 4 unisono train ──▶ 4 x unisono train, each a rank: `join`
+
+A rank ends in order: MPI is finalized first, while the witness still watches.
+
+    Python's own order    notify the witness ─ MPI_Finalize: a rank that dies here is not reported
+    here                  MPI_Finalize ─ notify the witness
 """
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import signal
@@ -15,14 +21,16 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono import witness
 from unisono.errors import LaunchError, UsageError
 from unisono.files import write_atomically
 from unisono.launch import (
+    RANK_VARIABLES,
     cores,
     find_mpiexec,
     launch_command,
@@ -56,14 +64,6 @@ class StartSign:
         self._ranks, self._begun = ranks, time.monotonic()
         self._shown, self._active = -1, sys.stdout.isatty()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.clear()
-
     def show(self) -> None:
         """Show the seconds if they have changed."""
         seconds = int(time.monotonic() - self._begun)
@@ -72,7 +72,7 @@ class StartSign:
             words = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
             print(words, end="\r", flush=True)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """Erase the sign, for good."""
         if self._shown >= 0:
             print(ERASE, end="", flush=True)
@@ -143,7 +143,7 @@ def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
-        with StartSign(ranks) as sign:
+        with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
         code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
     return exit_code(code, received)
@@ -155,7 +155,7 @@ def _wait(process: subprocess.Popen[bytes], received: list[int], startup: Startu
     while True:
         try:
             if not startup.active:
-                sign.clear()
+                sign.close()
                 return process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
             sign.show()
             startup.poll()
@@ -240,3 +240,58 @@ def write_alone(path: Path, action: Callable[[], object]) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder in this process, unless it is there. Raises UsageError where that fails."""
     write_alone(path, partial(path.mkdir, parents=True, exist_ok=True))
+
+
+INTERRUPTED = 130
+"""Exit code after SIGINT, as Typer returns it."""
+
+
+class Shutdown:
+    """Exit of this process, if it is one of several ranks.
+
+    Create it before anything else registers with atexit. If MPI is initialized already, the process belongs to another
+    program, which ends it.
+    """
+
+    def __init__(self) -> None:
+        self._size = ranks_started(os.environ) or 1
+        self._code: int | None = None
+        self._active = self._size > 1 and "unisono.mpi" not in sys.modules
+        if self._active:
+            atexit.register(self._finish)  # registered first, called last
+
+    def exit(self, code: int) -> None:
+        """Exit with a code. All ranks call it together."""
+        if self._size > 1 and code == INTERRUPTED:
+            self.interrupt()
+        if self._active:
+            self._code = code
+            atexit.unregister(witness.notify)
+            signal.signal(signal.SIGINT, lambda *_: self.interrupt())
+            signal.signal(signal.SIGTERM, lambda *_: self.terminate())
+        sys.exit(code)
+
+    def interrupt(self) -> None:
+        """End all ranks when this one is interrupted: MPI_Finalize would wait for the others forever."""
+        self._abort("was interrupted (SIGINT)", INTERRUPTED)
+
+    def terminate(self) -> None:
+        """End all ranks when this one gets SIGTERM during its exit, after everything was saved."""
+        self._abort("got SIGTERM during its exit, after everything was saved", 128 + signal.SIGTERM)
+
+    def _abort(self, what: str, code: int) -> None:
+        number = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
+        witness.report_abort(f"unisono: rank {number} of {self._size} {what}: all ranks end\n")
+        mpi = sys.modules.get("unisono.mpi")
+        if mpi is not None and mpi.MPI.Is_initialized() and not mpi.MPI.Is_finalized():
+            mpi.MPI.COMM_WORLD.Abort(code)
+        os._exit(code)
+
+    def _finish(self) -> None:
+        """Finalize MPI, after the exit handlers that were registered later than this object."""
+        mpi = sys.modules.get("unisono.mpi")
+        if self._code is None or mpi is None or not mpi.MPI.Is_initialized() or mpi.MPI.Is_finalized():
+            return  # an uncaught exception, or a command without ranks: Python's own order
+        rank = mpi.MPI.COMM_WORLD.rank
+        mpi.MPI.Finalize()
+        witness.notify(rank)

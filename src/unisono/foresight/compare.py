@@ -20,9 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from unisono.foresight.measurement import Measurement, Spread
-from unisono.foresight.seal import SealedPrediction
-from unisono.plan.text_table import text_table
+from unisono.foresight.seal import Measurement, SealedPrediction, Spread
+from unisono.formats import text_table
 from unisono.plan.trials import LARGEST_ERROR
 from unisono.processor import compare_use, describe
 

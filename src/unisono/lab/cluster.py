@@ -1,11 +1,15 @@
 """Run of a command on a lab's cluster, which is removed completely, however the command ends.
 
-    unisono lab ── setpriv, which becomes unshare ──┬── unisono.lab.inside ── mpiexec ── the hosts' helpers ── ranks
+    unisono lab ── setpriv, which becomes unshare ──┬── unisono.lab.cluster ── mpiexec ── the hosts' helpers ── ranks
                                                     │
                                                     └ here the namespaces begin: network, mounts, names, processes
 
-The cluster lives in namespaces of its own, whose first process is `inside`. When `inside` ends, the kernel kills every
-process in them and removes their links and files. `inside` is killed when unshare dies; unshare, when this one dies.
+The cluster lives in namespaces of its own. When their first process ends, the kernel kills every process in them and
+removes their links and files. It is killed when unshare dies; unshare, when this one dies.
+
+`unisono.lab.cluster`, started as a program, is that first process: it builds the cluster and runs mpiexec in it. Two
+families of launchers are known, MPICH's hydra and Open MPI's. Both reach a host by running `ssh HOST COMMAND`, and both
+accept another program in place of ssh.
 """
 
 from __future__ import annotations
@@ -17,14 +21,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
 from unisono.errors import LabError
-from unisono.lab.plan import Command, Lab
+from unisono.lab.plan import HEAD, HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
+from unisono.launch import launch_environment
 
 PACKAGES = {
     "ip": "iproute2",
@@ -48,7 +53,7 @@ def run(lab: Lab, mpiexec: Path, command: Sequence[str]) -> int:
     if shutil.which(mpiexec) is None:
         raise LabError(f"--mpiexec {mpiexec}: there is no such program")
     given = json.dumps(asdict(lab)), str(mpiexec.absolute()), *command
-    inside = (sys.executable, "-P", "-m", "unisono.lab.inside", *given)
+    inside = (sys.executable, "-P", "-m", "unisono.lab.cluster", *given)
     with subprocess.Popen((*ISOLATE, *inside)) as process:
         return _wait(process)
 
@@ -95,3 +100,118 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for descriptor in first:
         select.select([descriptor], [], [])  # it can be read when the process has ended
         os.close(descriptor)
+
+
+ENTER = f"{HOME}/enter"
+
+OPEN_MPI = "Open MPI"
+"""Name of Open MPI in its mpiexec's version text."""
+
+UNCOVER = 'umount --lazy /tmp && cd "$0" && exec "$@"'
+"""First command of a rank: leave the /tmp of the launcher's helper, and change to the rank's own folder."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build the lab and run the command in it; return the exit code, 2 where the lab cannot be built.
+
+    The outer process passes LAB, as JSON, MPIEXEC COMMAND...
+    """
+    signal.signal(signal.SIGINT, _wait_for_the_end)
+    described, mpiexec, *command = arguments
+    lab = Lab(**json.loads(described))
+    try:
+        build(lab)
+    except LabError as error:
+        print(f"unisono: {error}", file=sys.stderr)
+        return 2
+    return _run_mpiexec(lab, mpiexec, command)
+
+
+def build(lab: Lab) -> None:
+    """Run the commands of the plan. Raises LabError naming the command that is refused."""
+    _run_checked(("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", "/dev/shm"))
+    _write_files(lab)
+    for command in commands(lab):
+        _run_checked(command)
+
+
+def _run_mpiexec(lab: Lab, mpiexec: str, command: Sequence[str]) -> int:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    environment = lab_environment(launch_environment(os.environ, sys.stdout.isatty()))
+    full = mpiexec_command(lab, mpiexec, version, str(Path.cwd()), command)
+    code = subprocess.run(full, env=environment, check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def _write_files(lab: Lab) -> None:
+    """Write the files that the plan's commands need."""
+    for host in lab.members:
+        Path(HOME, host.name, "shm").mkdir(parents=True)
+        for kind in NAMESPACE_KINDS:
+            Path(HOME, host.name, kind).touch()
+    Path(MACHINE_TMP).mkdir(parents=True)
+    for path in Path("/tmp").iterdir():
+        Path(OTHER_TMP, path.name).symlink_to(Path(MACHINE_TMP).relative_to(OTHER_TMP) / path.name)
+    known = Path("/etc/hosts")
+    Path(HOME, "hosts").write_text(hosts_file(lab, known.read_text() if known.exists() else ""))
+    Path(ENTER).write_text(enter_script())
+    Path(ENTER).chmod(0o755)
+
+
+def _run_checked(command: Command) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise LabError(f"cannot build the lab: `{' '.join(command)}` failed: {reason}")
+
+
+def enter_script() -> str:
+    """Return the script in place of ssh: enter [-OPTION...] HOST COMMAND... runs the command on that host.
+
+    The first command there is the launcher's helper. Hydra's leaves a file in /tmp when it is killed, so it gets
+    another /tmp.
+    """
+    namespaces = " ".join(f"--{kind}={HOME}/$host/{kind}" for kind in NAMESPACE_KINDS)
+    mounts = f"mount --rbind {OTHER_TMP} /tmp && mount --bind {HOME}/$host/shm /dev/shm && mount -t sysfs lab /sys"
+    return f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+exec nsenter {namespaces} -- unshare --mount -- sh -c "{mounts} && $*"
+"""
+
+
+def mpiexec_command(lab: Lab, mpiexec: str, version: str, folder: str, command: Sequence[str]) -> Command:
+    """Return the command that runs `command` in `folder` on every host; `version` is mpiexec's version text."""
+    uncovered = ("unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
+    if OPEN_MPI in version:
+        return (mpiexec, *_open_mpi(lab), *uncovered)
+    return (mpiexec, *_hydra(lab), *uncovered)
+
+
+def _hydra(lab: Lab) -> Command:
+    names = ",".join(host.name for host in lab.members)
+    ssh = ("-launcher", "ssh", "-launcher-exec", ENTER, "-localhost", HEAD)
+    return (*ssh, "-hosts", names, "-ppn", str(lab.ranks_per_host), "-wdir", "/")
+
+
+def _open_mpi(lab: Lab) -> Command:
+    """Return Open MPI's options: labhead starts all helpers, and no rank is bound, as every host counts from core 0."""
+    names = ",".join(f"{host.name}:{lab.ranks_per_host}" for host in lab.members)
+    ssh = ("--prtemca", "plm_ssh_agent", ENTER, "--prtemca", "plm_ssh_no_tree_spawn", "1")
+    files = ("--prtemca", "prte_tmpdir_base", "/dev/shm")
+    network = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "osc", "^ucx")
+    return (*ssh, *files, *network, "--bind-to", "none", "--wdir", "/", "--host", names)
+
+
+def lab_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the ranks: `environment`, with UCX kept from bypassing the network."""
+    return {**environment, "UCX_TLS": "tcp,self"}
+
+
+def _wait_for_the_end(_number: int, _frame: FrameType | None) -> None:
+    """Wait to be killed: the terminal interrupts every process, and the outer one answers by killing this one."""
+    signal.pause()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

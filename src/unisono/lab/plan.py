@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 from unisono.errors import LabError
+from unisono.formats import parse_quantity
 
 Command = tuple[str, ...]
 
@@ -192,10 +192,10 @@ def parse_rate(text: str) -> int:
 
     Raises LabError for any other form.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
-    if match is None:
+    rate = parse_quantity(text, UNITS)
+    if rate is None:
         raise LabError(f"--rate {text}: write a rate like 200mbit, in kbit, mbit or gbit per second")
-    return round(Fraction(match[1]) * UNITS[match[2]])
+    return round(rate)
 
 
 def parse_slow_host(text: str) -> tuple[int, float]:

@@ -6,25 +6,34 @@
     memory_bandwidth, disk        the median rate over trials and nodes
     decoding.pixels               the median rate of a rank: of one thread
     collective                    the median over trials of the slowest rank's seconds
-    choices                       the measured network, and the rows of `unisono tune` (`choice_table.py`)
+    choices                       the measured network, and the rows of `unisono tune`
 
 Worked example, 2 nodes of 2 ranks, a product of 1 GFLOP forward: ranks take 10, 10, 20 and 20 ms in a trial, so the
 first node makes 200 GFLOP/s, the second 100; the row has their median, 150.
+
+What a rank's system tells of its place is read from the files of Linux; what a file does not say stays unknown:
+
+    /proc/meminfo                         MemTotal:  8000000 kB    ─▶ memory_bytes, or the limit of a container
+    /proc/cpuinfo                         flags: ... avx2 ...      ─▶ simd_width: float32 numbers of a register
+    /sys/devices/system/cpu/cpu0/cache/   level 2, 1024K           ─▶ cache_bytes: of a thread's blocks
 """
 
 from __future__ import annotations
 
+import re
+import socket
 import statistics
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.measure.choice_table import choice_tables, share_names
-from unisono.measure.links import Links
+from unisono.launch import available_cores
+from unisono.measure.links import Links, slow_links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
-from unisono.measure.system import ProbedSite
-from unisono.measure.topology import slow_links
+from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
 from unisono.plan.machines import (
     CONVOLUTION_KIND,
@@ -32,10 +41,12 @@ from unisono.plan.machines import (
     TABLES,
     CollectiveRow,
     MachineFacts,
+    NodeFacts,
     ProbeFacts,
     ProductRow,
     machine_text,
 )
+from unisono.world import World
 
 DIGITS = 5
 """Digits of a value in the file: trials differ by more."""
@@ -214,6 +225,26 @@ def _topology(links: Links, sizes: Sequence[int]) -> Values:
     return values
 
 
+def choice_tables(links: Links | None, hosts: Sequence[str], rows: Mapping[str, tuple[ChoiceRow, ...]]) -> ChoiceTables:
+    """Return the tables of choices: the rows by collective, the network, and the hosts of each supernode, by the host
+    name of each node. Without `links` of several nodes there is no network.
+    """
+    tables: dict[str, Any] = dict(rows)
+    if links is None:
+        return ChoiceTables(**tables)
+    members: defaultdict[int, list[str]] = defaultdict(list)
+    for number, host in zip(links.supernodes, hosts, strict=True):
+        members[number].append(host)
+    told_apart = len(members) > 1 and not share_names(hosts)
+    supernodes = [SupernodeRow(tuple(names)) for _, names in sorted(members.items())] if told_apart else []
+    return ChoiceTables(**tables, network=links.network, supernode=tuple(supernodes))
+
+
+def share_names(hosts: Sequence[str]) -> bool:
+    """Return True if two nodes have one name: a table cannot tell them apart."""
+    return len(set(hosts)) < len(hosts)
+
+
 def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:
     """Yield the reasons for which supernodes are not in the file."""
     if len(set(sizes)) > 1:
@@ -241,3 +272,64 @@ def file_of(machine: MachineFacts) -> str:
     head += f"{found.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
     head += "out. docs/planning.md describes\n# the rows, src/unisono/network/default.toml those of [choices], "
     return f"{head}which may be edited.\n\n{machine_text(machine)}"
+
+
+SIMD_WIDTHS: Mapping[str, int] = {"avx512f": 16, "avx": 8, "sse": 4, "asimd": 4}
+"""float32 numbers of the widest register, by the flag of a processor; the first that it has counts."""
+
+BLOCK_CACHE_LEVEL = "2"
+"""Level of the cache that holds a thread's blocks: the largest that a core has for itself."""
+
+UNITS: Mapping[str, int] = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class ProbedSite(NamedTuple):
+    """Place and processors of a rank."""
+
+    host: str
+    cores: frozenset[int]
+    """Cores that it may use."""
+    system: NodeFacts
+    """Facts that its node's system tells."""
+
+
+def sites_of(world: World) -> list[ProbedSite]:
+    """Return the place of each rank, on all ranks."""
+    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), read_system()))
+
+
+def read_system(root: Path = Path("/")) -> NodeFacts:
+    """Return what the files below `root` tell of this node, all but its cores."""
+    memory = memory_bytes(_read(root / "proc/meminfo"), _read(root / "sys/fs/cgroup/memory.max"))
+    folders = sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    caches = [tuple(_read(folder / name).strip() for name in ("level", "type", "size")) for folder in folders]
+    sizes = [cache_bytes(size) for level, kind, size in caches if level == BLOCK_CACHE_LEVEL and kind != "Instruction"]
+    width = simd_width(_read(root / "proc/cpuinfo"))
+    return NodeFacts(cache_bytes=max(sizes, default=0), simd_width=width, memory_bytes=memory)
+
+
+def memory_bytes(meminfo: str, limit: str = "") -> float:
+    """Return the bytes of memory by the text of /proc/meminfo, at most the `limit` of a control group; 0: not known."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    total = float(found[1]) * 1024 if found else 0.0
+    return min(total, float(limit)) if limit.strip().isdecimal() and total else total
+
+
+def cache_bytes(size: str) -> int:
+    """Return the bytes of a size such as 1024K; 0 for other words."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", size)
+    return int(found[1]) * UNITS.get(found[2], 1) if found else 0
+
+
+def simd_width(cpuinfo: str) -> int:
+    """Return the float32 numbers of a vector register by the text of /proc/cpuinfo; 0: not known."""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    return next((width for flag, width in SIMD_WIDTHS.items() if flag in flags), 0)
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; empty where there is none, or it may not be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

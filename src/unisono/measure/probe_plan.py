@@ -20,10 +20,10 @@ from math import sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
-from unisono.measure.choice_table import Row
 from unisono.measure.links import Links
 from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
+from unisono.network.choice import ChoiceRow
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 from unisono.plan.machines import CONVOLUTION_KIND, FLOAT32_WIRE, LINEAR_KIND
 
@@ -161,7 +161,7 @@ class ProbeFindings(NamedTuple):
     """Reason for each part or probe that was not measured."""
     seconds: float
     """Seconds that all took."""
-    rows: Mapping[str, Sequence[Row]] = MappingProxyType({})
+    rows: Mapping[str, tuple[ChoiceRow, ...]] = MappingProxyType({})
     """Rows of the table of choices, by collective."""
 
 

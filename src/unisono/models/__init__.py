@@ -32,7 +32,7 @@ MODELS = Registry(
         "googlenet": "unisono.models.inception:GoogLeNet",
         "googlenet_bn": "unisono.models.inception:googlenet_bn",
         "inception_bn": "unisono.models.inception:InceptionBN",
-        "cd_dnn": "unisono.models.cd_dnn:CDDNN",
+        "cd_dnn": "unisono.models.convnet:CDDNN",
         "gpt_small": "unisono.models.gpt_small:GPTSmall",
     },
 )

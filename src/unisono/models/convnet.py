@@ -1,4 +1,4 @@
-"""Networks of convolutions, then wide layers: AlexNet, OverFeat, VGG, and a small one. A bar or "pool" is a pool.
+"""Networks of one layer after another: AlexNet, OverFeat, VGG, a small one, and CD-DNN. A bar or "pool" is a pool.
 
 AlexNet (Krizhevsky et al. 2012) in Caffe's form: convolutions in two groups, local response normalisation, dropout.
 
@@ -28,10 +28,24 @@ and takes 15.47, 19 has 143,667,240 and takes 19.63.
 The small one, for grey images of 8 x 8, has 159,626 parameters for 10 classes:
 
     1 x 8 x 8 ─ 3x3 ─ 32 x 8 x 8 ─ 3x3 ─ 64 x 8 x 8 ─ pool ─ 64 x 4 x 4 ─ 3x3 ─ 128 x 4 x 4 ─ pool ─ 512 ─ 128 ─ classes
+
+CD-DNN, a network for speech (PCL-DNN 5.4, Seide et al. 2011), has seven hidden layers over frames with their context:
+
+    a window: frame -c ... frame 0 ... frame +c ─ 2,048 ─ 2,048 ─ ... seven of them ... ─ 2,048 ─ classes
+
+    a recording    window 0   log p(class | window 0) ─┐
+                   window 1   log p(class | window 1) ─┼─ mean ─ its scores
+                   window 2   log p(class | window 2) ─┘
+
+A relu follows each hidden layer. Each window has its posterior, the softmax. A recording's scores are the mean of the
+log posteriors over its windows: the product of the posteriors, as if windows were independent, and the root of that.
+The cross entropy makes it a distribution again; for a single window it is the posterior itself. For 440 inputs (11
+frames of 40 numbers) and 10 classes it has 26,101,770 parameters, and a window takes 26.1 million multiply-adds.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -118,7 +132,7 @@ class OverFeatFast(Convnet):
 class VGG(Convnet):
     """Network from images of shape (samples, channels, 224, 224); `depths` are the convolutions between two pools."""
 
-    def __init__(self, classes: int, channels: int, depths: tuple[int, ...]) -> None:
+    def __init__(self, classes: int, channels: int = 3, *, depths: tuple[int, ...]) -> None:
         super().__init__()
         parts = list[Convolution | nn.Module]()
         for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
@@ -131,19 +145,7 @@ class VGG(Convnet):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
 
 
-def vgg_a(classes: int, channels: int = 3) -> VGG:
-    """Return VGG-A."""
-    return VGG(classes, channels, (1, 1, 2, 2, 2))
-
-
-def vgg16(classes: int, channels: int = 3) -> VGG:
-    """Return VGG-16."""
-    return VGG(classes, channels, (2, 2, 3, 3, 3))
-
-
-def vgg19(classes: int, channels: int = 3) -> VGG:
-    """Return VGG-19."""
-    return VGG(classes, channels, (2, 2, 4, 4, 4))
+vgg_a, vgg16, vgg19 = (partial(VGG, depths=depths) for depths in ((1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)))
 
 
 ALEXNET = (
@@ -202,3 +204,29 @@ class AlexNetBN(Convnet):
             for layer in (nn.Linear(inputs, 4096, bias=False), _Norm(4096), nn.ReLU(inplace=True))
         ]
         self.classifier = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(4096, classes))
+
+
+HIDDEN, WIDTH = 7, 2048
+
+
+class CDDNN(nn.Module):
+    """Network from windows, (samples, windows, inputs) or (samples, inputs), to scores of shape (samples, classes)."""
+
+    def __init__(self, classes: int, inputs: int = 440) -> None:
+        super().__init__()
+        layers, features = list[nn.Module](), inputs
+        for _ in range(HIDDEN):
+            layers += [nn.Linear(features, WIDTH), nn.ReLU(inplace=True)]
+            features = WIDTH
+        self.layers = nn.Sequential(*layers, nn.Linear(features, classes))
+        for module in self.layers:
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Return the log posteriors of the windows, as their mean over the windows of each sample."""
+        scores: torch.Tensor = self.layers(windows)
+        exact = torch.promote_types(scores.dtype, torch.float32)  # rounded to 16 bits, the mean would lose digits
+        posteriors = torch.log_softmax(scores, dim=-1, dtype=exact)
+        return posteriors.mean(dim=1) if windows.ndim == 3 else posteriors

@@ -35,6 +35,7 @@ image takes 2.03 billion multiply-adds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -149,9 +150,8 @@ class GoogLeNet(nn.Module):
         return scores, self.auxiliaries[0](third), self.auxiliaries[1](fourth)
 
 
-def googlenet_bn(classes: int, channels: int = 3) -> GoogLeNet:
-    """Return GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
-    return GoogLeNet(classes, channels, norm=True)
+googlenet_bn = partial(GoogLeNet, norm=True)
+"""GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
 
 
 INCEPTION_MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (

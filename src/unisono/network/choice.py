@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import tomllib
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.errors import TableError
 from unisono.network import DEFAULT as DEFAULT_NETWORK
-from unisono.network import Network, NetworkError, estimate
+from unisono.network import Network, estimate
 from unisono.network.estimate import LeastCost, least_cost
 from unisono.placement import Placement, one_rank_per_node
 from unisono.schedules import candidates, find, names
 from unisono.schedules.numbering import suits_round_robin
+from unisono.tables import number, parse
 
 LIBRARY = "library"
 ROUND_ROBIN = "halving/round-robin"
@@ -112,17 +113,43 @@ SHARED_MEMORY_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "all_t
 LOCATIONS = ("one node", "across nodes")
 TRANSPORTS = ("windows", "cma", "messages")
 """Transports of schedules: shared memory, the memory of other processes of the node, and messages."""
-KEYS = ("where", "up_to", "algorithm", "transport", "median_us", "interval_us")
-NETWORK_KEYS = tuple(field.name for field in fields(Network))
 
 DEFAULT = Path(__file__).with_name("default.toml")
 
 
-class Rows(NamedTuple):
-    """Choices of one collective in one location: choice i is for up to limits[i] bytes, the last one for the rest."""
+@dataclass(frozen=True)
+class ChoiceRow:
+    """Row of a table of choices, as a file has it."""
 
-    limits: tuple[int, ...]
-    choices: tuple[Choice, ...]
+    where: str = field(metadata={"one_of": LOCATIONS})
+    algorithm: str
+    up_to: int | None = number(None, at_least=0)
+    """Bytes of the largest payload that it serves; None: the rest."""
+    transport: str = field(default="", metadata={"one_of": TRANSPORTS})
+    """Empty: windows on one node, for what goes through them, else messages; the library has its own."""
+    median_us: float = number(0.0, at_least=0)
+    """Microseconds of the algorithm at the largest measured size that the row serves; the file's reader gets them."""
+    interval_us: tuple[float, float] = number((0.0, 0.0), at_least=0)
+
+
+@dataclass(frozen=True)
+class SupernodeRow:
+    """Hosts that share a switch."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChoiceTables:
+    """Tables of choices, as a file has them: rows of each collective, the network, the supernodes."""
+
+    allreduce: tuple[ChoiceRow, ...] = ()
+    reduce_scatter: tuple[ChoiceRow, ...] = ()
+    all_gather: tuple[ChoiceRow, ...] = ()
+    broadcast: tuple[ChoiceRow, ...] = ()
+    all_to_all: tuple[ChoiceRow, ...] = ()
+    network: Network = DEFAULT_NETWORK
+    supernode: tuple[SupernodeRow, ...] = ()
 
 
 MAX_LIBRARY_BYTES = 64 << 10
@@ -133,7 +160,7 @@ MAX_LIBRARY_BYTES = 64 << 10
 class ScheduleTable:
     """Rows for each (collective, location), the measured network, and the hosts that share a switch."""
 
-    rows: Mapping[tuple[str, str], Rows]
+    rows: Mapping[tuple[str, str], Sequence[ChoiceRow]]
     network: Network = DEFAULT_NETWORK
     supernodes: Mapping[str, int] = field(default_factory=dict)
     """Number of the supernode of each host; empty if unknown, or if all hosts are on one switch."""
@@ -147,14 +174,14 @@ class ScheduleTable:
         Short payloads on an unmeasured network go by the library, whose messages cost a fifth of the processor time,
         unless they are `encoded`, which the library cannot do.
         """
-        rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"))
-        choice = None if rows is None else rows.choices[bisect_left(rows.limits, nbytes)]
-        if choice is None or is_unsuitable(choice.algorithm, placement):
+        rows = self.rows.get((collective, "one node" if placement.one_node else "across nodes"), ())
+        row = rows[bisect_left([row.up_to or 0 for row in rows[:-1]], nbytes)] if rows else None
+        if row is None or is_unsuitable(row.algorithm, placement):
             short = nbytes <= MAX_LIBRARY_BYTES and not encoded
             if short and not placement.one_node and not self.network.measured:
                 return Choice(LIBRARY, LIBRARY)
             return choose_by_price(collective, placement, self.network, nbytes)
-        return choice
+        return Choice(row.algorithm, row.transport)
 
 
 def read_table(path: Path | None = None) -> ScheduleTable:
@@ -183,92 +210,48 @@ def _read(path: Path) -> ScheduleTable:
 
 def parse_table(content: Any, source: str) -> ScheduleTable:
     """Return the table of a parsed TOML file; `source` names the file in errors."""
-    if not isinstance(content, dict):
-        raise TableError(f"{source}: it must be tables: {', '.join(COLLECTIVES)}, network or supernode")
-    content = {RENAMED.get(name, name): value for name, value in content.items()}
-    for name in content:
-        if name not in (*COLLECTIVES, "network", "supernode"):
-            raise TableError(f"{source}: unknown collective {name!r}; there are {', '.join(COLLECTIVES)}")
-    rows = {}
-    for collective in COLLECTIVES:
-        entries = content.get(collective, [])
-        if not isinstance(entries, list):
-            raise TableError(f"{source}: {collective} must be a list of rows; begin each with [[{collective}]]")
-        for location in LOCATIONS:
-            where = f"{source}: {collective}, {location!r}"
-            if (found := _parse_rows(entries, collective, location, where)) is not None:
-                rows[collective, location] = found
-    supernodes = _parse_supernodes(content, source)
-    return ScheduleTable(rows, _parse_network(content.get("network"), source), supernodes, frozenset(rows))
+    if isinstance(content, dict):
+        content = {RENAMED.get(name, name): value for name, value in content.items()}
+    return table_of(parse(ChoiceTables, content, source, TableError), source)
 
 
-def _parse_rows(entries: list[dict[str, Any]], collective: str, location: str, where: str) -> Rows | None:
-    limits: list[int] = []
-    choices: list[Choice] = []
-    for number, entry in enumerate(entries):
-        row = f"{where}: row {number}"
-        if entry.get("where") not in LOCATIONS:
-            raise TableError(f"{row}: where = {entry.get('where')!r}; it must be one of {', '.join(LOCATIONS)}")
-        if entry["where"] != location:
-            continue
-        if len(choices) > len(limits):
-            raise TableError(f"{row} follows the row without up_to, which must be the last")
-        choices.append(_parse_choice(entry, collective, location, row))
-        if "up_to" in entry:
-            up_to = entry["up_to"]
-            if not isinstance(up_to, int) or isinstance(up_to, bool) or up_to < 0 or (limits and up_to <= limits[-1]):
-                raise TableError(f"{row}: up_to = {up_to!r}; it must be an integer that increases from row to row")
-            limits.append(up_to)
-    if choices and len(choices) == len(limits):
-        raise TableError(f"{where}: a last row without up_to is missing, so the largest sizes have no choice")
-    return Rows(tuple(limits), tuple(choices)) if choices else None
+def table_of(tables: ChoiceTables, source: str) -> ScheduleTable:
+    """Return the table by which calls choose. Raises TableError, beginning with `source`, where it has a gap, or names
+    what cannot do it."""
+    rows = {
+        (collective, location): _rows(collective, location, found, f"{source}: {collective}, {location!r}")
+        for collective in COLLECTIVES
+        for location in LOCATIONS
+        if (found := [row for row in getattr(tables, collective) if row.where == location])
+    }
+    supernodes: dict[str, int] = {}
+    for place, supernode in enumerate(tables.supernode):
+        for host in supernode.hosts:
+            if supernodes.setdefault(host, place) != place:
+                raise TableError(f"{source}: supernode {place}: host {host!r} is in supernode {supernodes[host]} too")
+    return ScheduleTable(rows, tables.network, supernodes, frozenset(rows))
 
 
-def _parse_choice(entry: dict[str, Any], collective: str, location: str, where: str) -> Choice:
-    unknown = set(entry) - set(KEYS)
-    if unknown:
-        raise TableError(f"{where}: unknown key {min(unknown)!r}; there are {', '.join(KEYS)}")
-    algorithm = str(entry.get("algorithm"))
-    if algorithm == LIBRARY and "transport" not in entry:
-        return Choice(algorithm, "library")
+def _rows(collective: str, location: str, rows: Sequence[ChoiceRow], where: str) -> tuple[ChoiceRow, ...]:
+    """Return the rows with the transport of each."""
+    found = tuple(_with_transport(collective, location, row, f"{where}: row {at}") for at, row in enumerate(rows))
+    limits = [row.up_to for row in rows if row.up_to is not None]
+    if rows[-1].up_to is not None or len(limits) < len(rows) - 1 or sorted(set(limits)) != limits:
+        given = ", ".join("none" if row.up_to is None else str(row.up_to) for row in rows)
+        raise TableError(f"{where}: up_to is {given}; it must rise from row to row, and the last row has none")
+    return found
+
+
+def _with_transport(collective: str, location: str, row: ChoiceRow, where: str) -> ChoiceRow:
+    if row.algorithm == LIBRARY and not row.transport:
+        return replace(row, transport=LIBRARY)
     offered = [name for name in names() if getattr(find(name, one_rank_per_node(2)), collective) is not None]
-    if algorithm not in offered:
+    if row.algorithm not in offered:
         known = ", ".join((LIBRARY, *offered))
-        raise TableError(f"{where}: unknown algorithm {algorithm!r}; there are {known}")
+        raise TableError(f"{where}: unknown algorithm {row.algorithm!r}; there are {known}")
     shared = location == "one node" and collective in SHARED_MEMORY_COLLECTIVES
-    transport = entry.get("transport", "windows" if shared else "messages")
-    if transport not in TRANSPORTS:
-        raise TableError(f"{where}: unknown transport {transport!r}; there are {', '.join(TRANSPORTS)}")
-    if transport == "windows" and not shared:
+    if row.transport == "windows" and not shared:
         raise TableError(f"{where}: {collective} cannot use windows across nodes; use messages")
-    if transport == "cma" and (location != "one node" or algorithm not in ("direct", "tree")):
+    if row.transport == "cma" and (location != "one node" or row.algorithm not in ("direct", "tree")):
         raise TableError(f"{where}: cma carries direct, and the tree of a broadcast, on one node")
-    return Choice(algorithm, transport)
-
-
-def _parse_network(entry: Any, source: str) -> Network:
-    if entry is None:
-        return DEFAULT_NETWORK
-    where = f"{source}: network"
-    if not isinstance(entry, dict) or not {"alpha", "beta"} <= set(entry) <= set(NETWORK_KEYS):
-        raise TableError(f"{where}: needs alpha and beta, and may have {', '.join(NETWORK_KEYS[2:])}")
-    for name, value in entry.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-            raise TableError(f"{where}: {name} = {value!r}; it must be a number of seconds, 0 or more")
-    try:
-        return Network(**entry)
-    except NetworkError as error:
-        raise TableError(f"{where}: {error}") from error
-
-
-def _parse_supernodes(content: dict[str, Any], source: str) -> dict[str, int]:
-    numbers: dict[str, int] = {}
-    for number, entry in enumerate(content.get("supernode", [])):
-        hosts = entry.get("hosts") if isinstance(entry, dict) else None
-        if not isinstance(hosts, list) or set(entry) != {"hosts"} or not all(isinstance(host, str) for host in hosts):
-            raise TableError(f'{source}: supernode {number}: needs hosts = ["name", ...] and nothing else')
-        for host in hosts:
-            if host in numbers:
-                raise TableError(f"{source}: supernode {number}: host {host!r} is in supernode {numbers[host]} too")
-            numbers[host] = number
-    return numbers
+    return row if row.transport else replace(row, transport="windows" if shared else "messages")

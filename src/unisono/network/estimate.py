@@ -25,6 +25,8 @@ from unisono.network.links import EVEN, Amount, Network, Uneven
 from unisono.network.price import (
     MAX_EXAMINED_RANKS,
     Load,
+    count_transfers,
+    examined_ranks,
     latency,
     link_seconds,
     loads,
@@ -38,9 +40,6 @@ from unisono.placement import Placement
 from unisono.schedules.schedule import Action, Algorithm, Program
 
 PIECE_BYTES, IN_FLIGHT = 1 << 19, 8
-
-MAX_TRANSFERS = 500_000
-"""Largest number of transfers of the examined ranks above 256: a second of work, or two."""
 
 MIN_EXAMINED_RANKS = 2
 
@@ -119,8 +118,7 @@ def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
     """Return the ranks that are examined: all of up to 256, else fewer the more transfers a program has."""
     if placement.ranks <= MAX_EXAMINED_RANKS:
         return list(range(placement.ranks))
-    transfers = count_transfers(algorithm(0, placement.ranks)) * max(map(len, placement.nodes))
-    return spread(placement.ranks, max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // transfers)))
+    return examined_ranks(algorithm(0, placement.ranks), placement, MIN_EXAMINED_RANKS)
 
 
 class LeastCost(NamedTuple):
@@ -197,11 +195,6 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
             seen.add(source)
             waiting.append(source)
     return found if left > 0 else {}
-
-
-def count_transfers(program: Program) -> int:
-    """Return the number of transfers of all rounds."""
-    return sum(len(transfers) for lane in program.lanes for transfers in lane)
 
 
 def slowed(network: Network, times: float) -> Network:

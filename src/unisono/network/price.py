@@ -38,6 +38,9 @@ from unisono.schedules.schedule import Action, Algorithm, Program, Round
 MAX_EXAMINED_RANKS = 256
 """Largest number of ranks that are examined by default."""
 
+MAX_TRANSFERS = 500_000
+"""Largest number of transfers of the ranks that are examined of long programs: about 2 s of work."""
+
 
 class Load(NamedTuple):
     """Load of a round on links, in chunks of the schedule."""
@@ -136,6 +139,17 @@ def spread(ranks: int, most: int = MAX_EXAMINED_RANKS) -> list[int]:
     [0, 33, 66, 99]
     """
     return list(range(ranks)) if ranks <= most else [k * (ranks - 1) // (most - 1) for k in range(most)]
+
+
+def examined_ranks(program: Program, placement: Placement, least: int) -> list[int]:
+    """Return up to 256 evenly spread ranks, fewer the more transfers rank 0's program has: `least` at least."""
+    transfers = count_transfers(program) * max(map(len, placement.nodes))
+    return spread(placement.ranks, max(least, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // max(1, transfers))))
+
+
+def count_transfers(program: Program) -> int:
+    """Return the number of transfers of all rounds."""
+    return sum(len(transfers) for lane in program.lanes for transfers in lane)
 
 
 def sharing_beta(of_node: Mapping[int, Load], placement: Placement, network: Network) -> Amount:

@@ -126,22 +126,14 @@ class PredictionInputs(NamedTuple):
     """Exchanges of split layers in a step."""
 
 
-class Space(NamedTuple):
-    """Settings to choose from: a rule's own options, or all where it leaves them open."""
-
-    overlaps: tuple[str, ...]
-    sizes: tuple[int, ...]
-    outstandings: tuple[int, ...]
+def overlaps_of(rule: BaseRule) -> tuple[str, ...]:
+    """Return the overlaps to choose from: the rule's own, or all where it leaves that open."""
+    return tuple(OVERLAPS) if rule.overlap == AUTO else (rule.overlap,)
 
 
-def space_of(rule: BaseRule) -> Space:
-    """Return the settings that a search for this rule goes through."""
-    bucket_bytes = rule.exchange.bucket_bytes
-    return Space(
-        tuple(OVERLAPS) if rule.overlap == AUTO else (rule.overlap,),
-        BUCKET_SIZES if bucket_bytes is None else (bucket_bytes,),
-        OUTSTANDING if rule.outstanding is None else (rule.outstanding,),
-    )
+def sizes_of(rule: BaseRule) -> tuple[int, ...]:
+    """Return the bucket sizes to choose from: the rule's own, or all where it leaves that open."""
+    return BUCKET_SIZES if rule.exchange.bucket_bytes is None else (rule.exchange.bucket_bytes,)
 
 
 def is_searched(rule: BaseRule) -> bool:
@@ -160,18 +152,15 @@ def initial_setting(rule: BaseRule, buckets: Buckets, ranks: int) -> Setting:
         if len(buckets(largest, END_RATIOS[0])) >= rule.traits.buckets:
             break
         largest //= 2
-    return Setting(overlap, largest, (), space_of(rule).outstandings[0])
+    return Setting(overlap, largest, outstanding=rule.outstanding or OUTSTANDING[0])
 
 
-def candidates(
-    inputs: PredictionInputs,
-    overlaps: Iterable[str] = tuple(OVERLAPS),
-    sizes: Iterable[int] = BUCKET_SIZES,
-    outstandings: Iterable[int] = OUTSTANDING,
-) -> list[Candidate]:
+def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Candidate]:
     """Return the best setting of each overlap: its bucket sizes and its number of collectives at once. The fastest
-    overlap comes first."""
-    sizes, outstandings = sorted(sizes), sorted(outstandings)
+    overlap comes first. The rule's own options are kept; `sizes` are tried in place of all that it allows."""
+    rule = inputs.rule
+    outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
+    sizes = sorted(sizes or sizes_of(rule))
     found = [
         _best(
             [
@@ -181,7 +170,7 @@ def candidates(
                 for size in sizes
             ]
         )
-        for name in sorted(overlaps, key=OVERLAPS_BY_SIMPLICITY.index)
+        for name in sorted(overlaps_of(rule), key=OVERLAPS_BY_SIMPLICITY.index)
     ]
     best = min(one.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
@@ -197,21 +186,20 @@ def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...
     return END_RATIOS if overlap == "chain" and len(sizes) > 1 and nodes > 1 else END_RATIOS[:1]
 
 
-def finer(candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES) -> Candidate | None:
-    """Return the same overlap with buckets a quarter as large; None where `sizes` lacks that, or buckets stay the same.
+def finer(candidate: Candidate, inputs: PredictionInputs) -> Candidate | None:
+    """Return the same overlap with buckets a quarter as large; None where the rule has its own size, that is too small,
+    or buckets stay the same.
 
     Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
     """
-    setting, ratio = candidate.setting, candidate.setting.end_ratio
-    size = setting.bucket_bytes // FINER_BUCKET_RATIO
-    if size not in sizes or len(inputs.buckets(size, ratio)) == len(inputs.buckets(setting.bucket_bytes, ratio)):
+    setting, size = candidate.setting, candidate.setting.bucket_bytes // FINER_BUCKET_RATIO
+    before, after = (len(inputs.buckets(nbytes, setting.end_ratio)) for nbytes in (setting.bucket_bytes, size))
+    if size not in sizes_of(inputs.rule) or before == after:
         return None
     return predicted(inputs, setting._replace(bucket_bytes=size))
 
 
-def in_equal_buckets(
-    candidate: Candidate, inputs: PredictionInputs, sizes: Iterable[int] = BUCKET_SIZES
-) -> Candidate | None:
+def in_equal_buckets(candidate: Candidate, inputs: PredictionInputs) -> Candidate | None:
     """Return the same overlap in the best buckets of one size; None where its buckets are so.
 
     A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
@@ -219,7 +207,7 @@ def in_equal_buckets(
     equal = candidate.setting._replace(end_ratio=END_RATIOS[0])
     if candidate.setting == equal:
         return None
-    return _best([predicted(inputs, equal._replace(bucket_bytes=size)) for size in sorted(sizes)])
+    return _best([predicted(inputs, equal._replace(bucket_bytes=size)) for size in sizes_of(inputs.rule)])
 
 
 def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:

@@ -24,7 +24,7 @@ from unisono.errors import UsageError
 from unisono.network import EVEN, Network, NetworkError, Uneven, bound, price, simulate
 from unisono.network.choice import COLLECTIVES, LIBRARY, ScheduleTable
 from unisono.network.pace import pace_of
-from unisono.network.price import MAX_EXAMINED_RANKS, spread
+from unisono.network.price import examined_ranks
 from unisono.network.simulate import Cause, Delay
 from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, check, find, names
@@ -37,9 +37,6 @@ WITH_WIRE = ("allreduce", "reduce_scatter", "all_gather")
 
 ELEMENT_BYTES = 4
 """Bytes of an element of the payload: float32."""
-
-MAX_TRANSFERS = 500_000
-"""Largest number of transfers examined for a price, about 2 s of work: of long programs, those of fewer ranks."""
 
 MIN_EXAMINED_RANKS = 4
 
@@ -187,10 +184,7 @@ def choose_auto(case: CollectiveCase, nbytes: int) -> str:
 def price_schedule(case: CollectiveCase, name: str, sizes: Iterable[int]) -> list[SchedulePrice]:
     """Return the price of a schedule for each size in bytes, from the programs of up to 256 evenly spread ranks."""
     placement, algorithm = case.placement, cache(case.algorithm(name))
-    transfers = sum(len(transfers) for lane in algorithm(0, placement.ranks).lanes for transfers in lane)
-    mates = max(map(len, placement.nodes))
-    many = max(MIN_EXAMINED_RANKS, min(MAX_EXAMINED_RANKS, MAX_TRANSFERS // max(1, transfers * mates)))
-    examined = spread(placement.ranks, many)
+    examined = examined_ranks(algorithm(0, placement.ranks), placement, MIN_EXAMINED_RANKS)
     programs = {rank: algorithm(rank, placement.ranks) for rank in examined}
     by_node = programs[0].landing_remote is not None
     network = case.network(by_node)

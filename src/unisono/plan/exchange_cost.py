@@ -143,7 +143,7 @@ def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
     `auto` does not know of slow links, in a plan as in a run; the estimate does.
     """
     machine, nodes, ranks_per_node, collective, wire, schedule = call
-    placement = placement_of(machine, nodes, ranks_per_node)
+    placement = placement_of(nodes, ranks_per_node, machine.topology.supernode)
     network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
     if schedule not in names() or getattr(find(schedule, placement), collective) is None:
         schedule = choose_by_price(collective, placement, network, sent).algorithm
@@ -165,11 +165,11 @@ def uneven_of(machine: MachineFacts, nodes: int) -> Uneven:
     return Uneven({node: times for node, times in machine.slow_links.items() if node < nodes})
 
 
-def placement_of(machine: MachineFacts, nodes: int, ranks_per_node: int) -> Placement:
-    """Return the placement of ranks, numbered node by node, on nodes that fill one supernode after another."""
-    supernode = machine.topology.supernode or nodes
+def placement_of(nodes: int, ranks_per_node: int, supernode: int) -> Placement:
+    """Return the placement of ranks, numbered node by node, on nodes that fill one supernode of so many after another;
+    0: all are in one."""
     node_of_rank = [rank // ranks_per_node for rank in range(nodes * ranks_per_node)]
-    return place(node_of_rank, [node // supernode for node in node_of_rank])
+    return place(node_of_rank, [node // (supernode or nodes) for node in node_of_rank])
 
 
 def rows_of(rows: Sequence[CollectiveRow], collective: str, wire: str, nodes: int, ranks: int) -> list[CollectiveRow]:

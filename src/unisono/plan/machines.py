@@ -32,7 +32,8 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from unisono.errors import UsageError
-from unisono.network import Network, choice
+from unisono.network import Network
+from unisono.network.choice import ChoiceTables, table_of
 from unisono.tables import known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -213,8 +214,8 @@ class MachineFacts:
     """Reason for each value that is in no source, by its key: "link.latency"."""
     measured: Mapping[str, str] = field(default_factory=dict)
     """Measurement of each value that was measured, by its key."""
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    """Tables by which `auto` chooses, as `network/choice.py` reads them."""
+    choices: ChoiceTables = field(default_factory=ChoiceTables)
+    """Tables by which `auto` chooses."""
     networks: tuple[NetworkRow, ...] = rows("network")
     products: tuple[ProductRow, ...] = rows("product")
     messages: tuple[MessageRow, ...] = rows("message")
@@ -239,7 +240,9 @@ class MachineFacts:
         return Network(self.link.latency, beta, gamma, uplink, overhead=self.link.overhead)
 
 
-TABLES: Mapping[str, Any] = {name: kind for name, kind in get_type_hints(MachineFacts).items() if is_dataclass(kind)}
+TABLES: Mapping[str, Any] = {
+    name: kind for name, kind in get_type_hints(MachineFacts).items() if is_dataclass(kind) and name != "choices"
+}
 """Tables of values, by their names."""
 
 
@@ -288,7 +291,7 @@ def parse_machine(tables: Mapping[str, Any], source: str) -> MachineFacts:
             of, _, value = key.partition(".")
             if of not in TABLES or value not in tables.get(of, {}):
                 raise UsageError(f'{source}: {table}."{key}" is a reason for a value that this file does not have')
-    choice.parse_table(machine.choices, f"{source}: choices")
+    table_of(machine.choices, f"{source}: choices")
     return machine
 
 

@@ -1,24 +1,136 @@
 """Run that is planned: a traced model, a rule and their settings on nodes of a machine, checked before a prediction.
 
-minibatch 256, 4 nodes, 2 ranks a node     ─▶  64 samples for a node, 32 for a rank
+    minibatch 256, 4 nodes, 2 ranks a node     ─▶  64 samples for a node, 32 for a rank
+
+**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before:
+
+    disk ── read ──▶ memory ── decode ──▶ batch ──▶ step
+
+    reading    = samples * bytes / disk.bandwidth                   0 where samples are in memory, as those of a pack
+    decoding   = samples * pixels / (threads * decoding.pixels)     threads: 8 a rank at most, a core each
+    in turn    = samples * pixels / (cores * decoding.pixels)       0 where accelerators train: the cores are free
+    step       = max(step alone, computing + updates + in turn, reading, decoding)
+    loading    = step - step alone                                  what the step takes longer
+
+Worked example: 4 nodes of 8 cores, 256 samples a step of 100 KB and 100,000 pixels, so 64 on each node; 8 threads that
+decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding takes 6.4 Mpixel / 320 Mpixel/s = 20 ms,
+reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores compute as well, for 12 of the 15 ms, they
+need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and reading and
+decoding overlap.
+
+**Memory** of a rank:
+
+    weights        all of them, on each rank
+    gradients      as many bytes: buckets are made of them
+    optimizer      numbers that it keeps for each weight: 0 or 1 for SGD, 2 for AdamW; a sharded rule, a p-th
+    anchor         the weights of the last exchange, where a rule keeps them
+    activations    outputs of all layers for the rank's samples, kept for the backward pass
+    samples        encoded samples that it holds for all of training
+
+Worked example: 4 ranks, 100 MB of weights, AdamW, 8 samples of 50 MB: 100 + 100 + 200 + 400 = 800 MB. Sharded, the
+optimizer has 50 MB: 650 MB. Known limits: outputs that a layer changes in place count, views do not; working memory of
+convolutions, fragments in flight and errors of quantization are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
+from typing import NamedTuple
+
+import torch
 
 from unisono.errors import UsageError
+from unisono.optimizers.build import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
-from unisono.plan.loading import Loading, SampleFacts, loading_of
 from unisono.plan.machines import MachineFacts
-from unisono.plan.split import SplitModel
+from unisono.plan.split import COLUMN, TAKES, SplitInputs, SplitModel, size_of
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState
+
+MAX_DECODING_THREADS = 8
+"""Largest number of decoding threads of a rank, unless a recipe gives more."""
+
+
+class SampleFacts(NamedTuple):
+    """Samples of a data set, as they are stored and loaded."""
+
+    nbytes: float = 0.0
+    """Bytes of an encoded sample; 0: not known."""
+    pixels: float = 0.0
+    """Pixels that are decoded of a sample; 0: none."""
+    threads: int = MAX_DECODING_THREADS
+    """Decoding threads of a rank, at most."""
+    from_disk: bool = False
+    """True where each step reads its samples from disk; False: they are in memory."""
+    copies: int = 1
+    """Copies of the samples in memory, over all ranks; 0: one in each node."""
+
+
+class Loading(NamedTuple):
+    """Seconds in which a node loads the samples of a step."""
+
+    reading: float = 0.0
+    decoding: float = 0.0
+    in_turn: float = 0.0
+    """Seconds that decoding takes from the cores that compute; 0 where accelerators do."""
+
+    @property
+    def beside(self) -> float:
+        """Seconds until a batch is ready, beside the step before: reading and decoding overlap."""
+        return max(self.reading, self.decoding)
+
+
+def loading_of(machine: MachineFacts, facts: SampleFacts, samples: float, ranks_per_node: int) -> Loading:
+    """Return the seconds to load `samples` samples on a node; 0 without their rates (`unknown_rates`)."""
+    disk, rate, cores = machine.disk.bandwidth, machine.decoding.pixels, machine.node.cores
+    reading = samples * facts.nbytes / disk if facts.from_disk and disk else 0.0
+    if not (facts.pixels and rate and cores):
+        return Loading(reading)
+    core_seconds = samples * facts.pixels / rate
+    threads = min(cores, ranks_per_node * facts.threads)
+    return Loading(reading, core_seconds / threads, 0.0 if machine.node.accelerators else core_seconds / cores)
+
+
+def least_step(computing: float, update: float, loading: Loading) -> float:
+    """Return the seconds that a step takes at least with this loading: it waits for its batch and for the cores."""
+    return max(computing + update + loading.in_turn, loading.beside)
+
+
+def held_bytes(facts: SampleFacts, samples: int | None, nodes: int, ranks: int) -> float:
+    """Return the bytes of encoded samples in the memory of a rank; 0 for an unknown number of samples.
+
+    >>> held_bytes(SampleFacts(nbytes=1e5), 1_000_000, nodes=4, ranks=8)
+    12500000000.0
+    """
+    if samples is None or facts.from_disk:
+        return 0.0
+    return samples * facts.nbytes * (facts.copies or nodes) / ranks
+
+
+def unknown_rates(machine: MachineFacts, facts: SampleFacts) -> list[str]:
+    """Return a line for each part of loading that takes no time in a plan because a value is missing."""
+    if not facts.pixels and not facts.nbytes:
+        return [
+            "loading and decoding take no time here: --set samples.pixels=N, and samples.bytes=N with "
+            "data.storage=streamed"
+        ]
+    lacks = {"node.cores": machine.node.cores, "decoding.pixels": machine.decoding.pixels} if facts.pixels else {}
+    lacks |= {"disk.bandwidth": machine.disk.bandwidth} if facts.from_disk else {}
+    lines = [
+        f"{_part(key)} takes no time here: the machine file has no {key}" for key, value in lacks.items() if not value
+    ]
+    if facts.from_disk and not facts.nbytes:
+        lines.append("reading takes no time here: --set samples.bytes=N")
+    return lines
+
+
+def _part(key: str) -> str:
+    return "reading" if key.startswith("disk") else "decoding"
 
 
 @dataclass(frozen=True)
@@ -96,3 +208,61 @@ def check_run(run: PlannedRun) -> None:
             f"rule {run.rule_name} has no step that all ranks make together, so it is not predicted: plan bsp, "
             "sharded, local_sgd or diloco, or measure a short run of it"
         )
+
+
+class RankMemory(NamedTuple):
+    """Bytes of a rank, by use."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    anchor: float
+    activations: float
+    samples: float = 0.0
+    """Encoded samples, where they are in memory."""
+
+    @property
+    def total(self) -> float:
+        """Bytes of all uses."""
+        return sum(self)
+
+
+def rank_memory(run: PlannedRun) -> RankMemory:
+    """Return the memory of a rank of a run whose layers are whole."""
+    state, weights = run.rule.traits.state, float(sum(layer.parameter_bytes for layer in run.layers))
+    activations = sum(layer.activation_bytes for layer in run.layers) * run.samples_of_rank / run.traced
+    optimizer = weights * run.kept / (run.ranks if state is RankState.SHARDED else 1)
+    held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
+    return RankMemory(weights, weights, optimizer, weights if state.has_anchor else 0.0, activations, held)
+
+
+def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
+    """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole.
+
+    A split layer keeps the inputs of its group, or its part of them, for the backward pass.
+    """
+    by_name = {layer.name: layer for layer in inputs.layers}
+    weights, kept = float(sum(inputs.weights)), 0.0
+    for name, words in splits.items():
+        layer, size = by_name[name], size_of(words)
+        weights -= inputs.weights[inputs.numbers[name]] * (1 - 1 / size)
+        whole_input = words.startswith(COLUMN) or layer.gathers
+        kept += layer.inputs * inputs.samples * (size if whole_input else TAKES not in words)
+    own = {key: getattr(whole, key) * weights / sum(inputs.weights) for key in ("weights", "gradients", "optimizer")}
+    return whole._replace(activations=whole.activations + kept, **own)
+
+
+def numbers_kept(optimizer: str, momentum: float) -> float:
+    """Return how many numbers the optimizer of that name keeps for each weight: those after a step of a small weight.
+
+    Raises UsageError, listing the names, for an unknown one.
+
+    >>> numbers_kept("sgd", 0.9), numbers_kept("adamw", 0.9)
+    (1.0, 2.0)
+    """
+    model = torch.nn.Linear(8, 8, bias=False)
+    model.weight.grad = torch.ones_like(model.weight)
+    made = make_optimizer(optimizer, model, 0.1, momentum, 0.0)
+    made.step()
+    kept = [one for one in made.state[model.weight].values() if isinstance(one, torch.Tensor) and one.ndim]
+    return sum(one.numel() for one in kept) / model.weight.numel()

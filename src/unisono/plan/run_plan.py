@@ -38,13 +38,11 @@ from unisono.plan.choose import (
     initial_setting,
     is_searched,
     predicted,
-    space_of,
+    sizes_of,
 )
 from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.loading import least_step
-from unisono.plan.planned_run import PlannedRun, check_run
-from unisono.plan.rank_memory import memory_with, rank_memory
+from unisono.plan.planned_run import PlannedRun, check_run, least_step, memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import (
     LinkCosts,
@@ -159,9 +157,8 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
     rule = inputs.rule
     if not is_searched(rule) or ranks == 1:
         return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
-    overlaps, largest, outstandings = space_of(rule)
-    few = [size for size in largest if len(inputs.buckets(size, 1)) <= MAX_BUCKETS] or [max(largest)]
-    return candidates(inputs, overlaps, few, outstandings)[0]
+    few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
+    return candidates(inputs, few or sizes_of(rule)[-1:])[0]
 
 
 def _slow_link(run: PlannedRun, step: float) -> str:
@@ -203,7 +200,7 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
 
     Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
     """
-    placement = placement_of(run.machine, run.nodes, run.ranks_per_node)
+    placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
     with_parameters = [layer for layer in run.layers if layer.parameters]
     weights = tuple(layer.parameter_bytes for layer in with_parameters)
     setting, least = initial_setting(step.rule, step.buckets, placement.ranks), sum(weights) // MAX_BUCKETS_OF_A_CHOICE

@@ -16,29 +16,20 @@ have the steps that change, data have all. The layers are two of VGG-A, 256 imag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from unisono.formats import column_table
 from unisono.plan.choose import StepParts
 from unisono.plan.exchange_cost import BASES
 from unisono.plan.layer_costs import product_seconds
-from unisono.plan.loading import unknown_rates
-from unisono.plan.planned_run import PlannedRun
+from unisono.plan.planned_run import PlannedRun, unknown_rates
 from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
-from unisono.plan.run_row import INTERVAL_ERROR, RunPlan
+from unisono.plan.run_row import INTERVAL_ERROR, RunPlan, job_seconds, slurm_time
 from unisono.plan.split import SplitInputs, describe_borders, sent_of
-from unisono.plan.text_table import text_table
-from unisono.plan.wall_time import job_seconds, slurm_time
 from unisono.rules import BSP
-
-HEAD = ("rule", "nodes", "step", "from - to", "computing", "communication", "update")
-RESULT = ("speedup", "efficiency")
-SETTING = ("memory", "overlap", "buckets", "schedule", "wire")
-CHANGE = ("what if", "rule", "nodes", "step", "then", "change", "mostly", "speedup", "then", "bottleneck then")
-
-LAYER = ("layer", "kind", "GFLOP", "weights", "parallelism", "computing", "gradients", "activations", "sent")
 
 DATA = "data"
 """Parallelism of a layer that is not split."""
@@ -154,8 +145,8 @@ def _job_data(plan: RunPlan, run: PlannedRun) -> dict[str, Any] | None:
 
 def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
     loads, epochs = any(plan.decoding or plan.reading for plan in plans), any(plan.epoch is not None for plan in plans)
-    head = (*HEAD, *(("loading",) if loads else ()), *RESULT, *(("epoch",) if epochs else ()), *SETTING)
-    yield from text_table([head, *(_cells(plan, loads) for plan in plans)])
+    shown = [name for name in COLUMNS if (loads or name != "loading") and (epochs or name != "epoch")]
+    yield from column_table([(name, COLUMNS[name]) for name in shown], plans)
 
 
 def _bases(plans: Sequence[RunPlan]) -> str:
@@ -168,28 +159,9 @@ def _bases(plans: Sequence[RunPlan]) -> str:
     )
 
 
-def _cells(plan: RunPlan, loads: bool) -> tuple[str, ...]:
-    between = f"{_ms(plan.low)} - {_ms(plan.high)}" if plan.high > plan.low else ""
-    parts = (plan.computing, plan.communication, plan.update, *((plan.loading,) if loads else ()))
-    return (
-        plan.rule,
-        str(plan.nodes),
-        _ms(plan.step),
-        between,
-        *map(_ms, parts),
-        f"{plan.speedup:.4g}",
-        f"{plan.efficiency:.0%}",
-        *(
-            ()
-            if plan.epoch is None
-            else (f"{plan.epoch:,.0f} s" if plan.epoch >= MIN_WHOLE_SECONDS else f"{plan.epoch:.2g} s",)
-        ),
-        f"{plan.memory.total / 1e9:.3g} GB",
-        plan.overlap,
-        f"{plan.bucket_bytes / (1 << 20):g} MiB",
-        plan.schedule or "-",
-        plan.wire if plan.schedule else "-",
-    )
+def _epoch(plan: RunPlan) -> str:
+    seconds = plan.epoch or 0.0
+    return f"{seconds:,.0f} s" if seconds >= MIN_WHOLE_SECONDS else f"{seconds:.2g} s"
 
 
 def _name(plan: RunPlan) -> str:
@@ -198,6 +170,27 @@ def _name(plan: RunPlan) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
+
+
+COLUMNS: Mapping[str, Callable[[RunPlan], str]] = {
+    "rule": lambda plan: plan.rule,
+    "nodes": lambda plan: str(plan.nodes),
+    "step": lambda plan: _ms(plan.step),
+    "from - to": lambda plan: f"{_ms(plan.low)} - {_ms(plan.high)}" if plan.high > plan.low else "",
+    "computing": lambda plan: _ms(plan.computing),
+    "communication": lambda plan: _ms(plan.communication),
+    "update": lambda plan: _ms(plan.update),
+    "loading": lambda plan: _ms(plan.loading),
+    "speedup": lambda plan: f"{plan.speedup:.4g}",
+    "efficiency": lambda plan: f"{plan.efficiency:.0%}",
+    "epoch": _epoch,
+    "memory": lambda plan: f"{plan.memory.total / 1e9:.3g} GB",
+    "overlap": lambda plan: plan.overlap,
+    "buckets": lambda plan: f"{plan.bucket_bytes / (1 << 20):g} MiB",
+    "schedule": lambda plan: plan.schedule or "-",
+    "wire": lambda plan: plan.wire if plan.schedule else "-",
+}
+"""Columns of the table: head, and cell of a plan."""
 
 
 class Comparison(NamedTuple):
@@ -245,7 +238,7 @@ def comparison_lines(rows: Sequence[Comparison]) -> Iterator[str]:
         yield f"what if: steps that change by less than {LEAST_CHANGE:.1%}, left out: {len(rows) - len(larger)}"
     if not larger:
         return
-    yield from text_table([CHANGE, *(_change_cells(row) for row in larger)], left={0, 6, len(CHANGE) - 1})
+    yield from column_table(CHANGE_COLUMNS, larger, left={0, 6, len(CHANGE_COLUMNS) - 1})
 
 
 def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -268,21 +261,28 @@ def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
     ]
 
 
-def _change_cells(row: Comparison) -> tuple[str, ...]:
-    before, after = row.before, row.after
+def _rules(row: Comparison) -> str:
+    before, after = row.before.rule, row.after.rule
+    return before if before == after else f"{before} > {after}"
+
+
+def _mostly(row: Comparison) -> str:
     part, seconds = max(row.differences.items(), key=lambda one: abs(one[1]))
-    return (
-        row.change,
-        before.rule if before.rule == after.rule else f"{before.rule} > {after.rule}",
-        str(before.nodes),
-        _ms(before.step),
-        _ms(after.step),
-        f"{row.ratio - 1:+.0%}",
-        f"{part} {seconds * 1e3:+,.1f} ms",
-        f"{before.speedup:.4g}",
-        f"{after.speedup:.4g}",
-        after.bottleneck,
-    )
+    return f"{part} {seconds * 1e3:+,.1f} ms"
+
+
+CHANGE_COLUMNS: Sequence[tuple[str, Callable[[Comparison], str]]] = [
+    ("what if", lambda row: row.change),
+    ("rule", _rules),
+    ("nodes", lambda row: str(row.before.nodes)),
+    ("step", lambda row: _ms(row.before.step)),
+    ("then", lambda row: _ms(row.after.step)),
+    ("change", lambda row: f"{row.ratio - 1:+.0%}"),
+    ("mostly", _mostly),
+    ("speedup", lambda row: f"{row.before.speedup:.4g}"),
+    ("then", lambda row: f"{row.after.speedup:.4g}"),
+    ("bottleneck then", lambda row: row.after.bottleneck),
+]
 
 
 class PlannedLayer(NamedTuple):
@@ -342,18 +342,19 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, st
     return found
 
 
+LAYER_COLUMNS: Sequence[tuple[str, Callable[[PlannedLayer], str]]] = [
+    ("layer", lambda row: row.name),
+    ("kind", lambda row: row.kind),
+    ("GFLOP", lambda row: f"{row.flops / 1e9:,.4g}"),
+    ("weights", lambda row: f"{row.weights / 1e6:,.4g} MB"),
+    ("parallelism", lambda row: row.parallelism),
+    ("computing", lambda row: f"{row.computing * 1e3:,.2f} ms"),
+    ("gradients", lambda row: f"{row.gradients * 1e3:,.2f} ms"),
+    ("activations", lambda row: f"{row.activations * 1e3:,.2f} ms"),
+    ("sent", lambda row: f"{row.sent / 1e6:,.4g} MB"),
+]
+
+
 def layer_lines(rows: Sequence[PlannedLayer]) -> Iterator[str]:
     """Yield the table, a line each."""
-    yield from text_table([LAYER, *(_layer_cells(row) for row in rows)], left={0, 1, 4})
-
-
-def _layer_cells(row: PlannedLayer) -> tuple[str, ...]:
-    return (
-        row.name,
-        row.kind,
-        f"{row.flops / 1e9:,.4g}",
-        f"{row.weights / 1e6:,.4g} MB",
-        row.parallelism,
-        *(f"{one * 1e3:,.2f} ms" for one in (row.computing, row.gradients, row.activations)),
-        f"{row.sent / 1e6:,.4g} MB",
-    )
+    yield from column_table(LAYER_COLUMNS, rows, left={0, 1, 4})

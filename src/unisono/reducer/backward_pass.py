@@ -249,7 +249,7 @@ class BackwardPass:
 
     def end_step(self) -> None:
         """Run the tasks that follow the step of the user's optimizer."""
-        self.replica.memory.mark()
+        self.replica.memory.record_progress()
         self._cursor.end(lambda _: None)
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
@@ -272,7 +272,7 @@ class BackwardPass:
         for key in keys:
             self._missing_gradients[key] -= 1
             if not self._missing_gradients[key]:
-                self.replica.memory.mark(key)
+                self.replica.memory.record_progress(key)
 
     def is_full(self, key: int) -> bool:
         """Return True where all gradients of a bucket are ready. Key 0: a pass begins with its first gradient."""

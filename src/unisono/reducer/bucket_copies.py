@@ -9,7 +9,7 @@
 Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
 copied only where the host reads it.
 
-`mark` records where the program's stream is; `settle` makes the host wait for copies of a bucket, `join` the program's
+`record_progress` records where the program's stream is; `finish_copies` makes the host wait for copies of a bucket, `join` the program's
 stream for all work on the incoming one. Gradients lie in the device's buckets, as views.
 """
 
@@ -45,9 +45,9 @@ class BucketCopies:
         self._unfetched: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}  # host, device, and the device's event
         self._leaving: dict[int, Any] = {}  # end of the last copy from the host, by key
         self._end: Any = None  # of what the incoming stream has got so far
-        self.mark()
+        self.record_progress()
 
-    def mark(self, key: int = LATEST) -> None:
+    def record_progress(self, key: int = LATEST) -> None:
         """Record what the calling thread's stream has queued so far, for a bucket whose gradients are complete."""
         self._marks[key] = self._marks[LATEST] = self._streams.record()
 
@@ -100,7 +100,7 @@ class BucketCopies:
             event.synchronize()
             yield piece
 
-    def settle(self, key: int) -> None:
+    def finish_copies(self, key: int) -> None:
         """Wait until no copy of a bucket is under way, and the host has its contents."""
         if (unfetched := self._unfetched.pop(key, None)) is not None:
             host, flat, computed = unfetched

@@ -139,7 +139,7 @@ class BucketMemory:
             if parameter.grad is not None and lies_in(parameter.grad, view):
                 parameter.grad = parameter.grad.clone()  # what accumulates there
         for key in self.keys:
-            self._settle(key)
+            self._finish_copies(key)
         for flat in (*self._flat.values(), *self._own.values()):
             flat.zero_()  # the gaps between gradients are summed with them
         self.starts, _, slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
@@ -182,22 +182,22 @@ class BucketMemory:
 
     def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent, as a flat tensor, once its copies have ended."""
-        self._settle(key)
+        self._finish_copies(key)
         place = self._places[key - 1]
         return self._flat[place.memory][place.start : place.stop]
 
     def sums(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds gradients, without the flags behind it."""
-        self._settle(key)
+        self._finish_copies(key)
         return self._sums(key, self._flat)
 
     def _sums(self, key: int, memory: Mapping[MemoryKind, torch.Tensor]) -> torch.Tensor:
         place = self._places[key - 1]
         return memory[place.memory][place.start : place.flags]
 
-    def _settle(self, key: int) -> None:
+    def _finish_copies(self, key: int) -> None:
         if self.copies is not None:
-            self.copies.settle(key)
+            self.copies.finish_copies(key)
 
     def flags(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds flags: nonzero for a gradient that ends in it, if any rank has one."""
@@ -238,10 +238,10 @@ class BucketMemory:
         """Return a context for other work: behind all that has come from the host, and the newest mark if `marked`."""
         return nullcontext() if self.copies is None else self.copies.incoming(marked)
 
-    def mark(self, key: int = 0) -> None:
+    def record_progress(self, key: int = 0) -> None:
         """Record where the program's computing is: the gradients of a bucket are complete, or weights are read."""
         if self.copies is not None:
-            self.copies.mark(key)
+            self.copies.record_progress(key)
 
     def join(self) -> None:
         """Let the program's computing wait for all that has come from the host."""
@@ -270,7 +270,7 @@ class BucketMemory:
 
     def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
         """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
-        places, gradients = list[torch.Tensor](), list[torch.Tensor]()
+        targets, gradients = list[torch.Tensor](), list[torch.Tensor]()
         for number, here, part in self._pieces[key - 1]:
             gradient = fresh[number]
             if gradient is None:
@@ -278,10 +278,10 @@ class BucketMemory:
                 continue
             gradient.record_stream(stream)  # it may be freed before it was read
             if not lies_in(gradient, self.views[number]):
-                places.append(flat[here])
+                targets.append(flat[here])
                 gradients.append(self._in_order(gradient, number)[part])
-        if places:
-            torch._foreach_copy_(places, gradients)
+        if targets:
+            torch._foreach_copy_(targets, gradients)
 
     def _fetch(self, key: int) -> None:
         if self.copies is not None:

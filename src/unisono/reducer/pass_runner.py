@@ -107,7 +107,7 @@ class PassRunner:
         began = time.perf_counter()
         self._programs.player.wait()
         self._programs.memory.join()
-        self._programs.memory.mark()
+        self._programs.memory.record_progress()
         self._times.add_waiting(began)
         self.wait_for_buffers()
         self._control.check()

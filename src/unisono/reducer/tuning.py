@@ -39,7 +39,8 @@ from unisono.plan.choose import (
     in_equal_buckets,
     initial_setting,
     is_searched,
-    space_of,
+    overlaps_of,
+    sizes_of,
 )
 from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
 from unisono.processor import Counters, processor_use, read_counters, use_since
@@ -139,7 +140,7 @@ class Tuning:
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
         self._memory, self._world, self._times, self._rule = memory, world, times, rule
-        self._overlaps, self._sizes, self._outstandings = space_of(rule)
+        self._overlaps, self._sizes = overlaps_of(rule), sizes_of(rule)
         self.order = list(reversed(range(len(memory.parameters))))
         """Parameters in the order in which their gradients become ready."""
         self.setting = initial_setting(rule, self._buckets, world.size)
@@ -231,8 +232,8 @@ class Tuning:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
-        found = candidates(inputs, self._overlaps, self._sizes, self._outstandings)
-        variants = (finer(found[0], inputs, self._sizes), in_equal_buckets(found[0], inputs, self._sizes))
+        found = candidates(inputs)
+        variants = (finer(found[0], inputs), in_equal_buckets(found[0], inputs))
         worth = [found[0], *(one for one in variants if one is not None), *found[1:]]
         near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
         trials = list[Trial]()

@@ -255,6 +255,11 @@ def is_available() -> bool:
     return True
 
 
+def register_host_memory(memory: torch.Tensor) -> None:
+    """Let copies from and to a host tensor's memory run late, as those of pinned memory do."""
+    memory.untyped_storage().pinned = True  # type: ignore[attr-defined]
+
+
 def _is_in_bad_fork() -> bool:
     return False
 

@@ -33,7 +33,7 @@ from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
-from unisono.plan.loading import MAX_DECODING_THREADS
+from unisono.plan.planned_run import MAX_DECODING_THREADS
 from unisono.processor import processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers

@@ -11,7 +11,7 @@ from typing import Any
 from unisono.errors import UsageError
 from unisono.training.measures import ACCURACY, Measure, measure_of
 from unisono.training.run_directory import METRICS, read_metrics
-from unisono.view.curves import Line, draw_curves
+from unisono.view.chart import Line, draw_curves
 
 
 @dataclass(frozen=True)

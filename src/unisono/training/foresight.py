@@ -22,9 +22,19 @@ from unisono.data.order import steps_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.measurement import WARMUP_STEPS, Seconds, measure
 from unisono.foresight.predictions import planned_prediction, tuned_prediction
-from unisono.foresight.seal import MEASUREMENT, RunFacts, Seal, SealedPrediction, read_seal, seals_of, write_seal
+from unisono.foresight.seal import (
+    MEASUREMENT,
+    WARMUP_STEPS,
+    RunFacts,
+    Seal,
+    SealedPrediction,
+    Seconds,
+    measure,
+    read_seal,
+    seals_of,
+    write_seal,
+)
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
 from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since

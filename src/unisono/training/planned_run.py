@@ -32,10 +32,8 @@ from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
-from unisono.plan.loading import MAX_DECODING_THREADS, SampleFacts
 from unisono.plan.machines import MachineFacts, changed_machine
-from unisono.plan.planned_run import PlannedRun
-from unisono.plan.rank_memory import numbers_kept
+from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
 from unisono.plan.split import LayerFacts, SplitInputs, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.rules import BaseRule

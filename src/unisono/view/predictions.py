@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.errors import UsageError
-from unisono.foresight.calibration import group_of, part_errors
-from unisono.foresight.ledger import LedgerEntry
+from unisono.foresight.ledger import LedgerEntry, group_of, part_errors
+from unisono.formats import format_seconds
 from unisono.view.chart import color_of, render
 from unisono.view.svg import INK
-from unisono.view.words import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
 from unisono.step.program import Step, Task
 from unisono.step.rule import BaseRule
-from unisono.view.spans import Span, SpanRow, draw_spans, draw_text
+from unisono.view.svg import Span, SpanRow, draw_spans, draw_text
 
 MIN_TASK_WIDTH = 0.75
 """Smallest width of a drawn task, in units of time: space for a letter, a figure and a space."""

@@ -1,11 +1,18 @@
 """SVG documents: text stays text, in one typeface, and colors follow the reader's light or dark scheme.
 
 What is drawn in `currentColor` is dark on a light page and light on a dark one; bands and lines are shades of it.
+
+Drawn are spans in rows, time from left to right, also as text: a step that was predicted, threads that were timed, or
+the messages of a schedule.
+
+    main           f0··f1··b0··b1······b2······
+    update                             p1 s1 u1        a box has a label; its color distinguishes kinds of work
+    communication              w0··        a1······
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
@@ -63,17 +70,17 @@ def box(x: float, y: float, width: float, height: float, **attributes: str | flo
     return element("rect", x=x, y=y, width=width, height=height, **attributes)
 
 
-def arrow(x: float, y: float, to_x: float, to_y: float, head: str, color: str) -> str:
-    """Return an arrow with the head that `arrow_head` makes by this name."""
+ARROW_HEAD = (
+    '<marker id="head" orient="auto" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="7" markerHeight="7">'
+    '<path d="M0,1 L8,4 L0,7 z"/></marker>'
+)
+"""Head of arrows, once in a document that has any."""
+
+
+def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    """Return an arrow."""
     line = f"M{x:g},{y:g} L{to_x:g},{to_y:g}"
-    return element("path", d=line, stroke=color, stroke_width=1.4, fill="none", marker_end=f"url(#{head})")
-
-
-def arrow_head(name: str, color: str) -> str:
-    """Return the head of arrows in a color."""
-    shape = element("path", d="M0,1 L8,4 L0,7 z", fill=color)
-    place = {"viewBox": "0 0 8 8", "refX": "7.5", "refY": "4", "markerWidth": "7", "markerHeight": "7"}
-    return element("marker", shape, id=name, orient="auto", **place)
+    return element("path", d=line, stroke="currentColor", stroke_width=1.4, fill="none", marker_end="url(#head)")
 
 
 def width_of(words: str) -> float:
@@ -81,21 +88,12 @@ def width_of(words: str) -> float:
     return CHARACTER_WIDTH * len(words)
 
 
-class LegendEntry(NamedTuple):
-    """Symbol, drawn on a line at y = 0 from x = 0 on, its width, and its meaning."""
-
-    symbol: Sequence[str]
-    width: float
-    words: str
-
-
-def legend(entries: Sequence[LegendEntry], y: float) -> list[str]:
-    """Return symbols with their meanings side by side, on a line at `y`."""
+def legend(colors: Mapping[str, str], y: float) -> list[str]:
+    """Return a box of each color with its meaning, side by side on a line at `y`."""
     x, drawn = MARGIN, list[str]()
-    for entry in entries:
-        words = text(entry.width + 6, 4, entry.words)
-        drawn.append(element("g", *entry.symbol, words, transform=f"translate({x:g},{y:g})"))
-        x += entry.width + 6 + width_of(entry.words) + 16
+    for words, color in colors.items():
+        drawn += [box(x, y - 6, 12, 12, rx=2, fill=color), text(x + 18, y + 4, words)]
+        x += 34 + width_of(words)
     return drawn
 
 
@@ -124,3 +122,95 @@ def page(width: float, height: float, title: str, body: Sequence[str]) -> str:
         )
         + "\n"
     )
+
+
+ROW, GAP = 30.0, 6.0
+"""Height of a row, and space in it under the boxes, in SVG units."""
+
+KIND_COLORS = (
+    *("#9ecae1", "#fd8d3c", "#6baed6", "#74c476", "#dadaeb"),
+    *("#bcbddc", "#fdae6b", "#c7e9c0", "#e7969c", "#cedb9c"),
+)
+"""Colors of kinds of work, on all of which dark text is readable."""
+
+COLUMNS = 4
+"""Characters of text per unit of time."""
+
+
+class Span(NamedTuple):
+    """Work from a begin to an end."""
+
+    begin: float
+    end: float
+    label: str
+    kind: str
+    words: str
+    """Name and times, shown where a reader points at the box."""
+
+
+class SpanRow(NamedTuple):
+    """Spans, of which none crosses another, and the name at the left."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+class Place(NamedTuple):
+    """Point in a drawing: the number of a row, and a time."""
+
+    row: int
+    time: float
+
+
+def draw_text(rows: Sequence[SpanRow]) -> list[str]:
+    """Return a line of text for each row."""
+    width = max((len(row.name) for row in rows), default=0)
+    return [f"{row.name:>{width}} │{_line(row.spans)}" for row in rows]
+
+
+def _line(spans: Iterable[Span]) -> str:
+    line = ""
+    for span in spans:
+        first, last = (round(time * COLUMNS) for time in (span.begin, span.end))
+        label = span.label.ljust(last - first, "·")
+        line = line.ljust(first) + label[: max(1, last - first - 1)]
+    return line
+
+
+def draw_spans(
+    rows: Sequence[SpanRow],
+    title: str,
+    unit: float,
+    marks: Sequence[tuple[float, str]] = (),
+    arrows: Sequence[tuple[Place, Place]] = (),
+) -> str:
+    """Return the rows as an SVG document; a unit of time is `unit` SVG units wide.
+
+    `marks` are times and words under them. Labels are left out where the box has no room for them.
+    """
+    spans = [span for row in rows for span in row.spans]
+    kinds = dict.fromkeys(span.kind for span in sorted(spans, key=lambda span: span.begin))
+    colors = {kind: KIND_COLORS[number % len(KIND_COLORS)] for number, kind in enumerate(kinds)}
+    left, top = MARGIN + max((width_of(row.name) for row in rows), default=0.0) + 12, MARGIN + TITLE_HEIGHT + 32
+    bottom = top + ROW * len(rows)
+    body = legend(colors, top - 24)
+    for time, words in marks:
+        x = left + time * unit
+        body.append(element("path", d=f"M{x:g},{top:g} V{bottom:g}", stroke="currentColor", stroke_opacity=0.2))
+        body.append(text(x, bottom + 12, words, text_anchor="middle"))
+    for number, row in enumerate(rows):
+        y = top + ROW * number
+        body += [text(MARGIN, y + ROW / 2 + 1, row.name)] if row.name else []
+        body += [_box(span, left + span.begin * unit, y, unit, colors[span.kind]) for span in row.spans]
+    body += [ARROW_HEAD] * bool(arrows)
+    for ends in arrows:
+        (x, y), (to_x, to_y) = ((left + end.time * unit, top + ROW * (end.row + 0.5) - GAP / 2) for end in ends)
+        body.append(arrow(x, y, to_x, to_y))
+    right = left + unit * max((span.end for span in spans), default=0.0)
+    return page(right + MARGIN, bottom + MARGIN, title, body)
+
+
+def _box(span: Span, x: float, y: float, unit: float, color: str) -> str:
+    width = max(1.0, (span.end - span.begin) * unit - 1)
+    words = [text(x + 4, y + ROW / 2 + 1, span.label, font_size=11, fill=INK)] if width > 6 * len(span.label) else []
+    return element("g", element("title", escape(span.words)), box(x, y, width, ROW - GAP, rx=2, fill=color), *words)

@@ -9,8 +9,9 @@ import pytest
 
 from unisono.bench.collectives import measure
 from unisono.measure.facts import file_of
-from unisono.measure.tune import machine_at, tune
-from unisono.network.choice import COLLECTIVES, read_table
+from unisono.measure.player import machine_at, tune
+from unisono.network import Network
+from unisono.network.choice import COLLECTIVES, ChoiceTables, read_table
 from unisono.plan.machines import MachineFacts, NodeFacts
 from unisono.world import World
 
@@ -19,7 +20,7 @@ from unisono.world import World
 def test_written_table_is_read_again(
     request: pytest.FixtureRequest, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.05)
+    monkeypatch.setattr("unisono.measure.player.TRIAL_SECONDS_PER_SIZE", 0.05)
     these: World = request.getfixturevalue(where)
     if these.size == 1:
         pytest.skip("a single rank cannot communicate")
@@ -33,8 +34,8 @@ def test_written_table_is_read_again(
     table = read_table(path)
     for collective in COLLECTIVES:
         chosen = [table.choose(collective, these.placement, nbytes).algorithm for nbytes in (4, 1 << 30)]
-        written = tuned.choices[collective]
-        assert chosen == [written[0]["algorithm"], written[-1]["algorithm"]]
+        written = getattr(tuned.choices, collective)
+        assert chosen == [written[0].algorithm, written[-1].algorithm]
     if these.nodes > 1:  # of one node there is nothing to say about what lies between nodes
         assert table.network.measured
         assert tuned.link.bandwidth == pytest.approx(1 / float(table.network.beta), rel=1e-4)
@@ -45,11 +46,11 @@ def test_a_machine_that_was_measured_before_keeps_all_but_its_choices(
 ) -> None:
     if world.size == 1:
         pytest.skip("a single rank cannot communicate")
-    monkeypatch.setattr("unisono.measure.tune.TRIAL_SECONDS_PER_SIZE", 0.0)
-    before = MachineFacts("ours", NodeFacts(flops=1e9), choices={"network": {"alpha": 1.0, "beta": 1.0}})
+    monkeypatch.setattr("unisono.measure.player.TRIAL_SECONDS_PER_SIZE", 0.0)
+    before = MachineFacts("ours", NodeFacts(flops=1e9), choices=ChoiceTables(network=Network(1.0, 1.0)))
     after = tune(world, 4, lambda _: None, before)
-    assert after.choices.keys() >= set(COLLECTIVES)
-    assert replace(after, choices={}) == replace(before, choices={})
+    assert all(getattr(after.choices, collective) for collective in COLLECTIVES)
+    assert replace(after, choices=ChoiceTables()) == replace(before, choices=ChoiceTables())
     path = tmp_path / "table.toml"
     assert machine_at(path) is None
     path.write_text("[network]\nalpha = 1.0\nbeta = 1.0\n")

@@ -14,8 +14,7 @@ from tests.mpi.training.test_run import recipe_of
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain
 from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
-from unisono.foresight.measurement import read_measurement
-from unisono.foresight.seal import read_seal, seals_of
+from unisono.foresight.seal import read_measurement, read_seal, seals_of
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.recipe import Recipe
 from unisono.training.run import TrainOptions, train

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from unisono.formats import format_duration, markdown_table
 from unisono.tables import flat
 from unisono.training.curves import Curve, curve_of
 from unisono.training.measures import ACCURACY, Measure, measure_of
@@ -24,7 +25,6 @@ from unisono.training.run_directory import read_metrics
 from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep
 from unisono.training.sweep.grid import Grid, GridAxis, GridPoint
 from unisono.view.heat_map import HeatCell, HeatMap
-from unisono.view.words import format_duration, markdown_table
 
 SEED, NONE = "training.seed", "–"
 

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from unisono.errors import UsageError
+from unisono.formats import format_duration
 from unisono.training.curves import draw, finite_part
 from unisono.training.recipe_file import find_recipe
 from unisono.training.run_directory import replace_file
@@ -41,7 +42,6 @@ from unisono.training.sweep.results import (
 from unisono.training.sweep.run import PROGRAM, exit_code, run_points
 from unisono.view.chart import no_pictures
 from unisono.view.heat_map import draw_heat_maps
-from unisono.view.words import format_duration
 
 MAX_TABLE_WIDTH = 1000
 """Most characters of a row of a table that is not printed on a terminal."""

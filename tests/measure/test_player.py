@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import TableError, UsageError
-from unisono.measure.choice_table import Row, choice_tables, rows
+from unisono.measure.facts import choice_tables
 from unisono.measure.links import Links
-from unisono.measure.timing import Timing, timing_of
+from unisono.measure.player import rows
+from unisono.measure.timing import Timing
 from unisono.network import Network
-from unisono.network.choice import read_table
+from unisono.network.choice import ChoiceRow, read_table
 from unisono.placement import one_rank_per_node
 from unisono.plan.machines import MachineFacts, find_machine, machine_text, read_machine
+from unisono.tables import known
 
 LINKS = Links(Network(5e-5, 4e-8, 1e-10, 1.6e-7), (0, 0, 1, 1))
-ROWS = {"allreduce": [Row(8192, "tree", timing_of([0.1, 0.2, 0.3])), Row(None, "library", timing_of([1.0]))]}
+ROWS = {"allreduce": (ChoiceRow("across nodes", "tree", 8192, median_us=2e5), ChoiceRow("across nodes", "library"))}
 
 
 def exact(**medians: float) -> dict[str, Timing]:
@@ -33,22 +35,22 @@ def test_fastest_is_chosen_and_adjacent_sizes_are_joined() -> None:
         16384: exact(ring=2.3, tree=2.9),
         65536: exact(ring=3.0),
     }
-    found = rows(timings)
+    found = rows(timings, "across nodes")
     assert [(row.up_to, row.algorithm) for row in found] == [(8192, "tree"), (None, "ring")]
-    assert found[0].timing.median == 1.2
+    assert (found[0].median_us, found[0].interval_us) == (1.2e6, (1.2e6, 1.2e6))
 
 
 def test_equally_fast_choice_is_kept() -> None:
     timings = {4: exact(tree=1.0, ring=2.0), 16: {"tree": Timing(1.01, 0.9, 1.1), "ring": Timing(1.0, 0.9, 1.1)}}
-    assert [row.algorithm for row in rows(timings)] == ["tree"]
+    assert [row.algorithm for row in rows(timings, "across nodes")] == ["tree"]
     timings[16]["tree"] = Timing(1.2, 1.1, 1.3)
-    assert [row.algorithm for row in rows(timings)] == ["tree", "ring"]
+    assert [row.algorithm for row in rows(timings, "across nodes")] == ["tree", "ring"]
 
 
 @given(st.dictionaries(st.integers(1, 10**9), st.sampled_from(["a", "b", "c"]), min_size=1))
 def test_every_size_is_served_by_its_fastest(fastest: dict[int, str]) -> None:
     timings = {size: exact(**{name: 1.0 if name == best else 9.0 for name in "abc"}) for size, best in fastest.items()}
-    found = rows(timings)
+    found = rows(timings, "across nodes")
     assert [row.up_to is None for row in found] == [False] * (len(found) - 1) + [True]
     for size, best in fastest.items():
         assert next(row.algorithm for row in found if row.up_to is None or size <= row.up_to) == best
@@ -71,25 +73,26 @@ def test_a_machine_file_has_the_table_that_auto_reads(tmp_path: Path) -> None:
 
 def test_the_table_alone_is_read_as_well(tmp_path: Path) -> None:
     machine, alone, whole = four_nodes(["a", "b", "c", "d"]), tmp_path / "alone.toml", tmp_path / "whole.toml"
-    alone.write_text(tomli_w.dumps(machine.choices))
+    alone.write_text(tomli_w.dumps(known(machine.choices)))
     whole.write_text(machine_text(machine))
     assert read_table(alone) == read_table(whole)
 
 
 def test_a_node_has_rows_and_no_network() -> None:
-    (row,) = choice_tables(None, ["a"], {"allreduce": ROWS["allreduce"][1:]}).values()
-    assert row == [{"where": "one node", "algorithm": "library", "median_us": 1e6, "interval_us": [1e6, 1e6]}]
+    tables = choice_tables(None, ["a"], {"allreduce": rows({4: exact(library=1.0)}, "one node")})
+    row = {"where": "one node", "algorithm": "library", "median_us": 1e6, "interval_us": [1e6, 1e6]}
+    assert known(tables) == {"allreduce": [row]}
 
 
 def test_hosts_with_equal_names_have_no_supernodes() -> None:
-    assert "supernode" not in four_nodes(["vm"] * 4).choices
+    assert four_nodes(["vm"] * 4).choices.supernode == ()
 
 
 def test_an_error_in_the_table_is_one_of_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
-    path.write_text('name = "ours"\n[[choices.allreduce]]\nwhere = "here"\n')
+    path.write_text('name = "ours"\n[[choices.allreduce]]\nwhere = "here"\nalgorithm = "ring"\n')
     for read in (read_table, read_machine):
-        with pytest.raises(UsageError, match=r"ours.toml.*choices: allreduce, 'one node': row 0: where = 'here'"):
+        with pytest.raises(UsageError, match=r"ours.toml.*choices.*allreduce row 0.where = 'here'"):
             read(path)
     path.write_text('name = "ours"\n')
     with pytest.raises(TableError, match=r"no \[choices\]: unisono tune --output .*ours.toml adds them"):

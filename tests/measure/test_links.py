@@ -4,7 +4,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.measure.topology import Pair, pairings, slow_links, supernodes
+from unisono.measure.links import Pair, pairings, slow_links, supernodes
 
 
 @given(st.integers(0, 20), st.integers(0, 60), st.integers(0, 99))

@@ -9,16 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.plan.loading import (
+from unisono.errors import UsageError
+from unisono.plan.machines import DecodingFacts, DiskFacts, MachineFacts, NodeFacts
+from unisono.plan.planned_run import (
     MAX_DECODING_THREADS,
     Loading,
+    PlannedRun,
+    RankMemory,
     SampleFacts,
     held_bytes,
     least_step,
     loading_of,
+    numbers_kept,
+    rank_memory,
     unknown_rates,
 )
-from unisono.plan.machines import DecodingFacts, DiskFacts, MachineFacts, NodeFacts
+from unisono.plan.trace import TracedLayer
+from unisono.rules import BSP, Exchange, LocalSGD, Sharded
 
 MACHINE = MachineFacts(
     "example", NodeFacts(cores=8, accelerators=1), disk=DiskFacts(200e6), decoding=DecodingFacts(40e6)
@@ -82,3 +89,30 @@ def test_samples_in_memory_are_shared_by_ranks() -> None:
     assert held_bytes(facts._replace(copies=0), 1000, nodes=4, ranks=8) == 5000  # one in each node
     assert held_bytes(facts._replace(from_disk=True), 1000, nodes=4, ranks=8) == 0
     assert held_bytes(facts, None, nodes=4, ranks=8) == 0
+
+
+LAYERS = [
+    TracedLayer("0", "Linear", parameter_bytes=100, activation_bytes=60),
+    TracedLayer("1", "ReLU", activation_bytes=40),
+]
+RUN = PlannedRun(MachineFacts("example"), LAYERS, 2, BSP(), 32, 4, kept=2.0)
+
+
+def test_the_worked_example_of_memory() -> None:
+    found = rank_memory(RUN)
+    assert found == RankMemory(100, 100, 200, 0, 400)
+    assert found.total == 800
+    assert rank_memory(replace(RUN, rule=Sharded())).total == 650
+
+
+def test_an_anchor_is_as_large_as_the_weights() -> None:
+    assert rank_memory(replace(RUN, rule=LocalSGD(Exchange(wire="int4")))).anchor == 100
+    assert rank_memory(replace(RUN, rule=LocalSGD())).anchor == 0
+
+
+def test_an_optimizer_keeps_what_its_step_leaves() -> None:
+    kept = {name: numbers_kept(name, 0.9) for name in ("sgd", "adamw", "lars", "lamb")}
+    assert kept == {"sgd": 1, "adamw": 2, "lars": 1, "lamb": 2}
+    assert numbers_kept("sgd", 0.0) == 0
+    with pytest.raises(UsageError, match="there is no optimizer 'adagrad'"):
+        numbers_kept("adagrad", 0.9)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from unisono.bench.collectives_report import bound_of, draw, simulated, table
+from unisono.bench.collectives import bound_of, draw, simulated, table
 
 
 def entry(median: float, predicted: float | None = None) -> dict[str, float | None]:
