@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 from benchmarks.overlaps.bound import bound
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of, sequence, sequence_of_halves
@@ -178,7 +178,6 @@ def test_nothing_to_exchange() -> None:
     assert bound(Computing((0, 1), (3, 2), 3), [0, 0], BYTES) == 3
 
 
-@settings(deadline=None)
 @given(
     networks(), st.integers(1, 20), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([0.0, 0.25, 1.0, 2.0]), st.data()
 )
@@ -207,7 +206,6 @@ def test_the_bound_is_no_less_than_computing_and_no_less_than_exchanging(
     assert least <= max(computing.ready) + sum(sizes) * per_byte + computing.whole - min(computing.ready)
 
 
-@settings(deadline=None)
 @given(networks())
 def test_buckets_of_one_byte_reach_the_bound(network: tuple[Computing, list[int]]) -> None:
     """Gradients come at whole seconds, and a byte takes one: cut so, nothing that is urgent ever waits."""
@@ -218,7 +216,6 @@ def test_buckets_of_one_byte_reach_the_bound(network: tuple[Computing, list[int]
     assert reached == bound(computing, sizes, BYTES)
 
 
-@settings(deadline=None, max_examples=60)
 @given(computings(), st.lists(st.integers(0, 4), max_size=6))
 def test_the_bound_is_the_best_of_all_orders_of_all_pieces(computing: Computing, pieces: list[int]) -> None:
     pieces = [number % len(computing.needed) for number in pieces]
