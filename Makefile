@@ -14,14 +14,14 @@ train: $(VENV)/.run
 
 test: $(VENV)/.dev
 	@failed=0; \
-	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist worksteal -m "not launches" || failed=1; \
+	$(BIN)/python -m pytest -q --durations=50 -n 2 -m "not launches" || failed=1; \
 	$(BIN)/python -m pytest -q --durations=50 -m launches || failed=1; \
 	exit $$failed
 
 # No ranks but those of README's programs, and nothing that starts program after program.
 test-quick: export HYPOTHESIS_PROFILE := dev
 test-quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not launches" --ignore=tests/test_under_mpiexec.py \
+	$(BIN)/python -m pytest -q -n 2 -m "not launches" --ignore=tests/test_under_mpiexec.py \
 	  $(foreach folder,bench benchmarks docs examples faults,--ignore=tests/$(folder))
 	$(BIN)/python -m pytest -q tests/test_readme.py
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 from PIL import Image
 from tests.persistent_ranks import PersistentRanks
@@ -37,12 +38,17 @@ LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts ranks: the Makefile runs two of the other tests at a time, and first what takes longest."""
-    items.sort(key=lambda item: not item.name.startswith("test_on_ranks"))
+    """Mark what starts ranks: the Makefile runs two of the other tests at a time. Mark what needs an accelerator.
+
+    What takes longest comes first. What needs a device comes last: one that only pretends stays in the process.
+    """
     for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker("device")
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
+    items.sort(key=lambda item: (item.get_closest_marker("device") is not None, "test_on_ranks[" not in item.name))
 
 
 def clean_environment() -> dict[str, str]:
@@ -125,6 +131,20 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture(params=[0, 1, 2])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """An accelerator of this machine; where there is none, one that only pretends, three times in another order."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type == "pretend":
+        from unisono.testing.pretend import use_pretend
+
+        use_pretend(request.param)
+        return torch.device("pretend", 0)
+    if request.param:
+        pytest.skip("one order is enough on an accelerator")
+    return torch.device(found.type, 0)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ MPI_TESTS = Path(__file__).parent / "mpi"
 LEFT_OUT: dict[int, tuple[str, ...]] = {
     1: (),
     2: (
+        "collectives/test_direct.py",
         "collectives/test_watch.py",
         "data",
         "reducer/test_bits.py",
@@ -32,7 +33,6 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "tensor_parallel/test_layouts.py",
         "tensor_parallel/test_layers.py",
         "tensor_parallel/test_losses.py",
-        "torch_backend/test_devices.py",
         "training",
     ),
     3: (
@@ -40,6 +40,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "loops/test_split_layers.py",
         "measure",
         "reducer/test_buffers.py",
+        "reducer/test_devices.py",
         "reducer/test_failed_passes.py",
         "reducer/test_life.py",
         "reducer/test_models.py",
@@ -50,8 +51,10 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "torch_backend/test_buckets.py",
     ),
     4: (
+        "collectives/test_direct.py",
         "collectives/test_ops.py",
         "collectives/test_ready.py",
+        "collectives/test_staged.py",
         "collectives/test_trials.py",
         "collectives/test_waits.py",
         "collectives/test_watch.py",

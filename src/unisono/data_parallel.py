@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from unisono.device import device_of
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
 from unisono.reducer import Reducer, reducer_of
@@ -160,6 +161,7 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     prepare(model)
     if (plan is not None or split_of(model) is not None) and not rule.traits.groups:
         raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan")
+    world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
     compare_models(model, world)
     agree_on_state(model, world)
     if plan is not None:

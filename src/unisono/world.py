@@ -14,7 +14,7 @@ from unisono.call import call_of
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.allreduce import allreduce
+from unisono.collectives.allreduce import allreduce, reaches_device
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
@@ -110,6 +110,11 @@ class World:
         op, MismatchError when ranks make different calls.
         """
         return allreduce(self._group, tensor, algorithm, wire, op)
+
+    def reaches_device(self, device: torch.device) -> bool:
+        """Return True where the MPI library moves a device's memory, faster than by copies in host memory. The first
+        call, by all ranks together, tries both."""
+        return self.size > 1 and device.type != "cpu" and reaches_device(self._group, device)
 
     def reads_other_processes(self) -> bool:
         """Return True if the ranks, all of one node, may read each other's memory (Linux: process_vm_readv)."""

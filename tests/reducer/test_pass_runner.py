@@ -73,7 +73,7 @@ def programs_of(
     """Return what passes need of programs."""
     return SimpleNamespace(
         player=player,
-        memory=SimpleNamespace(parameters=parameters),
+        memory=SimpleNamespace(parameters=parameters, join=lambda: None, mark=lambda: None),
         times=StepTimes(len(parameters)),
         observe=observe,
         collectives=SimpleNamespace(rank=rank),

@@ -274,10 +274,10 @@ def test_an_error_of_a_member_is_raised() -> None:
         for net, mine in zip(nets, batches, strict=True)
     ]
 
-    def fails(_: int) -> torch.Tensor:
+    def fails(_: int) -> tuple[torch.Tensor]:
         raise ValueError("no bucket")
 
-    replicas[1].bucket = fails  # type: ignore[method-assign]
+    replicas[1].arrivals = fails  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="no bucket"):
         play_in_process(BSP(), replicas, [Step(0)])
 

@@ -13,6 +13,8 @@ different sizes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
@@ -20,6 +22,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, move_dtype_of, nbytes_of, receive_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.plan import bytes_at
@@ -33,6 +36,9 @@ def all_gather(
     parameters = "all_gather", algorithm, wire
     if start_ready(group, parameters, shard, out):
         return out
+    if is_on_device(shard, out):
+        call = partial(all_gather, group, algorithm=algorithm, wire=wire)
+        return on_host(group, "all_gather", (shard, out), (out,), call)  # type: ignore[no-any-return]
     start, stop = bounds(out.numel(), group.size, group.rank)
     with Checks(group, "all_gather"):
         if shard.numel() != stop - start or shard.dtype != out.dtype:

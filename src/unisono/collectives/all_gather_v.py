@@ -20,6 +20,7 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.transports.messages import Parcel
 from unisono.transports.staging import SlotTransfers
@@ -31,6 +32,9 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     Raises TensorError unless there is one part per rank, all of the tensor's dtype, and this rank's own part is as
     long as the tensor. Raises MismatchError on every rank when ranks disagree about the lengths.
     """
+    if is_on_device(tensor, *parts):
+        on_host(group, "all_gather_v", (tensor, *parts), parts, lambda one, *several: all_gather_v(group, one, several))
+        return
     with Checks(group, "all_gather_v"):
         check_gather(group, tensor, parts)
     lengths = ", ".join(str(part.numel()) for part in parts)

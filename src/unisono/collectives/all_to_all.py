@@ -11,6 +11,8 @@ Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `all_to_a
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_memory
@@ -18,6 +20,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 
 
@@ -29,6 +32,12 @@ def all_to_all(
     `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
     does not fit.
     """
+    if is_on_device(tensor):
+        call = partial(all_to_all, group, algorithm=algorithm)
+        given = torch.empty_like(tensor) if out is None else out
+        return on_host(  # type: ignore[no-any-return]
+            group, "all_to_all", (tensor, given), (given,), lambda one, into: call(one, out=into)
+        )
     result = torch.empty(tensor.shape, dtype=tensor.dtype) if out is None else out
     parameters = "all_to_all", algorithm
     if start_ready(group, parameters, tensor, result):

@@ -26,6 +26,7 @@ from unisono.call import Call, call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import MismatchError
 from unisono.transports.messages import Parcel, size_mismatch
 from unisono.transports.staging import SlotTransfers
@@ -38,6 +39,16 @@ def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence
     rank, all of one dtype, and where other tensors share memory. Raises MismatchError on every rank, naming both
     lengths, when a rank sends another length than the receiver expects.
     """
+    if is_on_device(*sends, *receives):
+        ends = len(sends)
+        on_host(
+            group,
+            "all_to_all_v",
+            (*sends, *receives),
+            receives,
+            lambda *both: all_to_all_v(group, both[:ends], both[ends:]),
+        )
+        return
     dtype = receives[0].dtype if receives else torch.uint8
     with Checks(group, "all_to_all_v"):
         check_parts(group, sends, dtype, "all_to_all_v")

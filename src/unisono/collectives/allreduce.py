@@ -18,11 +18,13 @@ from functools import partial
 import torch
 
 from unisono.collectives.checks import Checks, check_output
+from unisono.collectives.direct import allreduce_direct, is_direct, reaches
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import Key, keep_ready
+from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 from unisono.transports.plan import Play
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
@@ -55,7 +57,13 @@ def allreduce(
 
 def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Play:
     """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
+    if group.size > 1 and is_on_device(tensor):
+        return partial(_allreduce_of_device, group, tensor, algorithm, wire, op)
     with Checks(group, "allreduce"):
+        if group.size == 1 and is_on_device(tensor):
+            refuse_unsupported(tensor)
+            refuse_shared("allreduce", [tensor])
+            return lambda: None
         nbytes_of(tensor)
         planned = algorithm
         if algorithm == AUTO and group.is_reduced_in_place(tensor, wire):
@@ -79,3 +87,20 @@ def _reduce_copy(group: Group, tensor: torch.Tensor, algorithm: str, wire: str |
     """Reduce a tensor whose memory is not contiguous, or that is a lazy negative, by a copy that is."""
     with torch.no_grad():
         tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+
+
+def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
+    if algorithm == AUTO and reaches_device(group, tensor.device) and is_direct(group, tensor, op, wire):
+        allreduce_direct(group, tensor, op, wire)
+    else:
+        allreduce_staged(allreduce, group, tensor, algorithm, wire, op)
+
+
+def reaches_device(group: Group, device: torch.device) -> bool:
+    """Return True where MPI moves a device's memory, faster than by copies in host memory. Called by all ranks
+    together: the first call tries."""
+
+    def staged(tensor: torch.Tensor) -> None:
+        allreduce_staged(allreduce, group, tensor, AUTO, None, "sum")
+
+    return reaches(group, device, staged)

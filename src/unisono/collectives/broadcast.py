@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_output, check_root
@@ -9,6 +11,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, move_dtype_of, nbytes_of
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
+from unisono.collectives.staged import is_on_device, on_host
 
 
 def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str = "auto") -> torch.Tensor:
@@ -16,6 +19,9 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
     parameters = "broadcast", root, algorithm
     if start_ready(group, parameters, tensor):
         return tensor
+    if is_on_device(tensor):
+        call = partial(broadcast, group, root=root, algorithm=algorithm)
+        return on_host(group, "broadcast", (tensor,), (tensor,), call)  # type: ignore[no-any-return]
     with Checks(group, "broadcast"):
         check_root(group, root, "broadcast")
         if group.rank != root:

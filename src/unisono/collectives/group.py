@@ -72,6 +72,8 @@ class Group:
         self.broken = False
         """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
         self._pending = False
+        self.reached: dict[str, bool] = {} if dup is None else dup.reached
+        """Kinds of devices that were tried, True for those whose memory MPI moves, faster than copies on the host."""
         self.label = ""
         """Text that is compared in addition to the description of each call."""
         self.messages = comm.Dup()

@@ -14,6 +14,8 @@ n bytes. On one node each rank reduces its segment in shared memory, and only th
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.call import call_of
@@ -22,6 +24,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.plan import Plan
 from unisono.transports.staging import staged_reduce
@@ -34,6 +37,10 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     """
     parameters = "reduce", root, op
     if start_ready(group, parameters, tensor):
+        return
+    if is_on_device(tensor):
+        written = (tensor,) if group.rank == root else ()
+        on_host(group, "reduce", (tensor,), written, partial(reduce, group, root=root, op=op))
         return
     with Checks(group, "reduce"):
         nbytes_of(tensor)

@@ -12,6 +12,8 @@ Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number o
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
@@ -19,6 +21,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
+from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 
@@ -36,6 +39,12 @@ def reduce_scatter(
     The result is in `out` if given, which may be this rank's chunk of `tensor`. Raises TensorError if it does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
+    if is_on_device(tensor):
+        call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
+        given = tensor.new_empty(stop - start) if out is None else out
+        return on_host(  # type: ignore[no-any-return]
+            group, "reduce_scatter", (tensor, given), (given,), lambda one, into: call(one, out=into)
+        )
     result = torch.empty(stop - start, dtype=tensor.dtype) if out is None else out
     parameters = "reduce_scatter", algorithm, wire, op
     if start_ready(group, parameters, tensor, result):

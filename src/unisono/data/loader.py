@@ -19,7 +19,8 @@
     BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has its own memory; only full batches
 
 Such loops read batches ahead, collect several before a step (accumulation), and average ranks with equal weight: so
-batches are copied, and all ranks have equally many samples in each. Bytes copied: those of each batch, once.
+batches are copied, and all ranks have equally many samples in each. Bytes copied: those of each batch, once. With
+`device`, batches arrive there, in memory of their own (`loading.py`), and are not copied again.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from unisono.data.kinds import TransformOptions
-from unisono.data.loading import Batch
+from unisono.data.loading import Batch, device_of_rank, to_device
 from unisono.data.order import parse_shuffle, steps_of
 from unisono.data.pack.layout import check_installed
 from unisono.data.storage import StorageOptions
+from unisono.device import HOST, is_on_host
 from unisono.engine.closing import Closing
 from unisono.errors import UsageError
 from unisono.world import World
@@ -65,12 +67,15 @@ class Loader(Closing):
         windows: int = 8,
         context: int = 15,
         threads: int = 1,
+        device: torch.device | str = HOST,
     ) -> None:
         """Read the pack, which has train/ and test/, into memory, or look at what is streamed. Collective.
 
-        Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Raises
-        PackError on every rank if the pack cannot be read, does not fit, or does not take these options; UsageError
-        if some ranks would have no samples or a number is out of range, RecipeError for another `shuffle`.
+        Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Batches
+        arrive on `device`: one of PyTorch's, or a name as in a recipe ("auto": an accelerator for each rank of a node).
+        Raises PackError on every rank if the pack cannot be read, does not fit, or does not take these options;
+        UsageError if some ranks would have no samples or no device, or a number is out of range, RecipeError for
+        another `shuffle`.
         """
         check_installed()
         from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  of the extra `data`
@@ -86,7 +91,10 @@ class Loader(Closing):
             raise UsageError(f'groups = {groups}, but storage = "{storage}": only "partitioned" takes groups; omit it')
         place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
         interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
-        self._feed = packed_feed(FeedOptions(Path(pack), place, transform, threads, shuffle=interval), world, seed)
+        self.device = device_of_rank(device, world) if isinstance(device, str) else device
+        """Device that batches arrive on."""
+        options = FeedOptions(Path(pack), place, transform, threads, shuffle=interval, device=self.device)
+        self._feed = packed_feed(options, world, seed)
         self._ranks, self._seed, self._shuffle = world.size, seed, interval
         self._running: Generator[Batch] | None = None
         self.batch = batch
@@ -107,13 +115,13 @@ class Loader(Closing):
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's inputs and labels of the epoch's steps, from `step` on. Collective.
 
-        A batch's memory is reused after the next batch. After the last step, the next epoch begins. Raises UsageError
-        if the loader was meanwhile iterated again, or moved to another step.
+        A batch's memory is reused after the next batch, but not on a device. After the last step, the next epoch
+        begins. Raises UsageError if the loader was meanwhile iterated again, or moved to another step.
         """
         self._stop()
         if self.step >= len(self):  # the loop before counted its batches, and never asked for one more
             self._move(self.epoch + 1, 0)
-        running = self._running = self._feed.epoch(self.epoch, self.batch, self.step)
+        running = self._running = to_device(self._feed.epoch(self.epoch, self.batch, self.step), self.device)
         for batch in running:
             self.step += 1
             yield batch
@@ -131,7 +139,7 @@ class Loader(Closing):
 
     def test_batches(self) -> Iterator[Batch]:
         """Yield this rank's share of the test set, without random changes."""
-        return self._feed.test_batches(self.batch)
+        return to_device(self._feed.test_batches(self.batch), self.device)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch; the current one continues at its step, as after `load_state_dict`.
@@ -231,7 +239,9 @@ class BatchDataset(IterableDataset[Any]):
             )
         self._leave_ended_epoch()
         for inputs, labels in self._loader:
-            yield self._form(inputs.clone(), labels.clone())  # labels of texts lie in the memory of their inputs
+            if is_on_host(inputs):  # labels of texts lie in the memory of their inputs
+                inputs, labels = inputs.clone(), labels.clone()  # noqa: PLW2901
+            yield self._form(inputs, labels)
             if self._loader.step >= len(self):
                 break
         self._leave_ended_epoch()

@@ -6,6 +6,12 @@
 PREFETCHED_BATCHES batches are prepared in advance, each by all threads together. The loader uses threads, not
 processes: Unisono never forks after MPI has started, and decoding releases the GIL.
 
+On a device, the next batch is copied from pinned memory while the network computes on the one before (Theano-MPI 3.3:
+"gpudata" beside "input"). The program's stream waits for the copy; the host does not:
+
+    copies     batch 0 │ batch 1 ── │ batch 2 ── │               a stream of its own
+    program            └▶ step 0 ── └▶ step 1 ── └▶ step 2 ──
+
 The random numbers of a sample depend on the seed, the epoch and its number alone, so they are the same on any number
 of ranks and after any resume.
 """
@@ -17,7 +23,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +33,7 @@ from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, uniform_numbers
+from unisono.device import HOST, CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
 from unisono.schedules.pieces import bounds
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.data.kinds import SampleTransform
     from unisono.data.pack.index import Index
     from unisono.data.storage import Sampler, Storage
+    from unisono.world import World
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -52,6 +61,50 @@ labels (samples,). Texts are tokens, int64, (samples, tokens), and so are their 
 def cast_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return inputs in the network's number format; integers, such as tokens, stay as they are."""
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+def device_of_rank(name: str, world: World) -> torch.device:
+    """Return the device of this rank, by a name that `choose_device` takes. Collective.
+
+    Raises UsageError on all ranks where one has none.
+    """
+    if name == HOST:
+        return torch.device(HOST)
+    ranks = world.placement.nodes[world.placement.node_of(world.rank)]
+    return world.call_on_all(lambda: choose_device(name, ranks.index(world.rank), len(ranks)))
+
+
+def to_device(batches: Iterable[Batch], device: torch.device) -> Generator[Batch]:
+    """Yield batches in a device's memory, each of its own; one is read and copied ahead. On the host, yield the same.
+
+    The calling thread's stream waits for each copy. Memory of `batches` may be reused after the batch that follows.
+    """
+    if device.type == HOST:
+        yield from batches
+        return
+    copies, ahead = CopyStreams(device), deque[tuple[Batch, Any]]()
+    try:
+        for inputs, labels in batches:
+            with copies.incoming():
+                copy = inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                ahead.append((copy, copies.record()))
+            if len(ahead) > 1:
+                yield _received(ahead[0], copies)
+                ahead.popleft()[1].synchronize()
+        if ahead:
+            yield _received(ahead[0], copies)
+    finally:
+        for _, copied in ahead:
+            copied.synchronize()
+
+
+def _received(ahead: tuple[Batch, Any], copies: CopyStreams) -> Batch:
+    """Return a batch for use on the calling thread's stream, behind its copy."""
+    batch, copied = ahead
+    copies.wait(copied)
+    for tensor in batch:  # else its memory may hold another batch, while this stream still reads it
+        tensor.record_stream(module_of(copies.device).current_stream(copies.device))
+    return batch
 
 
 class Reader(ABC):
@@ -88,11 +141,14 @@ class Prefetcher(Reader):
         threads: int,
         name: str = DECODING,
         observe: Observe | None = None,
+        device: torch.device = torch.device(HOST),  # noqa: B008  immutable
     ) -> None:
         """Start the threads, called `name`. `transform` makes the transform of each.
 
-        `storage` is closed with the loader. `observe` is called with the spans of reading and decoding.
+        `storage` is closed with the loader. `observe` is called with the spans of reading and decoding. The memory of
+        batches is one that `device` copies from.
         """
+        self._device = device
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._kind = find_kind(index.about.kind)
         self._index, self.sampler, self._make_transform = index, storage, transform
@@ -186,7 +242,7 @@ class Prefetcher(Reader):
             if len(spare) >= samples:
                 return self._spare.pop(row)
         self._spare.clear()
-        return torch.empty((samples, *self.shape), dtype=self._dtype)
+        return host_memory(samples * prod(self.shape), self._dtype, self._device).view(samples, *self.shape)
 
     def _begin(self) -> None:
         """Initialise a thread: one OpenMP thread, and a transform of its own."""

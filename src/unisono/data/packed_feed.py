@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from unisono.data.feed import Feed, FeedFacts
 from unisono.data.kinds import SampleTransform, TransformOptions, find_kind
 from unisono.data.loading import DECODING, Prefetcher
@@ -15,6 +17,7 @@ from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
 from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.ownership import form_groups, scope_note
+from unisono.device import HOST
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World
@@ -33,6 +36,8 @@ class FeedOptions:
     """True for ranks that draw and test by themselves: each node then has a copy of the test set."""
     shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
     """Interval and scope of the shuffle."""
+    device: torch.device = field(default_factory=lambda: torch.device(HOST))
+    """Device that batches are copied to."""
 
 
 def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe | None = None) -> Feed:
@@ -59,9 +64,9 @@ def packed_feed(options: FeedOptions, world: World, seed: int, observe: Observe 
     if options.out_of_step:
         with observed(observe, "shuffle", "shuffle"):
             own = len(storage.own(permutation(len(train), seed, 0)))
-    loader = Prefetcher(train, storage, transform, options.threads, observe=observe)
+    loader = Prefetcher(train, storage, transform, options.threads, observe=observe, device=options.device)
     # both may decode at once: a worker reads ahead while it tests
-    tester = Prefetcher(test, test_storage, transform, options.threads, f"test {DECODING}", observe)
+    tester = Prefetcher(test, test_storage, transform, options.threads, f"test {DECODING}", observe, options.device)
     copies = place.groups if place.name == "partitioned" else 1
     formed, crossing = form_groups(world.placement, copies).note, scope_note(options.shuffle, world.placement)
     lines = ("storage", reason), ("storage", formed), ("shuffle", crossing)

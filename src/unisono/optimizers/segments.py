@@ -114,7 +114,7 @@ def _elements(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def in_order(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return the elements of a tensor, flat, in the order of memory with these strides; complex ones as pairs."""
     if value.stride() != strides:
-        value = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+        value = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
     flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
     return torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
 

@@ -132,12 +132,13 @@ class ShardedStep:
         assert isinstance(optimizer, LayerwiseOptimizer), "only its programs measure norms"
         for segment, weights, gradient in self._known(updates):
             state, layer = self._state(segment), self._layers[segment.number]
-            direction = optimizer.direction(weights, gradient, state, self._options[self._group[segment.number]], layer)
+            options, there = self._options[self._group[segment.number]], gradient.to(weights.device)
+            direction = optimizer.direction(weights, there, state, options, layer)
             self._keep(segment, state)
             self._directions[segment] = direction
             if layer:
                 pair = torch.stack([torch.linalg.vector_norm(one).double() ** 2 for one in (weights, direction)])
-                squares[segment.number] += pair
+                squares[segment.number] += pair.cpu()
         return squares
 
     def set_norms(self, squares: torch.Tensor) -> None:
@@ -153,7 +154,7 @@ class ShardedStep:
         groups: list[dict[str, Any]] = [{**options, "params": []} for options in self._options]
         states = defaultdict[Any, State](dict)
         for segment, weights, gradient in known:
-            weights.grad = gradient
+            weights.grad = gradient.to(weights.device)
             groups[self._group[segment.number]]["params"].append(weights)
             states[weights] = self._state(segment)
         part = part_of(self._optimizer, groups)

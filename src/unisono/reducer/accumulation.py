@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from unisono.errors import UsageError
-from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.bucket_memory import BucketMemory, lies_in
 from unisono.reducer.scattered_gradient import ScatteredGradient
 
 
@@ -71,7 +71,7 @@ class Accumulation:
     def forget_replaced(self) -> None:
         """Forget the sum of the last pass where the program has put a gradient of its own in its place."""
         views, parameters = self._memory.views, self._memory.parameters
-        self._summed = {one for one in self._summed if _is_view(parameters[one].grad, views[one])}
+        self._summed = {one for one in self._summed if lies_in(parameters[one].grad, views[one])}
 
     def take_share(self, number: int, contributes: bool) -> bool:
         """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
@@ -100,12 +100,7 @@ class Accumulation:
             and (
                 self.accumulated
                 or parameter.grad.is_sparse
-                or (not _is_view(parameter.grad, view) and bool(parameter.grad.any()))
+                or (not lies_in(parameter.grad, view) and bool(parameter.grad.any()))
             )
             for parameter, view in zip(self._memory.parameters, self._memory.views, strict=True)
         )
-
-
-def _is_view(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
-    """Return True where a gradient is the one that an average has set."""
-    return gradient is not None and not gradient.is_sparse and gradient.data_ptr() == view.data_ptr()

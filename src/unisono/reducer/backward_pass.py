@@ -70,17 +70,9 @@ class ModelReplica:
         self._unset_parts = list(self._unpacked_parts)
         self._has_gradient: dict[int, bool] = {}
         self._norm: torch.Tensor | None = None  # of all ranks' gradients, where parameters are split
-        self.bucket, self.sums, self.flags, self.fill_bucket = (
-            memory.bucket,
-            memory.sums,
-            memory.flags,
-            memory.fill_bucket,
-        )
-        self.read_weights, self.write_weights, self.unpack_weights = (
-            memory.read_weights,
-            memory.write_weights,
-            memory.unpack_weights,
-        )
+        self.bucket, self.arrivals, self.sums, self.flags = memory.bucket, memory.arrivals, memory.sums, memory.flags
+        self.fill_bucket, self.read_weights = memory.fill_bucket, memory.read_weights
+        self.write_weights, self.unpack_weights = memory.write_weights, memory.unpack_weights
 
     def discard(self) -> None:
         """Discard the pass: running tasks set no gradient from here on."""
@@ -140,6 +132,7 @@ class ModelReplica:
         A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
         """
         present = self.memory.present(key)
+        self.memory.unpack(key)
         with self.lock:
             self._has_gradient.update(present)
             for number in self.memory.place(key).parameters:
@@ -150,13 +143,16 @@ class ModelReplica:
 
     def sum_squares(self, world: World) -> None:
         parts = self.memory.parts
-        self._norm = norm_of_all(((one.grad, parts.of(at)) for at, one in enumerate(self.memory.parameters)), world)
+        with self.memory.incoming():
+            self._norm = norm_of_all(((one.grad, parts.of(at)) for at, one in enumerate(self.memory.parameters)), world)
 
     def clip(self) -> None:
-        self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
+        with self.memory.incoming():
+            self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
 
     def clip_local(self) -> None:
-        self._clip([one for one in self.gradients.values() if one is not None])
+        with self.memory.incoming(marked=True):
+            self._clip([one for one in self.gradients.values() if one is not None])
 
     def _clip(self, gradients: list[torch.Tensor]) -> None:
         assert self.layout.clip is not None, "a program without clip has no clip task"
@@ -167,22 +163,26 @@ class ModelReplica:
 
     def update(self, parameters: Sequence[int]) -> None:
         assert self._update is not None, "a program with updates has an optimizer"
-        self._update(parameters)
+        with self.memory.incoming():
+            self._update(parameters)
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        with self.lock:
-            if not self.discarded:
-                for number in parameters:
-                    self.memory.parameters[number].grad = self.gradients[number]
-                    self.gradients[number] = None
-        self.update(parameters)
+        with self.memory.incoming(marked=True) as stream:
+            with self.lock:
+                for number in () if self.discarded else parameters:
+                    gradient, self.gradients[number] = self.gradients[number], None
+                    self.memory.parameters[number].grad = gradient
+                    if stream is not None and gradient is not None:
+                        gradient.record_stream(stream)  # it may be freed before it was read
+            self.update(parameters)
 
     def pack_weights(self, key: int, ranks: int) -> None:
         self.memory.pack_weights(key, ranks)
 
     def pack_buffers(self) -> None:
         self.buffers_pending = True
-        self._buffers.pack()
+        with self.memory.incoming(marked=True):
+            self._buffers.pack()
 
     def buffers(self) -> torch.Tensor:
         return self._buffers.flat
@@ -249,6 +249,7 @@ class BackwardPass:
 
     def end_step(self) -> None:
         """Run the tasks that follow the step of the user's optimizer."""
+        self.replica.memory.mark()
         self._cursor.end(lambda _: None)
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
@@ -270,6 +271,8 @@ class BackwardPass:
         self.order.append(number)
         for key in keys:
             self._missing_gradients[key] -= 1
+            if not self._missing_gradients[key]:
+                self.replica.memory.mark(key)
 
     def is_full(self, key: int) -> bool:
         """Return True where all gradients of a bucket are ready. Key 0: a pass begins with its first gradient."""

@@ -1,5 +1,7 @@
 """Memory that gradients are sent from. With a single node it is shared with the node's other ranks.
 
+Gradients on a device lie in memory like it on the device, from and to which each bucket is copied (`bucket_copies.py`).
+
 Parameters of split layers are in parts: who holds the same part averages it. 4 ranks with own samples; layer A is split
 over the groups {0, 1} and {2, 3}, layer B over none:
 
@@ -13,16 +15,19 @@ The gradient of a part is a mean over the samples of the group, by which its lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from unisono.device import device_of
 from unisono.optimizers.segments import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
-from unisono.plan.bucket_layout import BucketSlice, memory_kinds, plan_memory, required_elements
+from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
+from unisono.reducer.bucket_copies import BucketCopies
 from unisono.step.layout import Bucket
 from unisono.world import World
 
@@ -74,7 +79,7 @@ def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: Wor
     total = torch.zeros((), dtype=torch.float64)
     for gradient, parts in gradients:
         if gradient is not None:
-            total += torch.linalg.vector_norm(gradient).double().square() * parts / world.size
+            total += torch.linalg.vector_norm(gradient).cpu().double().square() * parts / world.size
     return world.allreduce(total).sqrt()
 
 
@@ -107,6 +112,14 @@ class BucketMemory:
         worlds = {1: world, **(holders or {})}
         elements = required_elements(self._kinds, parts.counts)
         self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
+        device = device_of(parameters, "a model") if parameters else torch.device("cpu")
+        self.copies = (
+            None
+            if device.type == "cpu"
+            else BucketCopies(device, self._flat, world.size == 1 or world.reaches_device(device))
+        )
+        """Copies of the buckets, where the parameters are on a device."""
+        self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
         self.starts: Sequence[int] = ()
@@ -123,9 +136,11 @@ class BucketMemory:
 
         Earlier contents are lost, but those that are gradients of parameters."""
         for parameter, view in zip(self.parameters, self.views, strict=False):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
+            if parameter.grad is not None and lies_in(parameter.grad, view):
                 parameter.grad = parameter.grad.clone()  # what accumulates there
-        for flat in self._flat.values():
+        for key in self.keys:
+            self._settle(key)
+        for flat in (*self._flat.values(), *self._own.values()):
             flat.zero_()  # the gaps between gradients are summed with them
         self.starts, _, slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
         sequence = sequence or range(len(slices))
@@ -134,7 +149,7 @@ class BucketMemory:
         keys = {number: key for key, number in enumerate(sequence, 1)}
         self.filled = tuple(keys[number] for number in range(len(slices)))
         self.views = [
-            _view(self._flat[kind][start : start + length], parameter)
+            _view(self._own[kind][start : start + length], parameter)
             for parameter, (length, _), kind, start in zip(
                 self.parameters, self._kinds, self._memories, self.starts, strict=True
             )
@@ -166,14 +181,23 @@ class BucketMemory:
         return self._places[key - 1]
 
     def bucket(self, key: int) -> torch.Tensor:
-        """Return the elements of a bucket that are sent, as a flat tensor."""
+        """Return the elements of a bucket that are sent, as a flat tensor, once its copies have ended."""
+        self._settle(key)
         place = self._places[key - 1]
         return self._flat[place.memory][place.start : place.stop]
 
     def sums(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds gradients, without the flags behind it."""
+        self._settle(key)
+        return self._sums(key, self._flat)
+
+    def _sums(self, key: int, memory: Mapping[MemoryKind, torch.Tensor]) -> torch.Tensor:
         place = self._places[key - 1]
-        return self._flat[place.memory][place.start : place.flags]
+        return memory[place.memory][place.start : place.flags]
+
+    def _settle(self, key: int) -> None:
+        if self.copies is not None:
+            self.copies.settle(key)
 
     def flags(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds flags: nonzero for a gradient that ends in it, if any rank has one."""
@@ -189,31 +213,100 @@ class BucketMemory:
         """Return the piece of each parameter in a bucket."""
         return self._pieces[key - 1]
 
+    def arrivals(self, key: int) -> Iterator[torch.Tensor]:
+        """Yield the elements of a bucket that are sent, in parts, each as soon as it may be sent."""
+        if self.copies is None or not len(sums := self._sums(key, self._flat)):
+            yield self.bucket(key)
+            return
+        stays = False
+        for flat in self.copies.staying(key):
+            stays = True
+            yield flat
+        if stays:
+            yield self.flags(key)
+            return
+        last = None
+        for piece in self.copies.arrivals(key):
+            if last is not None:
+                yield sums[last]
+            last = piece
+        place = self._places[key - 1]
+        start = place.start + (last.start if last is not None else 0)
+        yield self._flat[place.memory][start : place.stop]  # with the flags
+
+    def incoming(self, marked: bool = False) -> AbstractContextManager[Any]:
+        """Return a context for other work: behind all that has come from the host, and the newest mark if `marked`."""
+        return nullcontext() if self.copies is None else self.copies.incoming(marked)
+
+    def mark(self, key: int = 0) -> None:
+        """Record where the program's computing is: the gradients of a bucket are complete, or weights are read."""
+        if self.copies is not None:
+            self.copies.mark(key)
+
+    def join(self) -> None:
+        """Let the program's computing wait for all that has come from the host."""
+        if self.copies is not None:
+            self.copies.join()
+
     def pack(self, key: int, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
         """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
-        flat = self.bucket(key)
-        for number, here, part in self._pieces[key - 1]:
-            gradient = fresh[number]
-            if gradient is None:
-                flat[here].zero_()
-            elif weight != 1 or gradient.data_ptr() != self.views[number].data_ptr():
-                torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
+        flat = self._sums(key, self._own)
+        if self.copies is not None:
+            with self.copies.outgoing(key) as stream:
+                self._gather(key, fresh, flat, stream)
+                if weight != 1:
+                    flat.mul_(weight)
+                self._fetch(key)
+        else:
+            for number, here, part in self._pieces[key - 1]:
+                gradient = fresh[number]
+                if gradient is None:
+                    flat[here].zero_()
+                elif weight != 1 or not lies_in(gradient, self.views[number]):
+                    torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
         flags = self.flags(key)
         for place, number in enumerate(self._places[key - 1].ends):
             flags[place] = fresh[number] is not None
 
+    def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
+        """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
+        places, gradients = list[torch.Tensor](), list[torch.Tensor]()
+        for number, here, part in self._pieces[key - 1]:
+            gradient = fresh[number]
+            if gradient is None:
+                flat[here].zero_()
+                continue
+            gradient.record_stream(stream)  # it may be freed before it was read
+            if not lies_in(gradient, self.views[number]):
+                places.append(flat[here])
+                gradients.append(self._in_order(gradient, number)[part])
+        if places:
+            torch._foreach_copy_(places, gradients)
+
+    def _fetch(self, key: int) -> None:
+        if self.copies is not None:
+            self.copies.fetch(key, self._sums(key, self._flat), self._sums(key, self._own))
+
+    def unpack(self, key: int) -> None:
+        """Begin to copy the sums of a bucket to where its gradients lie."""
+        if self.copies is not None:
+            self.copies.send(key, self._sums(key, self._flat), self._sums(key, self._own))
+
     def pack_weights(self, key: int, ranks: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        flat = self.bucket(key)
-        for number, here, part in self._pieces[key - 1]:
-            torch.div(self._in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
+        flat = self._sums(key, self._own)
+        with self.incoming(marked=True):
+            for number, here, part in self._pieces[key - 1]:
+                torch.div(self._in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
+            self._fetch(key)
         self.flags(key)[: len(self._places[key - 1].ends)] = 0
 
     def read_weights(self, key: int) -> torch.Tensor:
         """Return the weights of a bucket's parameters, where they would lie in it, with zeros elsewhere."""
         flat = torch.zeros_like(self.bucket(key))
-        for number, here, part in self._pieces[key - 1]:
-            flat[here] = self._in_order(self.parameters[number].detach(), number)[part]
+        with self.incoming(marked=True):
+            for number, here, part in self._pieces[key - 1]:
+                flat[here] = self._in_order(self.parameters[number].detach(), number)[part]
         return flat
 
     def unpack_weights(self, key: int) -> None:
@@ -222,14 +315,16 @@ class BucketMemory:
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
         """Copy a tensor like a bucket to the weights of its parameters."""
-        for number, here, part in self._pieces[key - 1]:
-            parameter, view = self.parameters[number].detach(), self.views[number]
-            if parameter.stride() == view.stride():
-                self._in_order(parameter, number)[part] = flat[here]
-            else:  # it is not dense: a copy that is takes the part, and is copied back
-                dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype).copy_(parameter)
-                self._in_order(dense, number)[part] = flat[here]
-                parameter.copy_(dense)
+        with self.incoming(marked=True):
+            given = flat if self.copies is None else flat.to(self.parameters[0].device)
+            for number, here, part in self._pieces[key - 1]:
+                parameter, view = self.parameters[number].detach(), self.views[number]
+                if parameter.stride() == view.stride():
+                    self._in_order(parameter, number)[part] = given[here]
+                else:  # it is not dense: a copy that is takes the part, and is copied back
+                    dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=view.device)
+                    self._in_order(dense.copy_(parameter), number)[part] = given[here]
+                    parameter.copy_(dense)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
         """Copy a tensor like a bucket into it."""
@@ -248,6 +343,13 @@ class BucketMemory:
 
     def _in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         return in_order(tensor, self.views[number].stride())
+
+
+def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
+    """Return True where a gradient begins where a view does: it is the one that an average has set."""
+    if gradient is None or gradient.layout is not torch.strided or gradient.device != view.device:
+        return False
+    return gradient.data_ptr() == view.data_ptr()
 
 
 def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:

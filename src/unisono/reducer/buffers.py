@@ -5,7 +5,7 @@
 
 They are sent as bytes: no weight and no wire format rounds them. A flag for each is set where the buffer still has the
 shape and dtype of when the model was made parallel; otherwise each rank keeps its own. Integer buffers, which count,
-are also each rank's own.
+are also each rank's own. Those on a device are gathered there, and copied to the host by one copy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+
+from unisono.device import CopyStreams, device_of, pinned, unpin
 
 ALIGNMENT = 64
 
@@ -26,7 +28,9 @@ class BufferSlot(NamedTuple):
     """Module of the buffer, possibly the model itself. It is not kept alive."""
     name: str
     sent: torch.Tensor
-    """View of the memory that is sent, with the buffer's shape and dtype."""
+    """View of the memory that is sent, or of that like it on a device, with the buffer's shape and dtype."""
+    start: int
+    """First byte of it."""
 
     def current(self) -> torch.Tensor | None:
         """Return the module's present buffer; None where its shape or dtype has changed. Nothing is waited for."""
@@ -45,29 +49,48 @@ class Buffers:
         for _, buffer in found:
             starts.append(total)
             total += -(-buffer.numel() * buffer.itemsize // ALIGNMENT) * ALIGNMENT
-        self.flat = torch.zeros(total + len(found), dtype=torch.uint8)
-        """Memory that is sent, in uint8: the buffers, then their flags."""
-        self._flags = self.flat[total:]
+        self._flat = torch.zeros(total + len(found), dtype=torch.uint8)  # the buffers, then their flags
+        self._flags = self._flat[total:]
+        device = device_of([one for _, one in found], "the buffers of a model") if found else self._flat.device
+        self._streams, self._arrived = None, None
+        self._own = self._flat[:total]
+        if device.type != "cpu":
+            self._streams, self._own = CopyStreams(device), torch.zeros(total, dtype=torch.uint8, device=device)
+            self._flat[:total] = 0
+            pinned(self._flat, device)
+            weakref.finalize(self, unpin, self._flat, device).atexit = False
         self.slots: list[BufferSlot] = []
         for (path, buffer), start in zip(found, starts, strict=True):
-            sent = self.flat[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
+            sent = self._own[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
             parent, _, name = path.rpartition(".")
-            self.slots.append(BufferSlot(weakref.ref(model.get_submodule(parent)), name, sent))
+            self.slots.append(BufferSlot(weakref.ref(model.get_submodule(parent)), name, sent, start))
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """Memory that is sent, in uint8, once what was packed has arrived there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._flat
 
     def pack(self) -> None:
         """Copy the buffers to their places, and set their flags. Only rank 0's are sent."""
+        present = [slot.current() for slot in self.slots]
+        pairs = [(slot.sent, one) for slot, one in zip(self.slots, present, strict=True) if one is not None]
+        for number, one in enumerate(present):
+            self._flags[number] = one is not None
         with torch.no_grad():
-            for number, slot in enumerate(self.slots):
-                buffer = slot.current()
-                self._flags[number] = buffer is not None
-                if buffer is not None:
-                    slot.sent.copy_(buffer)
+            if self._streams is None:
+                for sent, buffer in pairs:
+                    sent.copy_(buffer)
+            elif pairs:
+                torch._foreach_copy_([sent for sent, _ in pairs], [one for _, one in pairs])
+                self._flat[: len(self._own)].copy_(self._own, non_blocking=True)
+                self._arrived = self._streams.record()
 
     def move(self, mine: torch.Tensor, other: torch.Tensor, share: float) -> None:
         """Move buffers, in the form in which they are sent, by a share of the difference towards others, in place."""
         for slot in self.slots:
-            start = slot.sent.data_ptr() - self.flat.data_ptr()
-            here = slice(start, start + slot.sent.numel() * slot.sent.itemsize)
+            here = slice(slot.start, slot.start + slot.sent.numel() * slot.sent.itemsize)
             one, its = (flat[here].view(slot.sent.dtype) for flat in (mine, other))
             one.add_((its - one).mul_(share))
 
@@ -77,12 +100,18 @@ class Buffers:
         Norms are excepted: in training their backward pass does not read the running means, and several graphs of one
         norm are common. In eval mode they do not change.
         """
+        norms = list[tuple[torch.Tensor, torch.Tensor]]()
         with torch.no_grad():
+            if self._streams is not None:
+                self._own.copy_(self.flat[: len(self._own)], non_blocking=True)
+                self._arrived = self._streams.record()
             for slot, there in zip(self.slots, self._flags.tolist(), strict=True):
                 buffer = slot.current()
                 if not there or buffer is None:
                     continue
                 if isinstance(slot.owner(), _NormBase):
-                    buffer.data.copy_(slot.sent)
+                    norms.append((buffer.data, slot.sent))
                 elif not torch.equal(buffer, slot.sent):
                     buffer.copy_(slot.sent)
+            if norms:
+                torch._foreach_copy_([one for one, _ in norms], [sent for _, sent in norms])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ class ShardedReplica(ModelReplica):
         super().__init__(*parts)
         memory, layout = self.memory, self.layout
         segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
-        self.shards = ShardWork(layout, segments, self.sums, memory.segment_weights)
+        beside = partial(memory.incoming, marked=True)
+        self.shards = ShardWork(layout, segments, self.sums, memory.segment_weights, beside)
         self.shards.step, self._rank = step, rank
         self.uses: Mapping[int, GradientUse] | None = None
         """Changes of gradients by the program before its step; None where it has left the step out."""
@@ -85,4 +87,8 @@ class ExchangingReplica(ModelReplica):
         super().__init__(*parts)
         self.exchange = exchange
         """This worker's end of its exchanges."""
-        self.copy_buffers = self._buffers.pack
+
+    def copy_buffers(self) -> None:
+        """Copy the model's buffers to the memory they are sent from."""
+        with self.memory.incoming(marked=True):
+            self._buffers.pack()

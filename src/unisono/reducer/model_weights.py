@@ -87,3 +87,4 @@ class ModelWeights:
         for key, flat in flats.items():
             self._memory.fill_bucket(key, flat)
             self._memory.unpack_weights(key)
+        self._memory.join()

@@ -334,11 +334,15 @@ class ShardedOptimizer:
         mine: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
-                mine[key.number].append((key, state))
+                mine[key.number].append((key, {name: _on_host(value) for name, value in state.items()}))
         for number, parameter in enumerate(self._parameters):
             everyone = self._collectives.all_gather_object(mine[number])
             holders = self._memory.parts.holders_of(number, self._collectives.rank, self._collectives.size)
             yield number, join([one for rank in holders for one in everyone[rank]], parameter)
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _refuse(*_: object, **__: object) -> None:

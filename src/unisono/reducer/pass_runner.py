@@ -106,6 +106,8 @@ class PassRunner:
         OperationError when any of it has failed, and the error of the control message."""
         began = time.perf_counter()
         self._programs.player.wait()
+        self._programs.memory.join()
+        self._programs.memory.mark()
         self._times.add_waiting(began)
         self.wait_for_buffers()
         self._control.check()
@@ -121,7 +123,9 @@ class PassRunner:
         if number is None or self.current is not None:
             return
         began = time.perf_counter()
-        if self._programs.player.wait_for(weights(number)):
+        waited = self._programs.player.wait_for(weights(number))
+        self._programs.memory.join()
+        if waited:
             self._times.add_waiting(began)
             thread, now = threading.current_thread().name, time.perf_counter()
             self._programs.observe(OperationSpan("wait for weights", "waiting", thread, began, now))

@@ -73,6 +73,7 @@ class Programs:
 
         `deferred`: True where parameters are waited for when they are needed.
         """
+        self.memory.mark()
         if changed := self.tuning.next_step(deferred):
             self._adopt()
         self.rule_memory.lay_out(self.traits.state.has_anchor)

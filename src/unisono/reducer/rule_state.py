@@ -74,6 +74,7 @@ class RuleState:
         there = all((ANCHOR, key) in self.kept for key in self._memory.keys)
         for key in self._memory.keys if there else ():
             self._memory.write_weights(key, self.kept[ANCHOR, key])
+        self._memory.join()
         return there
 
     def _own(self, key: int) -> slice:

@@ -110,7 +110,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> int:
     """Return a number below 2**52 that tensors with other bits do not share, but by chance."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(found.digest()[:8], "little") >> 12
 
 

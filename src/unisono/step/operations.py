@@ -228,10 +228,10 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
     """
 
     def act(replica: Replica, task: Task, world: Any) -> None:
-        flat = replica.bucket(task.key)
-        encoding = wire_of(wire, flat.dtype)
+        encoding = None if wire is None else wire_of(wire, replica.flags(task.key).dtype)
         if encoding is None or encoding.elementwise:
-            world.allreduce(flat, algorithm, wire)
+            for part in replica.arrivals(task.key):
+                world.allreduce(part, algorithm, wire)
             return
         world.allreduce(replica.sums(task.key), algorithm, wire)
         if len(flags := replica.flags(task.key)):

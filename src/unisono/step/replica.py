@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from unisono.step.layout import Layout
@@ -46,6 +47,9 @@ class Replica(Protocol):
 
     def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent: flat, contiguous, of one dtype."""
+
+    def arrivals(self, key: int) -> Iterable[torch.Tensor]:
+        """Yield the elements of a bucket that are sent, in parts, each as soon as it may be sent."""
 
     def sums(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds gradients, without the flags behind it."""

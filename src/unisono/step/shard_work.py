@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ class ShardWork:
         segments: Mapping[int, Sequence[PlacedSegment]],
         sums: Callable[[int], torch.Tensor],
         weights_of: Callable[[Segment], torch.Tensor],
+        computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Store the segments by key. `sums` returns the gradients of a bucket, `weights_of` those of a segment, which
-        are not changed."""
+        are not changed; in the context of `computing` weights are read."""
         self._layout, self._segments, self._sums, self._weights_of = layout, segments, sums, weights_of
+        self._computing = computing
         self._presence: dict[int, torch.Tensor] = {}
         self.step: ShardedStep | None = None
         """Step of the optimizer; None where the program has left it out: weights stay as they are."""
@@ -64,20 +67,23 @@ class ShardWork:
         if self.step is None:
             squares = torch.zeros(self._layout.parameters, 2, dtype=torch.float64)
         else:
-            squares = self.step.measure([one for key in self._layout.keys for one in self._updates(key)])
+            with self._computing():
+                squares = self.step.measure([one for key in self._layout.keys for one in self._updates(key)])
         world.allreduce(squares)
         if self.step is not None:
             self.step.set_norms(squares)
 
     def update(self, key: int) -> None:
         """Replace the gradients in this rank's shard of a bucket by updated weights."""
-        flat, updates = self._sums(key), self._updates(key, copied=True)
-        if self.step is not None:
-            self.step.update(updates)
-        updated = {one.segment: one.weights for one in updates}
-        for segment, start in self._segments[key]:
-            weights = updated[segment] if segment in updated else self._weights_of(segment)
-            flat[start : start + segment.last - segment.first] = weights
+        flat = self._sums(key)
+        with self._computing():
+            updates = self._updates(key, copied=True)
+            if self.step is not None:
+                self.step.update(updates)
+            updated = {one.segment: one.weights for one in updates}
+            for segment, start in self._segments[key]:
+                weights = updated[segment] if segment in updated else self._weights_of(segment)
+                flat[start : start + segment.last - segment.first] = weights
 
     def _updates(self, key: int, copied: bool = False) -> list[SegmentUpdate]:
         """Return the segments in a bucket of which any rank has a gradient; with copies of their weights on demand."""

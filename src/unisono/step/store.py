@@ -18,7 +18,7 @@ Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Integral
 from operator import index
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unisono.device import computed_of, copy_behind
 from unisono.engine.closing import Closing
 from unisono.engine.communicator_pool import CommunicatorPool
 from unisono.engine.dependencies import Variable
@@ -61,10 +62,16 @@ class KeyState(NamedTuple):
     stored: torch.Tensor
     """Value of the key: the sum, or what the updater made of the sums."""
     updater: Updater | None
+    computed: Any = None
+    """Event of the pushed tensor, where it is on a device; None on the host."""
 
     def bucket(self, _: int) -> torch.Tensor:
         """Return the memory that is sent."""
         return self.memory
+
+    def arrivals(self, _: int) -> Iterable[torch.Tensor]:
+        """Return the memory that is sent, in one part."""
+        return (self.memory,)
 
     def sums(self, _: int) -> torch.Tensor:
         """Return the memory that is sent."""
@@ -80,9 +87,9 @@ def _update(state: KeyState, task: Task, _: Any) -> None:
     state.updater(task.key, state.memory, state.stored)
 
 
-PACK = Operation("pack", lambda state, _, __: state.memory.copy_(state.tensor))
+PACK = Operation("pack", lambda state, _, __: copy_behind(state.memory, state.tensor, state.computed))
 UPDATE_VALUE = Operation("update", _update)
-UNPACK = Operation("unpack", lambda state, _, __: state.tensor.copy_(state.stored))
+UNPACK = Operation("unpack", lambda state, _, __: copy_behind(state.tensor, state.stored, state.computed))
 
 value = partial(Value, "value")
 """Value of a key: the pushed tensor, and then what was pulled."""
@@ -111,7 +118,7 @@ class KVStore(Closing):
 
         `overlap` is "chain", "concurrent" or "funnel"; `outstanding` the largest number of collectives at once, where
         the overlap has several. With an `updater` the store keeps the initial values, and each push updates them, on
-        every rank with the same sum. `algorithm` and `wire` are those of `world.allreduce`.
+        every rank with the same sum, in the host's memory. `algorithm` and `wire` are those of `world.allreduce`.
         """
         placed = find_overlap(overlap)
         self._pool, self._rank = CommunicatorPool(world), world.rank
@@ -189,7 +196,7 @@ class KVStore(Closing):
         world = self._pool.worlds(1)[0]
         world.broadcast(tensor)
         self._memory[key] = world.empty(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
-        self._stored[key] = self._memory[key] if self._updater is None else tensor.detach().clone()
+        self._stored[key] = self._memory[key] if self._updater is None else self._memory[key].clone()
 
     def _play(self, state: KeyState, *tasks: Task) -> None:
         for ready in self._player.prepare(tasks):
@@ -214,7 +221,7 @@ class KVStore(Closing):
                     f"rank {self._rank}: key {key} was initialised with {tuple(memory.shape)} of {memory.dtype}, not "
                     f"with {tuple(tensor.shape)} of {tensor.dtype}; push and pull tensors like the first"
                 )
-            states.append((key, KeyState(memory, tensor, self._stored[key], self._updater)))
+            states.append((key, KeyState(memory, tensor, self._stored[key], self._updater, computed_of(tensor))))
         return states
 
 

@@ -3,6 +3,7 @@
     play_in_process     trains replicas of all ranks by a rule         Batch, InProcessReplica
     serve_in_order      the same by a rule with servers, in given orders of the exchanges
     play_all            plays the programs of a schedule on payloads, a thread for each rank
+    pretend             a module with a PyTorch device, for tests of streams where there is no accelerator
 
 Nothing here is fast: the plainest form is the oracle of the fast one.
 """

@@ -113,6 +113,9 @@ class InProcessReplica:
     def bucket(self, key: int) -> torch.Tensor:
         return self._sent[key]
 
+    def arrivals(self, key: int) -> tuple[torch.Tensor]:
+        return (self._sent[key],)
+
     def sums(self, key: int) -> torch.Tensor:
         return self._sent[key][: -len(self._ranges(key))]
 

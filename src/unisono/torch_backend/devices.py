@@ -2,22 +2,18 @@
 copied through pinned host memory.
 
     "cpu:unisono,cuda:nccl" was asked for   ── yes ──▶ NCCL's group
-      └ no ▶ does the library report support for GPU memory, and is a sum of ones there right?
+      └ no ▶ does the library move GPU memory, rightly and faster than copies (`collectives/direct.py`)?
                ├ yes ▶ all_reduce, reduce_scatter, broadcast and all_gather take the device's memory as it is
                └ no ─▶ device ──copy──▶ pinned ── the operation ──▶ pinned ──copy──▶ device, on the waiting stream
 
 PyTorch creates only one group for a backend that is written in Python. So this group creates NCCL's at the first
 operation on a CUDA tensor, which is the same on all ranks.
 
-A library that was not built for GPUs would read a device address as a host address and crash, so it is queried first.
-One that was built for GPUs may still fail with the installed driver, so it is tested too. Data for which MPI has no
-number format or no fitting operation (half types; minimum and maximum, which must agree about NaN) goes through pinned
-memory.
+Tensors that are not plain, and reductions that the device does not compute there, go through pinned memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -26,13 +22,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from unisono.call import call_of
-from unisono.collectives.checks import Checks, check_chunk
-from unisono.collectives.group import Group
-from unisono.collectives.library import OPS
-from unisono.collectives.payload import MPI_TYPES, find_aliases, is_plain, is_writable, memory_of, name_of, share_memory
-from unisono.errors import BackendError, TensorError
-from unisono.mpi import MPI, allreduce_min
+from unisono.collectives.direct import COMBINE
+from unisono.collectives.payload import is_plain
+from unisono.collectives.staged import Staging, refuse_shared, tensors_in
+from unisono.errors import BackendError
 from unisono.torch_backend.arguments import reduction_of
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp, WorkBase
 from unisono.torch_backend.register import NAME
@@ -40,12 +33,6 @@ from unisono.torch_backend.work import NO_TIMEOUT
 
 DIRECT = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 """Operations that the MPI library may carry out in GPU memory."""
-
-SUMS = ("sum", "product")
-"""Ops whose result depends on the library's order of reduction by rounding only."""
-
-REDUCIBLE = frozenset(MPI_TYPES) - {torch.bool}
-"""Dtypes that the MPI library can reduce."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -67,7 +54,7 @@ def on_any_device(method: Method) -> Method:
             return method(group, *arguments, **named)
         written = [] if method.__name__ == "send" else tensors_in(arguments[0])
         refuse_shared(method.__name__, written)
-        staging = DeviceStaging(written)
+        staging = Staging(written)
         return DeviceWork(method(group, *map(staging.host, arguments), **named), staging)
 
     return call  # type: ignore[return-value]  # the same signature
@@ -82,59 +69,10 @@ def _first_tensor(values: Any) -> torch.Tensor | None:
     return None
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors of an argument: a tensor, or a list of them or of lists of them."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list) else []
-
-
-def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
-    """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
-    found = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
-    if found:
-        raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
-
-
-class DeviceStaging:
-    """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
-
-    Only these are copied back: an output may lie in the memory of an input.
-    """
-
-    def __init__(self, written: Sequence[torch.Tensor]) -> None:
-        self._written = {id(tensor) for tensor in written}
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def host(self, value: Any) -> Any:
-        """Return `value` with copies in pinned memory in place of GPU tensors; waits for the streams that fill them."""
-        if isinstance(value, list):
-            return [self.host(item) for item in value]
-        if not isinstance(value, torch.Tensor) or value.is_cpu:
-            return value
-        if id(value) not in self._pairs:
-            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            copy.copy_(value.detach())  # waits for the stream
-            self._pairs[id(value)] = value, copy
-        return self._pairs[id(value)][1]
-
-    def copy_back(self) -> None:
-        """Copy the filled tensors back to the GPU, in the order of the current stream."""
-        for key, (device, copy) in self._pairs.items():
-            if key in self._written:
-                device.detach().copy_(copy, non_blocking=True)
-
-    def device(self, value: Any) -> Any:
-        """Return the value that `host` was given, for the value that it returned."""
-        if isinstance(value, list):
-            return [self.device(item) for item in value]
-        return next((device for device, copy in self._pairs.values() if copy is value), value)
-
-
 class DeviceWork(WorkBase):  # type: ignore[misc]  # untyped
     """Operation on copies in host memory; `wait` copies the results back to the GPU."""
 
-    def __init__(self, work: Any, staging: DeviceStaging) -> None:
+    def __init__(self, work: Any, staging: Staging) -> None:
         super().__init__()
         self._work, self._staging = work, staging
         self._copied = False
@@ -201,23 +139,6 @@ def create_device_backend(group: Any, device: torch.device, store: Any, timeout:
     return device_backend
 
 
-# Tensors passed directly to an MPI library that takes GPU memory
-
-
-def mpi_reports_gpu_support() -> bool:
-    """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
-    query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
-    return query is not None and bool(query())
-
-
-def gpu_sum_works(group: Group, device: torch.device) -> bool:
-    """Return True if a sum over all ranks of `group` is right in the memory of `device`. Called by all together."""
-    ones = torch.ones(1000, device=device)
-    allreduce_directly(group, ones, "sum")
-    right = bool((ones == group.size).all())
-    return bool(allreduce_min(group.comm, right))
-
-
 def can_pass_directly(name: str, arguments: Sequence[Any]) -> bool:
     """Return True if the tensors of an operation can be passed directly, and reduced by the library if need be."""
     tensors = [tensor for part in arguments for tensor in tensors_in(part)]
@@ -226,53 +147,4 @@ def can_pass_directly(name: str, arguments: Sequence[Any]) -> bool:
     if name not in ("allreduce", "reduce_scatter_single"):
         return True
     op = next((part.reduceOp for part in arguments if hasattr(part, "reduceOp")), ReduceOp.SUM)
-    return reduction_of(op).op in SUMS and all(one.dtype in REDUCIBLE for one in tensors)
-
-
-def _carry_out(group: Group, what: str, start: Callable[[], MPI.Request], *tensors: torch.Tensor) -> None:
-    """Wait until this thread's stream has computed the tensors, since the MPI library knows no streams; then play."""
-    if tensors[0].is_cuda:
-        torch.cuda.current_stream(tensors[0].device).synchronize()
-    with group.enter_library_call(call_of(f"{what} of a device")):
-        group.wait_for(start(), *tensors)
-
-
-def allreduce_directly(group: Group, tensor: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks by `op`, in place."""
-    numbers = [memory_of(tensor), MPI_TYPES[tensor.dtype]]
-    what = f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op})"
-    _carry_out(group, what, lambda: group.comm.Iallreduce(MPI.IN_PLACE, numbers, OPS[op]), tensor)
-
-
-def reduce_scatter_directly(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
-    """Reduce `tensor` over all ranks by `op`; `part` of rank r receives the r-th of its equal parts.
-
-    Raises TensorError where `part` shares memory with `tensor` in any other place than that part.
-    """
-    with Checks(group, "reduce_scatter"):
-        check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
-    in_place = share_memory(part, tensor)  # MPI takes no memory that is both
-    into = torch.empty_like(part) if in_place else part
-    send, receive = ([memory_of(one), MPI_TYPES[tensor.dtype]] for one in (tensor, into))
-    what = f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op})"
-    _carry_out(group, what, lambda: group.comm.Ireduce_scatter_block(send, receive, OPS[op]), tensor, into)
-    if in_place:
-        part.copy_(into)
-
-
-def broadcast_directly(group: Group, tensor: torch.Tensor, root: int) -> None:
-    """Copy the root's `tensor` to all ranks, in place."""
-    what = f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root})"
-    _carry_out(group, what, lambda: group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
-
-
-def all_gather_directly(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
-    """Gather every rank's `part` into `out`, side by side.
-
-    Raises TensorError where `part` shares memory with `out` in any other place than its own.
-    """
-    with Checks(group, "all_gather"):
-        check_chunk(group, "all_gather", part, out, group.rank * part.numel())
-    own: Any = MPI.IN_PLACE if share_memory(part, out) else [memory_of(part), MPI.BYTE]
-    what = f"all_gather({out.numel()} x {name_of(out.dtype)})"
-    _carry_out(group, what, lambda: group.comm.Iallgather(own, [memory_of(out), MPI.BYTE]), part, out)
+    return reduction_of(op).op in COMBINE and not any(one.dtype is torch.bool or one.is_complex() for one in tensors)

@@ -18,6 +18,7 @@ from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
 from unisono.collectives.allreduce import allreduce
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
+from unisono.collectives.direct import all_gather_direct, allreduce_direct, broadcast_direct, reduce_scatter_direct
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
@@ -31,13 +32,7 @@ from unisono.torch_backend.arguments import (
     rows,
     together,
 )
-from unisono.torch_backend.devices import (
-    all_gather_directly,
-    allreduce_directly,
-    broadcast_directly,
-    on_any_device,
-    reduce_scatter_directly,
-)
+from unisono.torch_backend.devices import on_any_device
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
 from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
@@ -83,7 +78,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """Copy the root's tensor to all ranks, in place."""
         (tensor,), root = tensors, opts.rootRank if opts else 0
-        carry = broadcast if tensor.is_cpu else broadcast_directly
+        carry = broadcast if tensor.is_cpu else broadcast_direct
         return self.submit("broadcast", lambda: carry(self._group, tensor, root), tensors, tensors, opts)
 
     @on_any_device
@@ -114,7 +109,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             if tensor.is_cpu:
                 allreduce(self._group, tensor, "auto", wire, reduction.op)
             else:
-                allreduce_directly(self._group, tensor, reduction.op)
+                allreduce_direct(self._group, tensor, reduction.op)
         except PlaceMismatchError:  # raised on all ranks: one has joined early, and gives zeros instead of its bucket
             tensor.copy_(allreduce(self._group, tensor.clone(), "auto", wire, reduction.op))
         reduction.after(tensor, self._group.size)
@@ -164,7 +159,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     @on_any_device
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """Gather every rank's tensor on all ranks, side by side in one tensor."""
-        carry = all_gather if tensor.is_cpu else all_gather_directly
+        carry = all_gather if tensor.is_cpu else all_gather_direct
         return self.submit(
             "all_gather_into_tensor", lambda: carry(self._group, tensor, output), [tensor], [output], opts
         )
@@ -238,7 +233,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         if tensor.is_cpu:
             reduce_scatter(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
         else:
-            reduce_scatter_directly(self._group, source, out, reduction.op)
+            reduce_scatter_direct(self._group, source, out, reduction.op)
         reduction.after(out, self._group.size)
 
     @on_any_device

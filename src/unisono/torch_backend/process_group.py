@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
+from unisono.collectives.allreduce import reaches_device
 from unisono.torch_backend.buckets import share_buckets
 from unisono.torch_backend.devices import (
     can_pass_directly,
     create_device_backend,
-    gpu_sum_works,
-    mpi_reports_gpu_support,
     on_any_device,
 )
 from unisono.torch_backend.messages import Messages
@@ -160,13 +159,11 @@ class ProcessGroup(CollectiveOperations):
     def passes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
         """Return True if the MPI library takes an operation's GPU tensors directly; tested at the first one."""
         if device not in self._direct:
-            self._direct[device] = False
-            if mpi_reports_gpu_support():
 
-                def probe() -> None:
-                    self._direct[device] = gpu_sum_works(self._group, device)
+            def probe() -> None:
+                self._direct[device] = reaches_device(self._group, device)
 
-                self.submit("probe", probe, [], None, None).wait()
+            self.submit("probe", probe, [], None, None).wait()
         return self._direct[device] and self.options.wire is None and can_pass_directly(name, arguments)
 
     def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:

@@ -1,0 +1,142 @@
+"""Collectives of tensors on a device, by copies in host memory.
+
+An allreduce copies and sums piece by piece, each direction on a stream of its own:
+
+    to the host      piece 0 │ piece 1 │ piece 2 │
+    sum                      │ piece 0 │ piece 1 │ piece 2 │
+    to the device                      │ piece 0 │ piece 1 │ piece 2 │
+
+n bytes in k pieces take about max(copy, sum) (1 + 2 / k). Any other collective copies its tensors as a whole, before
+and after. The results are as the host's; the calling thread's stream waits for them, the host does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unisono.collectives.checks import Checks
+from unisono.collectives.group import Group
+from unisono.collectives.payload import find_aliases, is_plain, is_writable, send_buffer
+from unisono.device import device_of, host_memory, is_on_host, pieces_of, streams_of
+from unisono.errors import TensorError
+
+Allreduce = Callable[[Group, torch.Tensor, str, str | None, str], torch.Tensor]
+
+
+def is_on_device(*tensors: torch.Tensor) -> bool:
+    """Return True where a tensor lies in the memory of a device."""
+    return not all(map(is_on_host, tensors))
+
+
+def allreduce_staged(
+    allreduce: Allreduce, group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str
+) -> None:
+    """Reduce a device's tensor over all ranks, in place."""
+    with Checks(group, "allreduce"):
+        refuse_unsupported(tensor)
+        refuse_shared("allreduce", [tensor])
+    streams = streams_of(tensor.device)
+    flat = send_buffer(tensor).detach().view(-1)
+    host = host_memory(flat.numel(), flat.dtype, tensor.device)
+    pieces = pieces_of(flat.numel(), flat.itemsize)
+    computed, copied = streams.record(), []
+    with streams.outgoing(computed) as stream:
+        flat.record_stream(stream)
+        for piece in pieces:
+            host[piece].copy_(flat[piece], non_blocking=True)
+            copied.append(streams.record())
+    with streams.incoming(computed) as stream:
+        flat.record_stream(stream)
+        for piece, arrived in zip(pieces, copied, strict=True):
+            arrived.synchronize()
+            allreduce(group, host[piece], algorithm, wire, op)
+            flat[piece].copy_(host[piece], non_blocking=True)
+        back = streams.record()
+    streams.wait(back)
+    if not is_plain(tensor):
+        with torch.no_grad():
+            tensor.copy_(flat.view(tensor.shape))
+
+
+def on_host(
+    group: Group,
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor],
+    collective: Callable[..., Any],
+) -> Any:
+    """Give `collective` copies of tensors in the host's memory, copy the `written` ones of them back, and return its
+    result: a tensor on the device, where it is one.
+
+    Raises TensorError for tensors on several devices, and for written ones that share memory.
+    """
+    with Checks(group, name):
+        device = device_of(tensors, name)
+        for one in tensors:
+            refuse_unsupported(one)
+        refuse_shared(name, written)
+    staging = Staging(written)
+    result = collective(*map(staging.host, tensors))
+    staging.copy_back()
+    if not isinstance(result, torch.Tensor):
+        return result
+    found = staging.device(result)
+    return result.to(device) if found is result else found
+
+
+def refuse_unsupported(tensor: torch.Tensor) -> None:
+    """Raise TensorError for a tensor that is not dense."""
+    if tensor.layout is not torch.strided:
+        raise TensorError(f"unsupported tensor: {tensor.layout} on {tensor.device}; convert it to a dense tensor")
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return all tensors of an argument: a tensor, or a list of them or of lists of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list) else []
+
+
+def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
+    """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
+    found = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
+    if found:
+        raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
+
+
+class Staging:
+    """Copies in host memory of an operation's tensors; `written` are those that the operation fills.
+
+    Only these are copied back: an output may lie in the memory of an input.
+    """
+
+    def __init__(self, written: Sequence[torch.Tensor]) -> None:
+        self._written = {id(tensor) for tensor in written}
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def host(self, value: Any) -> Any:
+        """Return `value` with copies in pinned memory in place of GPU tensors; waits for the streams that fill them."""
+        if isinstance(value, list):
+            return [self.host(item) for item in value]
+        if not isinstance(value, torch.Tensor) or is_on_host(value):
+            return value
+        if id(value) not in self._pairs:
+            copy = host_memory(value.numel(), value.dtype, value.device).view(value.shape)
+            copy.copy_(value.detach())  # waits for the stream
+            self._pairs[id(value)] = value, copy
+        return self._pairs[id(value)][1]
+
+    def copy_back(self) -> None:
+        """Copy the filled tensors back to the GPU, in the order of the current stream."""
+        for key, (device, copy) in self._pairs.items():
+            if key in self._written:
+                device.detach().copy_(copy, non_blocking=True)
+
+    def device(self, value: Any) -> Any:
+        """Return the value that `host` was given, for the value that it returned."""
+        if isinstance(value, list):
+            return [self.device(item) for item in value]
+        return next((device for device, copy in self._pairs.values() if copy is value), value)

@@ -1,0 +1,271 @@
+"""The device module of `pretend`, as torch.cuda is CUDA's: streams and events, and what is current in a thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from unisono.testing.late import Late, Mark, Queue
+
+NAME = "pretend"
+KIND: Any = torch._C._autograd.DeviceType.PrivateUse1
+LATE = Late()
+GENERATORS = [torch.Generator()]
+"""A generator of random numbers for each device; once the devices are registered, there are so many."""
+
+_numbers = count(1)
+_streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+_defaults: dict[int, Stream] = {}
+_calls: dict[int, _Call] = {}
+_NO_NUMBER = 2**64 - 1  # sequence number of nodes that accumulate gradients
+
+
+class _Here(threading.local):
+    """Current device and streams of a thread; from which sequence number of nodes on it has had which streams."""
+
+    def __init__(self) -> None:
+        self.device, self.node = 0, (-1, -1)
+        self.streams: dict[int, Stream] = {}
+        self.changes: list[tuple[int, dict[int, Stream]]] = []
+
+
+HERE = _Here()
+
+
+def index_of(device: Any = None) -> int:
+    """Return the index of a device (None or without an index: the current one)."""
+    index = device if isinstance(device, int | None) else torch.device(device).index
+    if index is None:
+        return HERE.device
+    if not 0 <= index < device_count():
+        raise RuntimeError(f"{NAME}:{index} does not exist: there are {device_count()} devices")
+    return index
+
+
+class Stream(torch.Stream):
+    """Queue of operations of a device, which run late. Any priority counts as 0."""
+
+    queue: Queue
+
+    def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: ARG004
+        number, index = next(_numbers), index_of(device)
+        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=int(KIND))
+        stream.queue = Queue(index)
+        _streams[number] = stream
+        return stream
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        LATE.put(self.queue, LATE.mark(stream.queue))
+
+    def query(self) -> bool:
+        return LATE.ask(LATE.mark(self.queue))
+
+    def synchronize(self) -> None:
+        LATE.run_to(LATE.mark(self.queue))
+
+
+class Event:
+    """Mark in a stream, which other streams and the host wait for."""
+
+    def __init__(self, enable_timing: bool = False, **_: bool) -> None:
+        self.enable_timing = enable_timing
+        self._mark: Mark | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._mark = LATE.mark((stream or current_stream()).queue)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        if self._mark is not None:
+            LATE.put((stream or current_stream()).queue, self._mark)
+
+    def query(self) -> bool:
+        return self._mark is None or LATE.ask(self._mark)
+
+    def synchronize(self) -> None:
+        if self._mark is not None:
+            LATE.run_to(self._mark)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds from this event to `end`; both must have happened."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("both events need enable_timing=True")
+        seconds = [event._mark.seconds if event._mark else None for event in (self, end)]
+        if seconds[0] is None or seconds[1] is None:
+            raise RuntimeError("both events must be recorded and have happened: synchronize with them first")
+        return (seconds[1] - seconds[0]) * 1000
+
+
+def default_stream(device: Any = None) -> Stream:
+    """Return the stream of a device that is current until another one is set."""
+    index = index_of(device)
+    return _defaults.get(index) or _defaults.setdefault(index, Stream(index))
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return this thread's stream of a device: in a backward pass that of the forward pass."""
+    _enter_node()
+    index = index_of(device)
+    return HERE.streams.get(index) or default_stream(index)
+
+
+def set_stream(stream: Stream) -> None:
+    """Make a stream the current one of its device in this thread."""
+    _enter_node()
+    HERE.streams = {**HERE.streams, stream.device_index: stream}
+    HERE.changes.append((torch._C._autograd._get_sequence_nr(), HERE.streams))
+
+
+@contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Context with another current stream (None: with the same) and with its device."""
+    if stream is None:
+        yield
+        return
+    before = current_stream(stream.device_index)
+    with device(stream.device_index):
+        set_stream(stream)
+        try:
+            yield
+        finally:
+            set_stream(before)
+
+
+@contextmanager
+def device(device: Any) -> Iterator[None]:
+    """Context with another current device."""
+    before, HERE.device = HERE.device, index_of(device)
+    try:
+        yield
+    finally:
+        HERE.device = before
+
+
+def set_device(device: Any) -> None:
+    """Make a device the current one of this thread."""
+    HERE.device = index_of(device)
+
+
+def current_device() -> int:
+    """Return the index of the current device."""
+    return HERE.device
+
+
+def synchronize(device: Any = None) -> None:
+    """Run everything that has been queued on a device."""
+    LATE.run_device(index_of(device))
+
+
+def queue_of(stream: torch.Stream) -> Queue:
+    """Return the queue of a stream of which PyTorch gives the number only."""
+    return (_streams.get(stream.stream_id) or default_stream(stream.device_index)).queue
+
+
+class _Call:
+    """Backward pass that a thread calls: its streams at the call, and those of its forward passes."""
+
+    def __init__(self) -> None:
+        self.streams = [current_stream(index) for index in range(len(GENERATORS))]
+        self.marks = [LATE.mark(stream.queue) for stream in self.streams]
+        self.changes = HERE.changes
+        self.used: set[Stream] = set()
+
+    def begin(self, _: Any) -> None:
+        """Hook before the first node: from here on the thread of the nodes can find the call."""
+        _calls[torch._C._current_graph_task_id()] = self
+
+    def streams_of(self, number: int) -> list[Stream]:
+        """Return the streams that were current when the calling thread made the node with this sequence number."""
+        place = bisect_right(self.changes, number, key=itemgetter(0))
+        streams = self.changes[place - 1][1] if place else {}
+        return [streams.get(index) or default_stream(index) for index in range(len(GENERATORS))]
+
+
+def _enter_node() -> None:
+    """Make the streams of the forward pass current in a node of a backward pass, behind the nodes before it."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return
+    task, number = key = torch._C._current_graph_task_id(), node._sequence_nr()
+    last, HERE.node = HERE.node, key
+    if last == key or task not in _calls:
+        return
+    call, before = _calls[task], HERE.streams if task == last[0] else {}
+    if number == _NO_NUMBER and before:
+        return  # a gradient is accumulated on the stream that made it
+    streams = call.streams if number == _NO_NUMBER else call.streams_of(number)
+    HERE.streams = dict(enumerate(streams))
+    for index, stream in enumerate(streams):
+        LATE.put(stream.queue, call.marks[index])
+        if before.get(index, stream) is not stream:
+            stream.wait_stream(before[index])
+    call.used.update(streams)
+
+
+class Engine(type(Variable._execution_engine)):  # type: ignore[misc]
+    """Autograd engine whose nodes run on the streams of the forward pass; the caller's streams wait for them."""
+
+    def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
+        call, streams, last = _Call(), HERE.streams, HERE.node
+        nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
+        hooks = [node.register_prehook(call.begin) for node in nodes if node is not None]
+        try:
+            return super().run_backward(roots, *args, **options)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for task in [task for task, other in list(_calls.items()) if other is call]:
+                del _calls[task]
+            HERE.streams, HERE.node = streams, last
+            for stream in call.used:
+                call.streams[stream.device_index].wait_stream(stream)
+
+
+def device_count() -> int:
+    return len(GENERATORS)
+
+
+def is_available() -> bool:
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed all devices; torch.manual_seed does it."""
+    for generator in GENERATORS:
+        generator.manual_seed(seed)
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    return GENERATORS[index_of(device)].get_state()
+
+
+def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    GENERATORS[index_of(device)].set_state(state)

@@ -1,0 +1,98 @@
+"""Models on a device: every rule trains them as on the host; the ranks of a node share the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.collectives import allreduce as allreduce_module
+from unisono.collectives.group import Group
+from unisono.errors import TensorError
+from unisono.rules import BSP, BaseRule, DiLoCo, LocalSGD, Sharded
+from unisono.world import World
+
+STEPS = 4
+
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+
+RULES = {
+    "bsp": BSP(),
+    "sum": BSP(scale="sum"),
+    "local sgd": LocalSGD(every=2),
+    "diloco": DiLoCo(every=2, fragments=1),
+    "sharded": Sharded(),
+    "sharded, clipped": Sharded(clip=0.1),
+}
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.05, 0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01),
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)
+    return nn.Sequential(*layers).double()
+
+
+def train(world: World, rule: BaseRule, optimizer_of: MakeOptimizer, device: torch.device) -> list[torch.Tensor]:
+    """Weights and buffers after a few steps, on the host."""
+    model = network().to(device)
+    optimizer = optimizer_of(model.parameters())
+    unisono.parallel(model, world, rule, optimizer)
+    numbers = torch.Generator().manual_seed(world.rank)
+    for _ in range(STEPS):
+        inputs = torch.randn(4, 3, 6, 6, generator=numbers, dtype=torch.float64)
+        labels = torch.randint(0, 5, (4,), generator=numbers)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
+        optimizer.step()
+    return [one.detach().cpu().clone() for one in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_model_on_a_device_is_trained_as_on_the_host(
+    world: World, device: torch.device, rule: str, optimizer: str
+) -> None:
+    here = train(world, RULES[rule], OPTIMIZERS[optimizer], torch.device("cpu"))
+    there = train(world, RULES[rule], OPTIMIZERS[optimizer], device)
+    limit = 1e-12 if device.type == "pretend" or optimizer == "sgd" else 1e-8  # Adam divides by small numbers
+    for right, found in zip(here, there, strict=True):
+        torch.testing.assert_close(found, right, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("rule", ["bsp", "local sgd", "diloco"])
+def test_sums_may_stay_on_the_device(
+    world: World, device: torch.device, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An MPI library that moves the device's memory: here the tensor is copied in its place."""
+    if world.size == 1:
+        pytest.skip("nothing is summed")
+    staged: list[int] = []
+
+    def direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None = None) -> None:
+        staged.append(tensor.numel())
+        allreduce_module.allreduce_staged(allreduce_module.allreduce, group, tensor, "auto", wire, op)
+
+    monkeypatch.setattr(allreduce_module, "allreduce_direct", direct)
+    monkeypatch.setattr(allreduce_module, "is_direct", lambda *_: True)
+    monkeypatch.setattr(allreduce_module, "reaches", lambda *_: True)
+    here = train(world, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
+    there = train(world, RULES[rule], OPTIMIZERS["sgd"], device)
+    assert bool(staged) == (rule != "diloco"), "changes of weights are computed and sent on the host"
+    for right, found in zip(here, there, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_on_two_devices_is_refused_on_all_ranks(world: World, device: torch.device) -> None:
+    model = network()
+    if world.rank == world.size - 1:
+        model[4].to(device)
+    with pytest.raises(TensorError, match=f"rank {world.size - 1}: a model: tensors on cpu and on {device.type}"):
+        unisono.parallel(model, world)
