@@ -18,11 +18,11 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q --durations=50 -m launches || failed=1; \
 	exit $$failed
 
-# No ranks but those of README's programs, and nothing that starts program after program.
+# No ranks but those of README's programs; without the folders that take longest.
 test-quick: export HYPOTHESIS_PROFILE := dev
 test-quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 -m "not launches" --ignore=tests/test_under_mpiexec.py \
-	  $(foreach folder,bench benchmarks docs examples faults,--ignore=tests/$(folder))
+	  $(foreach folder,bench benchmarks compute docs examples faults testing,--ignore=tests/$(folder))
 	$(BIN)/python -m pytest -q tests/test_readme.py
 
 check: $(VENV)/.dev
