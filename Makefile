@@ -7,16 +7,23 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/.constraints,constraints.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: train test check format docs docs-check benchmark conformance examples clean
+.PHONY: train test test-quick check format docs docs-check benchmark conformance examples clean
 
 train: $(VENV)/.run
 	$(BIN)/unisono train digits
 
 test: $(VENV)/.dev
 	@failed=0; \
-	$(BIN)/python -m pytest -q -n 2 -m "not launches" || failed=1; \
-	$(BIN)/python -m pytest -q -m launches || failed=1; \
+	$(BIN)/python -m pytest -q --durations=50 -n 2 -m "not launches" || failed=1; \
+	$(BIN)/python -m pytest -q --durations=50 -m launches || failed=1; \
 	exit $$failed
+
+# No ranks but those of README's programs; without the folders that take longest.
+test-quick: export HYPOTHESIS_PROFILE := dev
+test-quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 -m "not launches" --ignore=tests/test_under_mpiexec.py \
+	  $(foreach folder,bench benchmarks compute docs examples faults testing,--ignore=tests/$(folder))
+	$(BIN)/python -m pytest -q tests/test_readme.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

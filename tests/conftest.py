@@ -19,19 +19,18 @@ import torch
 from hypothesis import settings
 from PIL import Image
 from tests.persistent_ranks import PersistentRanks
-from tests.progress import SILENCE_SECONDS, run
+from tests.progress import SILENCE_SECONDS, Run, run
 
 from unisono.launch import MALLOC_ENVIRONMENT, find_mpiexec, launch_environment, ranks_started
 
-settings.register_profile("unisono", deadline=None)  # how long an example takes is no property of it
-settings.load_profile("unisono")
+for profile, examples in {"ci": 40, "dev": 10}.items():
+    settings.register_profile(profile, deadline=None, max_examples=examples)  # how long one takes is no property of it
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 ROOT = Path(__file__).parent.parent
 UNDER_MPIEXEC = ranks_started(os.environ) is not None
 
 collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
@@ -41,7 +40,7 @@ LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what starts ranks: the Makefile runs two of the other tests at a time. Mark what needs an accelerator.
 
-    The latter come last: a device that only pretends stays in the process.
+    What takes longest comes first. What needs a device comes last: one that only pretends stays in the process.
     """
     for item in items:
         if {"device", "pretend"} & set(getattr(item, "fixturenames", ())):
@@ -49,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
-    items.sort(key=lambda item: item.get_closest_marker("device") is not None)
+    items.sort(key=lambda item: (item.get_closest_marker("device") is not None, "test_on_ranks[" not in item.name))
 
 
 def clean_environment() -> dict[str, str]:

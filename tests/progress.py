@@ -27,6 +27,9 @@ MAX_SHOWN_CHARACTERS = 6000
 
 Result = TypeVar("Result")
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""Type of the fixtures that run a command."""
+
 
 class NoProgressError(AssertionError):
     """A command that was ended because it wrote nothing for too long."""

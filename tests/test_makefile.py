@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -26,7 +27,17 @@ def test_a_half_that_fails_does_not_hide_the_other(fails: str, code: int, tmp_pa
     make = ["make", "test", f"VENV={tmp_path}", "-o", f"{tmp_path}/.dev"]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    assert log.read_text().splitlines() == ["-m pytest -q -n 2 -m not launches", "-m pytest -q -m launches"]
+    assert log.read_text().splitlines() == [
+        "-m pytest -q --durations=50 -n 2 -m not launches",
+        "-m pytest -q --durations=50 -m launches",
+    ]
+
+
+def test_what_the_quick_tests_leave_out_exists() -> None:
+    done = subprocess.run(["make", "--dry-run", "test-quick"], cwd=ROOT, capture_output=True, text=True, check=True)
+    left_out = re.findall(r"--ignore=(\S+)", done.stdout)
+    assert left_out
+    assert all((ROOT / path).exists() for path in left_out)
 
 
 def test_another_pytorch_has_constraints_and_an_environment_of_its_own() -> None:

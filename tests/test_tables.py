@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import RecipeError, UsageError
@@ -152,7 +152,6 @@ tables = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(content=st.dictionaries(st.sampled_from("abc"), tables))
 def test_flat_tables_are_the_same_by_their_dots(content: dict[str, Any]) -> None:
     rebuilt: dict[str, Any] = {}

@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 
 from unisono import uncaught, witness
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Rank:

@@ -22,6 +22,7 @@ MPI_TESTS = Path(__file__).parent / "mpi"
 LEFT_OUT: dict[int, tuple[str, ...]] = {
     1: (),
     2: (
+        "collectives/test_direct.py",
         "collectives/test_watch.py",
         "data",
         "reducer/test_bits.py",
@@ -30,26 +31,36 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "rules",
         "step/test_store.py",
         "tensor_parallel/test_layouts.py",
-        "tensor_parallel/test_choose_plan.py",
         "tensor_parallel/test_layers.py",
         "tensor_parallel/test_losses.py",
-        "torch_backend/test_devices.py",
         "training",
-        "measure/test_tune.py",
     ),
     3: (
+        "horovod",
+        "loops/test_split_layers.py",
+        "measure",
         "reducer/test_buffers.py",
+        "reducer/test_devices.py",
         "reducer/test_failed_passes.py",
         "reducer/test_life.py",
         "reducer/test_models.py",
         "reducer/test_step.py",
         "reducer/test_weight_first.py",
+        "tensor_parallel/test_choose_plan.py",
         "tensor_parallel/test_runs.py",
+        "torch_backend/test_buckets.py",
     ),
     4: (
+        "collectives/test_direct.py",
+        "collectives/test_ops.py",
+        "collectives/test_ready.py",
+        "collectives/test_staged.py",
+        "collectives/test_trials.py",
         "collectives/test_waits.py",
+        "collectives/test_watch.py",
         "data",
         "horovod",
+        "loops/test_loops.py",
         "measure",
         "reducer",
         "rules",
@@ -71,7 +82,7 @@ STDERR_TO_A_FILE = 'exec "$@" 2> "$0/$$.txt"'
 """Shell script that runs its arguments. A launcher that ends all ranks drops what it still holds of their errors."""
 
 
-PYTEST = ("-m", "pytest", "-v", "-x", "--capture=sys", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-v", "-x", "--capture=sys", "-p", "no:cacheprovider", "--durations=20")
 """Arguments of each rank. pytest leaves descriptor 2 alone: what it would hold of it is lost when a thread, or the MPI
 library, prints an error and ends the process in the middle of a test."""
 
@@ -85,13 +96,17 @@ def run_pytest(ranks: int, folder: Path, *arguments: str) -> tuple[subprocess.Co
 
 
 @pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.launches) for ranks in (2, 3, 4))])
-def test_on_ranks(ranks: int, tmp_path: Path) -> None:
+def test_on_ranks(ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left_out = [f"--ignore={MPI_TESTS / name}" for name in LEFT_OUT[ranks]]
     done, errors = run_pytest(ranks, tmp_path, str(MPI_TESTS), *left_out)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{errors}"
     passed = [int(count) for count in re.findall(r"^=+ (\d+) passed", done.stdout, re.MULTILINE)]
     assert passed, done.stdout[-3000:]
     assert passed[0] > 50, "the tests were not collected"
+    slowest = re.search(r"=+ slowest .*?(?=^=)", done.stdout, re.MULTILINE | re.DOTALL)
+    assert slowest, done.stdout[-3000:]
+    with capsys.disabled():
+        print(f"\non {ranks} ranks: {slowest[0]}")
 
 
 def test_last_words_in_the_middle_of_a_test_are_kept(tmp_path: Path) -> None:

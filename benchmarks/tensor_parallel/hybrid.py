@@ -204,10 +204,10 @@ def predictions(problem: Problem, world: World) -> dict[str, float]:
     passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
     names = [one.name for one in traces[-1]]
     traced = torch.tensor(passes, dtype=torch.float64).median(0).values
-    slowest, update = of_slowest_rank(traced, time_steps(model, (inputs,), nullcontext, 5, world.barrier), world)
+    slowest, after = of_slowest_rank(traced, time_steps(model, (inputs,), nullcontext, 5, world.barrier), world)
     seconds = dict(zip(names, map(tuple, slowest.tolist()), strict=True))
     facts = facts_of(model, traces[-1], set(names), len(inputs), world.size)
-    known = inputs_of(facts, seconds, float(problem.batch), measure_links(world), update)
+    known = inputs_of(facts, seconds, float(problem.batch), measure_links(world), after)
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}
 

@@ -3,7 +3,7 @@
 import pytest
 from benchmarks.seeds.cache_blocks import CacheBlock, CacheLimits, search, search_all
 from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
@@ -31,7 +31,6 @@ def test_most_layers_need_at_most_004_bytes_per_flop_with_128_kb(channels: tuple
     assert search(loops, THREAD).bytes_per_flop(1) <= 0.04 < unblocked_bytes_per_flop(loops)
 
 
-@settings(deadline=None)
 @given(small, st.integers(200, 4000), st.sampled_from([1, 2, 4]), st.integers(1, 3))
 def test_no_block_of_all_is_better(loops: ConvolutionLoops, cache: int, simd: int, samples: int) -> None:
     limits = CacheLimits(cache, simd)

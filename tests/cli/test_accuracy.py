@@ -1,13 +1,10 @@
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 
 from unisono.training.run_directory import add_metrics
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:

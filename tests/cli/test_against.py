@@ -1,18 +1,15 @@
 """`unisono bench collectives --against`, with this environment's own MPI as a peer: nothing is installed."""
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.bench.peer_program import COLLECTIVES, TIMINGS
 from unisono.launch import find_mpiexec
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_every_collective_beside_a_library_and_gloo(unisono: Run, tmp_path: Path) -> None:

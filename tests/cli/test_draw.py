@@ -1,8 +1,7 @@
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.placement import regular
@@ -14,8 +13,6 @@ from unisono.view.schedule import draw, draw_svg
 from unisono.view.step import draw as draw_step
 from unisono.view.step import draw_svg as draw_step_svg
 from unisono.view.step import picture_of
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_draw(in_process: Run) -> None:

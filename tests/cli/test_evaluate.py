@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_run_is_evaluated_as_it_was_tested(on_ranks: Run, in_process: Run, tmp_path: Path) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.foresight.entries import entry
 from tests.foresight.test_ledger import change, ended
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.foresight.ledger import append
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.progress import poll_until
+from tests.progress import Run, poll_until
 from tests.usage_errors import assert_one_line_error
 
 from unisono.errors import LabError
 from unisono.lab.cluster import check_machine
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 MEET = """
 import json, os

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.progress import SILENCE_SECONDS
+import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
+from unisono.bench import networks
 from unisono.bench.networks import CONTENDERS
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
-
-def test_layers_of_a_network(command: Run, tmp_path: Path) -> None:
+def test_layers_of_a_network(in_process: Run, tmp_path: Path) -> None:
     options = ("--model=small_convnet", "--batch=4", "--classes=10", "--output=report", "--plan=plan.json")
-    done = command("layers", *options)
+    done = in_process("layers", *options)
     assert done.returncode == 0, done.stderr
     assert "features.0" in done.stdout
     assert "GFLOP/s of products" in done.stdout
@@ -46,9 +45,15 @@ def test_bad_input(in_process: Run) -> None:
         assert_one_line_error(in_process("layers", *options), words)
 
 
-def test_networks_beside_stock(command: Run, in_process: Run, tmp_path: Path) -> None:
-    silent = 5 * SILENCE_SECONDS  # it writes nothing before its table
-    done = command("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1", timeout=silent)
+def test_networks_beside_stock(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is in tests/bench/test_networks.py."""
+
+    def measure(names: list[str], batch: int, steps: int, *_: object) -> list[dict[str, Any]]:
+        each: dict[str, Any] = {"seconds": dict.fromkeys(CONTENDERS, [0.5] * steps)}
+        return [{"network": name, "batch": batch, "peak_bytes": dict.fromkeys(CONTENDERS, 1), **each} for name in names]
+
+    monkeypatch.setattr(networks, "measure_networks", measure)
+    done = in_process("bench", "networks", "--names=small_convnet", "--batch=2", "--steps=1")
     assert done.returncode == 0, done.stderr
     assert "| small_convnet | 2 |" in done.stdout
     (found,) = json.loads((tmp_path / "bench" / "networks.json").read_text())["networks"]

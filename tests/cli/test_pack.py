@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.progress import Watched
+from tests.progress import Run, Watched
 from tests.usage_errors import assert_one_line_error
 
 from unisono.data.pack.index import read_index
@@ -23,7 +22,6 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.launch import launch_environment
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 Pictures = Callable[..., Path]
 
 COMMAND = """

@@ -5,18 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.foresight.test_ledger import change, ended
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.cli.plan import node_counts, paused_collection, plan
 from unisono.errors import UsageError
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = """\
 [data]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.network import price, shaped
 from unisono.network.choice import read_table
 from unisono.placement import regular
 from unisono.schedules import find
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PLAIN = ("--ranks", "4", "--rate", "10gbit", "--latency", "30us", "--bytes", "64KiB")
 

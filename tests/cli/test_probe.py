@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.plan.machines import find_machine
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_file_is_written_and_planned_with(unisono: Run, in_process: Run, tmp_path: Path) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PLAIN = ("simulate", "--ranks", "4", "--rate", "1gbit", "--bytes", "64KiB", "--algorithms", "ring")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.progress import Watched
+from tests.progress import Run, Watched
 from tests.usage_errors import assert_one_line_error
 
 from unisono.launch import launch_environment
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SETTINGS = ("compute.convolutions=library", "rule.overlap=chain", "exchange.bucket_megabytes=1", "training.epochs=2")
 LEAN = tuple(part for change in SETTINGS for part in ("--set", change))

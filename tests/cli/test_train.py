@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.progress import Watched, poll_until, run
+from tests.progress import Run, Watched, poll_until, run
 from tests.training.trace_format import check_trace
 from tests.usage_errors import assert_one_line_error
 
@@ -31,8 +31,6 @@ from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recorder import KINDS
 from unisono.training.signals import REPEAT_SECONDS
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SHORT_RUN = ("--set", "training.epochs=3")
 LEAN = tuple(

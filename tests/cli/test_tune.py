@@ -1,13 +1,10 @@
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.network.choice import read_table
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path) -> None:

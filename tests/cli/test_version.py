@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.progress import Run
 
 
 def test_version(command: Run) -> None:

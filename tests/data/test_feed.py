@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.builtin import Dataset, Samples, in_memory_feed
@@ -68,7 +68,6 @@ def epoch_on(
     return whole(on_ranks(ranks, work))
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 80), st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3))
 def test_a_data_set_in_memory_is_seen_once_by_all_ranks_together(
     train: int, test: int, batch: int, ranks: int, done: int

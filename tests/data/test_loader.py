@@ -67,7 +67,7 @@ def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> 
     on_ranks(3, work)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4),
     st.sampled_from(["epoch", "every:2", "once,parts:2"]),

@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.engine import Engine, OperationSpan, Variable
@@ -58,7 +58,6 @@ def serially(steps: list[Step]) -> State:
     return state
 
 
-@settings(max_examples=1000, deadline=None)
 @given(steps=graphs(), threads=st.integers(1, 8))
 def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads: int) -> None:
     state = State()
@@ -74,7 +73,6 @@ def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads:
     assert state.values == serially(steps).values
 
 
-@settings(max_examples=300, deadline=None)
 @given(steps=graphs(fails=True), threads=st.integers(1, 4))
 def test_a_failure_spoils_only_dependent_operations(steps: list[Step], threads: int) -> None:
     state, variables = State(), [Variable(str(place)) for place in range(6)]

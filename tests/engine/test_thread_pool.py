@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.engine.engine import ThreadPool
@@ -56,7 +56,6 @@ def test_no_thread_before_the_first_action() -> None:
     pool.close()
 
 
-@settings(max_examples=50, deadline=None)
 @given(threads=st.integers(1, 4), actions=st.integers(0, 30), rounds=st.integers(1, 3))
 def test_closing_waits_for_all_and_a_closed_pool_starts_again(threads: int, actions: int, rounds: int) -> None:
     before, pool = threading.active_count(), ThreadPool("update", threads)

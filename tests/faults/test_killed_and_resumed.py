@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.faults.load_until_killed import BATCH, EVERY, STORAGES
+from tests.progress import Run
 
 from unisono.data.kinds import RAW
 from unisono.data.order import steps_of
@@ -19,7 +18,6 @@ from unisono.data.sources import Source
 
 pytestmark = pytest.mark.launches
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SAMPLES, EPOCHS = 301, 2
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.progress import Watched, poll_until, process_tree, run
+from tests.progress import Run, Watched, poll_until, process_tree, run
 
 from unisono.launch import find_mpiexec
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 pytestmark = pytest.mark.launches
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.progress import Run
 from tests.usage_errors import assert_one_line_error
 
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = """
 [data]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.foresight.entries import RUN
@@ -11,7 +12,7 @@ from tests.plan.test_run_plan import MACHINE, network
 from tests.plan.test_run_plan import RUN as PLANNED
 
 from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
-from unisono.plan.choose import PredictionInputs, Setting, candidates, predicted
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
@@ -47,9 +48,15 @@ def inputs(update: float = 0.0) -> PredictionInputs:
     return ask(replace(NETWORK, update=update), loads, at(0.5))._replace(ranks=4)
 
 
+@cache
+def searched(update: float = 0.0) -> Candidate:
+    """Return what a search of a second finds."""
+    return candidates(inputs(update))[0]
+
+
 @pytest.mark.parametrize("update", [0.0, 1e-9])
 def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> None:
-    chosen = candidates(inputs(update))[0]
+    chosen = searched(update)
     found = tuned_prediction(TrialChoice(chosen), RUN, 24)
     assert found.sealed == "after 24 tuning steps"
     assert found.step == pytest.approx(chosen.prediction.step)
@@ -64,7 +71,7 @@ def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> N
 
 def test_a_prediction_of_shared_cores_says_so_and_is_less_certain() -> None:
     use = ProcessorUse(others=0.5)
-    choice = TrialChoice(candidates(inputs())[0], "others", use, [0.9, 1.0, 1.3])
+    choice = TrialChoice(searched(), "others", use, [0.9, 1.0, 1.3])
     found, alone = tuned_prediction(choice, RUN, 24), tuned_prediction(choice._replace(doubt=""), RUN, 24)
     assert (found.doubt, found.processor, found.share) == ("others", use, WIDER_SHARE)
     assert (alone.doubt, alone.share) == ("", NOMINAL_SHARE)
@@ -73,7 +80,7 @@ def test_a_prediction_of_shared_cores_says_so_and_is_less_certain() -> None:
 
 
 def test_programs_are_told_apart_by_their_digests() -> None:
-    best = candidates(inputs())[0]
+    best = searched()
     facts, _ = program_of(best)
     assert program_of(best)[0] == facts
     assert facts.buckets == len(loads(best.setting.bucket_bytes, best.setting.end_ratio))

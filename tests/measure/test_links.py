@@ -1,7 +1,7 @@
 import random
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.measure.links import Pair, pairings, slow_links, supernodes
@@ -28,7 +28,6 @@ def shared(pairs: list[Pair], group: tuple[int, ...], uplink: float) -> list[tup
     ]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(2, 4), st.integers(3, 6), st.sampled_from([4.0, 8.0]), st.randoms(use_true_random=False))
 def test_groups_are_found_for_any_order_of_nodes(
     count: int, each: int, oversubscribed: float, chance: random.Random
@@ -45,7 +44,6 @@ def test_groups_are_found_for_any_order_of_nodes(
     assert supernodes(len(group), speeds) == expected
 
 
-@settings(deadline=None)
 @given(st.integers(1, 16), st.randoms(use_true_random=False))
 def test_one_switch_is_one_supernode(nodes: int, chance: random.Random) -> None:
     speeds = [(pair, chance.uniform(0.8, 1.0)) for pairs in pairings(nodes, 20) for pair in pairs]

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.network import Network, Uneven, bound, shaped, simulate
@@ -41,7 +41,6 @@ def test_a_slow_node_sends_its_own_numbers_at_least() -> None:
     assert bound("allreduce", one_rank_per_node(4), Network(0, BETA), N, barely) == pytest.approx(together)
 
 
-@settings(max_examples=80)
 @given(
     name=st.sampled_from(names()),
     collective=st.sampled_from(COLLECTIVES),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.network import Network, Uneven, shaped, simulate
@@ -60,7 +60,6 @@ def test_a_rank_without_rounds_ends_when_it_enters() -> None:
     assert done.ends == (LATE,)
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from(names()),
     shape=st.sampled_from([(1, 3, 1), (2, 3, 1), (2, 2, 2), (1, 2, 3)]),
@@ -99,7 +98,6 @@ routes = st.lists(
 limits = st.lists(st.integers(1, 100), min_size=LINKS, max_size=LINKS)
 
 
-@settings(deadline=None)
 @given(routes, limits)
 def test_rates_are_max_min_fair(routes: list[tuple[int, ...]], limits: list[int]) -> None:
     capacities = np.array([*limits, np.inf], float)

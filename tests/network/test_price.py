@@ -2,7 +2,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.network import DEFAULT, Network, NetworkError, price, simulate
@@ -94,7 +94,6 @@ def test_twelve_hosts_on_three_switches() -> None:
     assert found["direct"] == pytest.approx(0.427, rel=0.01)
 
 
-@settings(deadline=None)
 @given(p=st.integers(2, 24), n=st.integers(0, 10**9))
 def test_ring_and_direct(p: int, n: int) -> None:
     network = Network(ALPHA, BETA, GAMMA)

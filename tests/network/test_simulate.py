@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import ScheduleError
@@ -105,7 +105,6 @@ def test_fewer_elements_than_chunks() -> None:
     assert result.seconds == pytest.approx(6 * (ALPHA + 4 * BETA) + 3 * 4 * GAMMA)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(names()),
     shape=st.sampled_from([(1, 2, 1), (1, 3, 1), (1, 7, 1), (2, 3, 1), (2, 2, 2), (3, 1, 2), (1, 1, 4)]),
@@ -193,7 +192,6 @@ def test_nothing_to_do_has_no_delays() -> None:
     assert simulate(ring, one_rank_per_node(1), Network(1e-3, 1e-6), 8000).delays == ()
 
 
-@settings(max_examples=80)
 @given(
     name=st.sampled_from(names()),
     shape=st.sampled_from([(1, 3, 1), (1, 7, 1), (2, 3, 1), (2, 2, 2), (1, 1, 4)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.optimizers.build import OPTIMIZERS, by_decay, make_optimizer
@@ -75,7 +75,6 @@ def test_all_optimizers_are_tested() -> None:
 shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
 
 
-@settings(deadline=None)
 @given(kinds=st.lists(st.tuples(shapes, st.booleans()), max_size=8))
 def test_each_trainable_parameter_is_in_its_group(kinds: list[tuple[tuple[int, ...], bool]]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(shape), requires_grad=learns) for shape, learns in kinds]

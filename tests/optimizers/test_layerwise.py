@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.optimizers.layerwise import LAMB, LARS
@@ -68,7 +68,6 @@ def made(make: Make, weights: list[float], gradients: list[list[float]], shape: 
 
 
 @pytest.mark.parametrize(("make", "naive"), [(lars, naive_lars), (lamb, naive_lamb)], ids=["lars", "lamb"])
-@settings(deadline=None)
 @given(weights=rows, gradients=st.lists(rows, max_size=4))
 def test_steps_follow_the_equations_for_layers_and_norms(
     make: Make, naive: Callable[..., list[float]], weights: list[float], gradients: list[list[float]]
@@ -89,7 +88,6 @@ def test_the_worked_examples(make: Make, last: float) -> None:
     torch.testing.assert_close(parameter.detach(), torch.tensor([[3.0, last]]))
 
 
-@settings(deadline=None)
 @given(weights=rows, gradient=rows, factor=st.floats(0.01, 100))
 def test_with_lars_the_norm_of_a_layers_gradient_does_not_matter(
     weights: list[float], gradient: list[float], factor: float
@@ -106,7 +104,6 @@ def test_with_lars_the_norm_of_a_layers_gradient_does_not_matter(
         assert float(found[0].norm()) == pytest.approx(RATE * TRUST * math.hypot(*weights), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(weights=rows, gradients=st.lists(rows, min_size=1, max_size=3))
 def test_with_lamb_the_rate_sets_the_length_of_a_layers_step(
     weights: list[float], gradients: list[list[float]]

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.optimizers.segments import Segment, cut, join, segments_of
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 9), st.integers(0, 3))
 def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: int) -> None:
     ranges, at = [], 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 
 import pytest
@@ -73,6 +74,12 @@ def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
     return [(one.setting.overlap, one.setting.bucket_bytes // MIB) for one in found]
 
 
+@cache
+def choice(ratio: float = 1, latency: float = 5e-5) -> Sequence[Candidate]:
+    """Return the candidates for the network on two nodes: each search takes a second."""
+    return candidates(ask(NETWORK, loads, at(ratio, latency)))
+
+
 @pytest.mark.parametrize(
     ("ratio", "best", "end_ratio", "most"),
     [
@@ -84,7 +91,7 @@ def summary(found: Sequence[Candidate]) -> list[tuple[str, int]]:
 )
 def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio: int, most: float) -> None:
     """All hides while communication takes half of what computing takes, and even at 1 but for what w6 sticks out."""
-    found = candidates(ask(NETWORK, loads, at(ratio)))
+    found = choice(ratio)
     assert summary(found)[0] == best
     assert found[0].setting.end_ratio == end_ratio
     assert summary(found)[-1] == ("none", 128)
@@ -110,7 +117,7 @@ def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str
 def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster() -> None:
     """The exchange begins soon, and little is left of it at the end; those between have few latencies."""
     inputs = ask(NETWORK, loads, at(1, latency=2e-3))
-    best = candidates(inputs)[0]
+    best = choice(1, 2e-3)[0]
     equal = [predicted(inputs, Setting("chain", size)) for size in BUCKET_SIZES]
     assert best.setting.end_ratio > 1
     assert best.prediction.step < 0.98 * min(one.prediction.step for one in equal)
@@ -122,7 +129,7 @@ def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster(
 
 def test_the_same_in_equal_buckets() -> None:
     inputs = ask(NETWORK, loads, at(1))
-    best = candidates(inputs)[0]
+    best = choice()[0]
     equal = in_equal_buckets(best, inputs)
     assert best.setting.end_ratio > 1
     assert equal is not None
@@ -138,22 +145,22 @@ def test_a_given_size_is_that_of_all_buckets() -> None:
     assert {end_ratios(name, BUCKET_SIZES, 2) for name in OVERLAPS if name != "chain"} == {(1,)}
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 1, 2])
+@pytest.mark.parametrize("ratio", [0.25, 1])
 def test_buckets_of_one_node_are_equal(ratio: float) -> None:
     """No link is kept busy there, and the cores that compute pay for each further bucket."""
     inputs = ask(NETWORK, loads, at(ratio, latency=2e-3))
-    assert candidates(inputs)[0].setting.end_ratio > 1
+    assert choice(ratio, 2e-3)[0].setting.end_ratio > 1
     assert {one.setting.end_ratio for one in candidates(inputs._replace(nodes=1))} == {1}
 
 
 def test_a_setting_is_predicted_again_with_other_inputs() -> None:
-    found = candidates(ask(NETWORK, loads, at(1)))[0]
+    found = choice()[0]
     assert predicted(ask(NETWORK, loads, at(1)), found.setting) == found
     assert predicted(ask(NETWORK, loads, at(0)), found.setting).prediction.step < found.prediction.step
 
 
 def test_the_same_in_finer_buckets() -> None:
-    best = candidates(ask(NETWORK, loads, at(1)))[0]
+    best = choice()[0]
     small = finer(best, ask(NETWORK, loads, at(1)))
     assert small is not None
     assert small.setting.overlap == best.setting.overlap
@@ -165,12 +172,12 @@ def test_the_same_in_finer_buckets() -> None:
 
 
 def test_a_long_latency_wants_larger_buckets() -> None:
-    short, long = (candidates(ask(NETWORK, loads, at(1, latency)))[0] for latency in (5e-5, 5e-4))
+    short, long = (choice(1, latency)[0] for latency in (5e-5, 5e-4))
     assert long.setting.bucket_bytes > short.setting.bucket_bytes
 
 
 def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
-    found = candidates(ask(NETWORK, loads, at(1)))
+    found = choice()
     order = {one.setting.overlap: one.setting.sequence for one in found}
     assert [name for name in order if order[name]] == ["chain"]
     chain = found[0]
@@ -192,7 +199,7 @@ def test_a_sharded_rule_orders_halves_in_a_chain() -> None:
     assert sorted(setting.halves) == sorted(2 * [*range(1, len(buckets) + 1)])
     assert tuple(dict.fromkeys(setting.halves)) == tuple(range(1, len(buckets) + 1))
     assert sorted(setting.sequence) == list(range(len(buckets)))
-    assert prediction.step < 1.05 * candidates(ask(NETWORK, loads, at(1)))[0].prediction.step
+    assert prediction.step < 1.05 * choice()[0].prediction.step
     layout = layout_of(NETWORK, [buckets[number] for number in setting.sequence], True, 4)
     at_the_end = predict(Sharded(overlap="chain"), Costs(layout, NETWORK, at(1)))
     assert at_the_end.step > 1.05 * prediction.step
@@ -238,7 +245,7 @@ def test_smaller_buckets_are_chosen_when_they_are_clearly_better() -> None:
     assert found[0].prediction.step == pytest.approx(2.4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=20)
 @example([(1, 2, 35084), (5, 9, 16), (9, 9, 93040), (1, 1, 1), (2, 9, 37995)], 0.5, 1e-4, False)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 1 << 20)), min_size=1, max_size=6),

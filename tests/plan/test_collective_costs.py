@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import UsageError
@@ -97,7 +97,6 @@ def test_auto_is_that_of_the_table() -> None:
     assert choose_auto(replace(unknown, wire="float16"), 64) != "library"
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from(names()),
     collective=st.sampled_from(COLLECTIVES),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +72,42 @@ def plans(run: PlannedRun = RUN, rules: Mapping[str, BaseRule] = RULES) -> dict[
     return {(one.rule, one.nodes): one for run in runs for one in plan_run(run, (1, 2, 4))}
 
 
+@cache
+def usual() -> dict[tuple[str, int], RunPlan]:
+    return plans()
+
+
 def on(machine: MachineFacts, **changes: Any) -> PlannedRun:
     return replace(RUN, machine=machine, **changes)
 
 
 def test_one_node_has_no_communication() -> None:
     for rule in RULES:
-        alone = plans()[rule, 1]
+        alone = usual()[rule, 1]
         assert (alone.communication, alone.communicating, alone.schedule, alone.speedup) == (0, 0, "", 1)
         assert alone.low == alone.step == alone.high
 
 
 @pytest.mark.parametrize("change", ["bandwidth=2x", "latency=0.5x", "flops=2x", "memory_bandwidth=2x"])
 def test_a_faster_machine_is_never_slower(change: str) -> None:
-    before, after = plans(), plans(on(changed_machine(MACHINE, change)))
+    before, after = usual(), plans(on(changed_machine(MACHINE, change)))
     assert all(after[key].step <= before[key].step * 1.01 for key in before)  # settings within 1% count as equal
     assert any(after[key].step < before[key].step for key in before)
 
 
+def test_copies_between_an_accelerator_and_the_host_take_time_beside_computing() -> None:
+    def step(to_host: float, to_device: float) -> float:
+        node = replace(MACHINE.node, to_host=to_host, to_device=to_device)
+        return plans(on(replace(MACHINE, node=node)))["bsp", 4].step
+
+    alone = step(0, 0)
+    assert alone <= step(1e11, 1e11) < step(1e9, 1e9) < step(1e9, 5e8)
+    nbytes = sum(layer.parameter_bytes for layer in LAYERS)
+    assert step(1e9, 1e9) < alone + 2 * nbytes / 1e9
+
+
 def test_a_step_is_what_predict_gives_for_its_setting() -> None:
-    row, cost = plans()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
+    row, cost = usual()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
     computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(RUN))
     sizes = [layer.parameter_bytes for layer in LAYERS if layer.parameters]
     inputs = PredictionInputs(BSP(), computing, partial(buckets_of, sizes), cost, ranks=4)
@@ -118,7 +134,7 @@ def test_many_ranks_share_the_updates_of_a_sharded_rule_alike_if_fewer_are_playe
 
 def test_memory_of_a_sharded_rule_is_smaller() -> None:
     for nodes in (2, 4):
-        whole, sharded = (plans()[rule, nodes].memory for rule in ("bsp", "sharded"))
+        whole, sharded = (usual()[rule, nodes].memory for rule in ("bsp", "sharded"))
         assert sharded.optimizer == whole.optimizer / nodes
         assert sharded.total < whole.total
 
@@ -155,10 +171,10 @@ def test_measured_exchanges_are_those_of_the_plan_also_within_a_node() -> None:
 
 
 def test_a_slow_link_is_named_and_its_cost_is_the_step_without_it() -> None:
-    slow, even = plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 4], plans()["bsp", 4]
+    slow, even = plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 4], usual()["bsp", 4]
     lost = slow.step - even.step
     assert slow.bottleneck.startswith(f"node 2's link, 20 times slower: {lost * 1e3:.3g} ms of the step; ")
-    assert plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 2] == plans()["bsp", 2]
+    assert plans(on(replace(MACHINE, slow_links={2: 20.0})))["bsp", 2] == usual()["bsp", 2]
 
 
 def test_a_slow_link_that_was_measured_is_named_as_well() -> None:
@@ -190,7 +206,7 @@ def test_rarer_exchanges_cost_less() -> None:
 
 
 def test_ranks_of_a_node_share_its_computing_and_its_memory() -> None:
-    one, four = plans()["bsp", 2], plans(replace(RUN, ranks_per_node=4))["bsp", 2]
+    one, four = usual()["bsp", 2], plans(replace(RUN, ranks_per_node=4))["bsp", 2]
     assert four.ranks == 8
     assert four.samples == one.samples / 4
     assert four.computing == pytest.approx(one.computing)
@@ -202,7 +218,7 @@ def test_the_interval_is_that_of_measured_runs() -> None:
     errors = [abs(one.measurement.step.median / one.prediction.step - 1) for one in entries]
     assert not complaints
     assert round(float(np.quantile(errors, INTERVAL_SHARE)), 3) == INTERVAL_ERROR
-    row = plans()["bsp", 4]
+    row = usual()["bsp", 4]
     assert row.high == pytest.approx(row.step * (1 + INTERVAL_ERROR))
     assert row.computing + row.update <= row.low < row.step
 
@@ -219,7 +235,7 @@ def test_a_step_takes_as_long_as_its_loading() -> None:
     read = plans(on(machine, samples=samples._replace(pixels=0, from_disk=True)))["bsp", 4]
     assert read.reading == read.step == pytest.approx(1.6)
     whole = plans(on(machine, samples=samples._replace(pixels=0)))["bsp", 4]
-    assert (whole.loading, whole.step) == (0, plans()["bsp", 4].step)
+    assert (whole.loading, whole.step) == (0, usual()["bsp", 4].step)
 
 
 def test_samples_in_memory_are_part_of_a_ranks_memory() -> None:

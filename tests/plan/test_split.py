@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import Placement, one_rank_per_node, regular
@@ -233,7 +233,6 @@ def test_the_lines_name_the_plan_and_the_parts() -> None:
     assert describe_split(choose_splits(none), none)[0] == "layers split by prediction: none, data parallelism"
 
 
-@settings(deadline=None, max_examples=50)
 @given(networks, st.integers(4, 5000), st.floats(0, 1e-3), st.floats(0, 1e-7))
 def test_the_choice_is_never_predicted_slower_than_data_parallelism(
     widths: list[tuple[int, int, bool, float]], samples: int, latency: float, per_byte: float
@@ -246,7 +245,6 @@ def test_the_choice_is_never_predicted_slower_than_data_parallelism(
     assert step * LEAST_GAIN <= whole if chosen.splits else step == whole
 
 
-@settings(deadline=None, max_examples=50)
 @given(networks, st.integers(4, 500), st.sampled_from([SLOW, FAST, Cost(1e-3, 1e-9)]))
 def test_a_takers_giver_is_split_with_it(widths: list[tuple[int, int, bool, float]], samples: int, cost: Cost) -> None:
     layers = network(widths, samples)

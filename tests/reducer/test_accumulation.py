@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import torch
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.scattered_gradient import ScatteredGradient
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 def memory_of(*lengths: int) -> BucketMemory:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.reducer.test_bucket_memory import Allocator
 from torch import nn
 
 from unisono.errors import UsageError
@@ -21,13 +22,6 @@ from unisono.reducer.reducer import Reducer
 from unisono.rules import BSP, EASGD, BaseRule, Sharded
 from unisono.step.layout import Layout
 from unisono.step.replica import RuleMemory
-
-
-class Room:
-    """World with the one method that a BucketMemory uses."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 class Alone:
@@ -46,7 +40,7 @@ def begin(
     lengths: Sequence[int], order: Sequence[int], largest: int = 64, message: ControlMessage | None = None
 ) -> ModelReplica:
     """Return the replica of parameters of these lengths; 64 bytes are a bucket for each that has 16 elements."""
-    memory = BucketMemory([nn.Parameter(torch.zeros(length)) for length in lengths], Room())
+    memory = BucketMemory([nn.Parameter(torch.zeros(length)) for length in lengths], Allocator())
     memory.lay_out(order, largest)
     layout, agreement = Layout(2, len(lengths), memory.buckets), Agreement(message or ControlMessage(1.0))
     return ModelReplica(memory, Buffers(nn.Identity()), layout, agreement)
@@ -106,7 +100,7 @@ class Made:
     make: Any = Reducer._replica_of
 
     def __init__(self, rule: BaseRule, step: Any = None, exchange: Any = None, sharded: Any = True) -> None:
-        self.memory = BucketMemory([nn.Parameter(torch.zeros(4))], Room())
+        self.memory = BucketMemory([nn.Parameter(torch.zeros(4))], Allocator())
         self.memory.lay_out((0,), 64)
         self.rule, self.traits, self.buffers = rule, rule.traits, Buffers(nn.Identity())
         self.exchange, self.sharded, self._step = exchange, sharded, step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,7 +17,7 @@ from unisono.step.layout import Bucket
 WHOLE = 1 << 20
 
 
-class Room:
+class Allocator:
     """World with the one method that a BucketMemory uses."""
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -29,7 +29,7 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
 
 
 def lay_out(*parameters: nn.Parameter, largest: int = WHOLE) -> BucketMemory:
-    memory = BucketMemory(parameters, Room())
+    memory = BucketMemory(parameters, Allocator())
     memory.lay_out(list(reversed(range(len(parameters)))), largest)
     return memory
 
@@ -185,7 +185,6 @@ def test_gradients_of_lower_precision_keep_it() -> None:
 SHAPES = st.lists(st.lists(st.integers(0, 6), max_size=4), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(1, 600), st.sampled_from([1.0, 0.5]), st.data())
 def test_all_gradients_are_packed_with_any_strides_and_nothing_else(
     shapes: list[list[int]], largest: int, weight: float, data: st.DataObject
@@ -197,7 +196,7 @@ def test_all_gradients_are_packed_with_any_strides_and_nothing_else(
         return values.permute([order.index(place) for place in range(len(shape))])
 
     parameters = [nn.Parameter(turned(shape)) for shape in shapes]
-    memory = BucketMemory(parameters, Room())
+    memory = BucketMemory(parameters, Allocator())
     memory.lay_out(data.draw(st.permutations(range(len(shapes)))), largest)
     gradients = [data.draw(st.sampled_from([None, turned(shape)])) for shape in shapes]
     pack(memory, *gradients, weight=weight)
@@ -228,7 +227,7 @@ def test_weights_are_sent_and_returned_as_their_mean(largest: int) -> None:
 
 
 def test_buckets_have_their_keys_by_the_order_in_which_they_are_sent() -> None:
-    memory = BucketMemory([parameter(40), parameter(40), parameter(40)], Room())
+    memory = BucketMemory([parameter(40), parameter(40), parameter(40)], Allocator())
     memory.lay_out([2, 1, 0], 192)
     buckets = memory.buckets
     memory.lay_out([2, 1, 0], 192, (2, 0, 1))

@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.model_weights import ModelWeights
 from unisono.step.rule import RankState, Traits
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 class OtherRank:

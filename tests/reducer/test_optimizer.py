@@ -172,7 +172,7 @@ def partitions(draw: st.DrawFn) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     parts=partitions(),
     steps=st.lists(st.frozensets(st.integers(0, len(SHAPES) - 1), max_size=3), min_size=1, max_size=4),
@@ -346,7 +346,7 @@ def test_zero_grad_and_state_dict_wait_for_pending_updates() -> None:
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     parts=partitions(),
     clip=st.sampled_from((0.01, 1.0, 1e6)),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.errors import UsageError
 from unisono.optimizers.segments import Segment
@@ -19,13 +20,6 @@ from unisono.reducer.optimizer import ShardedOptimizer
 from unisono.reducer.reducer import Reducer
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.step.layout import Layout
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 class Runner:

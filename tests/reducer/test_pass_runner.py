@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.engine import OperationSpan
 from unisono.errors import OperationError, UsageError
@@ -33,13 +34,6 @@ from unisono.step.program import UPDATE, Operation, Step, Task, Value, weights
 
 FIRST = ["agree 0", "pack 1", "allreduce 1", "set_grads 1"]
 SECOND = ["pack 2", "allreduce 2", "set_grads 2"]
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 class Threads:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.plan.choose import INITIAL_BUCKET_BYTES
 from unisono.reducer.bucket_memory import BucketMemory
@@ -14,13 +15,6 @@ from unisono.reducer.tuning import StepTimes
 from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
 
 CHAIN = {"overlap": "chain", "exchange": Exchange(bucket_bytes=64)}
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 class Ranks:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.rule_state import SUM, RuleState, Segments, without_changes
@@ -14,13 +15,6 @@ from unisono.step.replica import ANCHOR, MOMENTUM, RESIDUAL, SENT, SUM_RESIDUAL
 
 RANKS = 3
 SHAPES = [(5, 4), (4,), (300,), (3, 3, 3), (1,)]
-
-
-class Allocator:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
 
 
 def memory_of(largest: int, order: list[int]) -> BucketMemory:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import MismatchError, UsageError
@@ -118,7 +118,6 @@ def agreed(messages: Sequence[Uses | None]) -> StepResult:
 MESSAGES = st.none() | st.dictionaries(st.integers(0, PARAMETERS - 1), st.sampled_from(GradientUse))
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=100))
 def test_messages_add_up(messages: list[Uses | None]) -> None:
     result = agreed(messages)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -51,7 +51,6 @@ def assert_alike(layer: nn.Module, inputs: Tensor, first: bool = True) -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 9), st.booleans(), DTYPES)
-@settings(max_examples=60)
 def test_a_linear_layer_has_the_bits_of_pytorch(
     shape: list[int], ins: int, outs: int, bias: bool, dtype: torch.dtype
 ) -> None:
@@ -68,7 +67,6 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(st.sampled_from(sorted(CONVOLUTIONS)), options(), st.integers(1, 3), DTYPES)
-@settings(max_examples=100)
 def test_a_convolution_has_the_bits_of_pytorch(
     dimensions: int, chosen: dict[str, Any], samples: int, dtype: torch.dtype
 ) -> None:

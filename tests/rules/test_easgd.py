@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import StepError, UsageError
@@ -21,7 +21,6 @@ from unisono.step.verify import verify
 from unisono.view.step import draw, picture_of
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 6),
     st.integers(1, 3),

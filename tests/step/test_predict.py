@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of
@@ -130,7 +130,6 @@ def test_without_buckets_a_step_is_its_computing(name: str, deferred: bool) -> N
     assert played(TWO, [], BYTES, name, deferred) == Prediction(12, 0, 0)
 
 
-@settings(deadline=None)
 @given(cases(), st.sampled_from(NAMES), st.booleans())
 def test_free_exchanges_take_no_time(case: tuple[Computing, list[Bucket]], name: str, deferred: bool) -> None:
     computing, loads = case
@@ -138,7 +137,6 @@ def test_free_exchanges_take_no_time(case: tuple[Computing, list[Bucket]], name:
     assert played(free, loads, Cost(0.0, 0.0), name, deferred) == Prediction(computing.whole, 0, 0)
 
 
-@settings(deadline=None)
 @given(cases(), costs, st.sampled_from(NAMES), st.booleans())
 def test_a_step_is_computing_and_waiting(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
@@ -149,7 +147,6 @@ def test_a_step_is_computing_and_waiting(
     assert found.communicating == cost.seconds(0) + sum(cost.seconds(load.nbytes) for load in loads)
 
 
-@settings(deadline=None)
 @given(cases(), costs, st.booleans())
 def test_no_overlap_is_never_faster_than_a_chain(
     case: tuple[Computing, list[Bucket]], cost: Cost, deferred: bool
@@ -158,14 +155,12 @@ def test_no_overlap_is_never_faster_than_a_chain(
     assert played(*case, cost, "none", deferred).step >= played(*case, cost, "chain", deferred).step
 
 
-@settings(deadline=None)
 @given(cases(), costs, st.sampled_from(NAMES))
 def test_deferred_waiting_is_never_slower(case: tuple[Computing, list[Bucket]], cost: Cost, name: str) -> None:
     case = without_updates(case)
     assert played(*case, cost, name, deferred=True).step <= played(*case, cost, name, deferred=False).step
 
 
-@settings(deadline=None)
 @given(cases(), costs, st.sampled_from(["chain", "none"]), st.booleans())
 def test_a_faster_network_is_never_slower(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
@@ -177,7 +172,6 @@ def test_a_faster_network_is_never_slower(
     assert played(*case, Cost(cost.latency / 2, cost.per_byte), name, deferred).step <= step
 
 
-@settings(deadline=None)
 @given(cases(), costs)
 def test_a_chain_is_one_exchange_after_another_each_once_its_bucket_is_full(
     case: tuple[Computing, list[Bucket]], cost: Cost
@@ -222,7 +216,6 @@ def test_computing_waits_for_activations_which_share_the_link_with_gradients(lin
     assert (found.step, found.communicating) == (step, 13)
 
 
-@settings(deadline=None)
 @given(cases(), costs, st.sampled_from(NAMES), st.booleans())
 def test_a_steady_step_has_the_tasks_of_a_program_and_none_begins_before_it(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool

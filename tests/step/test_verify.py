@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import StepError
@@ -37,7 +37,7 @@ STEPS = [Step(0), Step(1), Step(2, synchronize=False), Step(3)]
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_rules_keep_their_guarantees(overlap: str, ranks: int) -> None:
-    for buckets in range(1, 17):
+    for buckets in (1, 2, 3, 5, 16):
         verify(BSP(overlap=overlap), even_layout(ranks, buckets), STEPS, seed=buckets)
         every = 1 + buckets % 3
         verify(
@@ -126,7 +126,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     return replace(layout, updates=updates, deferred=deferred, clip=clip, layer_norms=norms, buffers=buffers)
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     layouts(),
     st.sampled_from([BSP(), LocalSGD(every=1), LocalSGD(every=2), Sharded(), Sharded(clip=1.0)]),

@@ -14,13 +14,13 @@ def order_of(seed: int) -> list[tuple[int, int]]:
         for number, queue in enumerate(queues):
             late.put(queue, lambda number=number, work=work: ran.append((number, work)))
         if work == 3:
-            late.put(queues[1], late.mark(queues[0]))
+            late.put(queues[1], late.point(queues[0]))
     late.run_device(0)
     late.run_device(1)
     return ran
 
 
-def test_works_of_a_queue_run_in_order_and_after_the_marks_that_it_waits_for() -> None:
+def test_works_of_a_queue_run_in_order_and_after_the_points_that_it_waits_for() -> None:
     for seed in range(100):
         ran = order_of(seed)
         assert all([work for queue, work in ran if queue == number] == list(range(10)) for number in range(3))
@@ -40,13 +40,13 @@ def test_what_nobody_waits_for_may_not_run_and_reseed_runs_it() -> None:
     assert ran == [1]
 
 
-def test_long_chains_of_marks_are_followed() -> None:
+def test_long_chains_of_points_are_followed() -> None:
     late, queues, ran = Late(), [Queue(0) for _ in range(300)], list[int]()
     for number, queue in enumerate(queues):
         late.put(queue, lambda number=number: ran.append(number))
         if number + 1 < len(queues):
-            late.put(queues[number + 1], late.mark(queue))
-    late.run_to(late.mark(queues[-1]))
+            late.put(queues[number + 1], late.point(queue))
+    late.run_to(late.point(queues[-1]))
     assert ran == list(range(300))
 
 
@@ -55,8 +55,8 @@ def test_an_error_is_raised_once_by_who_waits() -> None:
     late.put(queue, lambda: int("one"))
     late.put(queue, lambda: None)
     with pytest.raises(RuntimeError, match="ran late failed: invalid literal"):
-        late.run_to(late.mark(queue))
-    late.run_to(late.mark(queue))
+        late.run_to(late.point(queue))
+    late.run_to(late.point(queue))
 
 
 def test_threads_put_and_wait_at_the_same_time() -> None:
@@ -67,9 +67,9 @@ def test_threads_put_and_wait_at_the_same_time() -> None:
         for work in range(300):
             late.put(queues[number], lambda work=work: ran[number].append(work))
             if random.random() < 0.1:
-                late.put(queues[number], late.mark(queues[number - 1]))
+                late.put(queues[number], late.point(queues[number - 1]))
             if random.random() < 0.1:
-                late.run_to(late.mark(queues[number]))
+                late.run_to(late.point(queues[number]))
                 assert ran[number] == list(range(work + 1))
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]

@@ -33,7 +33,7 @@ def own(world: InProcessWorld, length: int) -> torch.Tensor:
     return torch.arange(length, dtype=torch.float32) + 100 * world.rank
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(ranks=st.integers(1, 5), length=st.integers(1, 12))
 def test_a_reduce_scatter_and_an_all_gather_are_an_allreduce(ranks: int, length: int) -> None:
     def both(world: InProcessWorld) -> torch.Tensor:

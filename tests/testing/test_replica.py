@@ -122,7 +122,7 @@ def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     st.integers(1, 4),
     st.sampled_from(sorted(OVERLAPS)),
@@ -154,24 +154,24 @@ def test_bsp_is_one_model_that_sees_all_samples(
     close(nets[0], serially(batches, events, clip if inside else None))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("updates", Updates)
 def test_averaging_weights_in_each_step_is_averaging_gradients(ranks: int, updates: Updates) -> None:
     """Theano-MPI: AWAGD at the same rate. With momentum the mean of updated weights is the update of the mean."""
-    events = [Step(number) for number in range(8)]
+    events = [Step(number) for number in range(4)]
     batches = batches_of(ranks, len(events), [4])
     layout = layout_of(ranks, updates=updates, deferred=updates is not Updates.OUTSIDE)
-    nets = train(LocalSGD(every=1), layout, batches, events)
+    nets, gradients = (train(rule, layout, batches, events) for rule in (LocalSGD(every=1), BSP()))
     for net in nets:
         close(net, nets[0], 0.0)
-        close(net, train(BSP(), layout, batches, events)[0])
+        close(net, gradients[0])
 
 
 def sgd(rate: float, momentum: float = 0.9, decay: float = 0.0) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return lambda net: torch.optim.SGD(net.parameters(), rate, momentum, weight_decay=decay)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(1, 4), st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]), st.integers(0, 1 << 20))
 def test_a_sum_adds_each_ranks_mean_gradient(ranks: int, samples: list[int], seed: int) -> None:
     """A rank without a batch adds nothing; shares of a batch count alike, however long they are."""
@@ -190,12 +190,11 @@ def test_a_sum_adds_each_ranks_mean_gradient(ranks: int, samples: list[int], see
         close(net, alone)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("ranks", "momentum"), [(2, 0.0), (4, 0.9)])
 def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(ranks: int, momentum: float) -> None:
     """Theano-MPI section 4: AWAGD at the rate k r is SUBGD at r. Each worker keeps the momentum of its own gradients;
     their sum is the momentum of the sum."""
-    events = [Step(number) for number in range(8)]
+    events = [Step(number) for number in range(4)]
     batches, layout = batches_of(ranks, len(events), [4]), layout_of(ranks)
     averaged = train(LocalSGD(every=1), layout, batches, events, optimizer=sgd(0.1 * ranks, momentum))
     summed = train(BSP(scale="sum"), layout, batches, events, optimizer=sgd(0.1, momentum))
@@ -204,7 +203,7 @@ def test_averaged_weights_at_k_times_the_rate_are_summed_gradients(ranks: int, m
 
 def test_averaged_weights_and_summed_gradients_differ_in_weight_decay_and_clipping() -> None:
     """At k times the rate the weights decay k times as fast; and each worker clips its own gradient, not the sum."""
-    events = [Step(number) for number in range(8)]
+    events = [Step(number) for number in range(4)]
     batches, layout = batches_of(2, len(events), [4]), layout_of(2)
 
     def distance(decay: float, summed_decay: float, clip: float | None = None) -> float:

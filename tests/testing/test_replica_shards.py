@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.testing.test_replica import CLASSES, FEATURES, NAMES, Net, close, layout_of, model
 from torch import nn
 
 from unisono.optimizers import LAMB, LARS
@@ -21,38 +22,10 @@ from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import Step
 from unisono.testing import Batch, InProcessReplica, play_in_process
 
-FEATURES, CLASSES = 5, 3
-
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-class Net(nn.Module):
-    """Two layers that are used, and one that is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES)
-        self.unused = nn.Parameter(torch.ones(2))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(inputs)))
-
-
-NAMES = [name for name, _ in Net().named_parameters()]
 NUMBER = {name: NAMES.index(name) for name in NAMES}
-
-
-def model() -> Net:
-    torch.manual_seed(3)
-    return Net().double()
-
-
-def layout_of(ranks: int, **changes: Any) -> Layout:
-    """All parameters in three buckets; the largest is cut in two."""
-    first = NUMBER["first.weight"]
-    small = tuple(NUMBER[name] for name in ("unused", "second.bias", "second.weight"))
-    last = Bucket(1, (first, NUMBER["first.bias"]), ((7, 20), (0, 4)))
-    return replace(Layout(ranks, 5, (Bucket(1, small), Bucket(1, (first,), ((0, 7),)), last)), **changes)
 
 
 def groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -119,12 +92,7 @@ def train(
     return nets, optimizers
 
 
-def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> None:
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
-
-
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=15)
 @given(
     st.integers(1, 4),
     st.sampled_from(sorted(OVERLAPS)),
@@ -156,18 +124,18 @@ def test_sharded_updates_are_those_of_the_unsharded_network(
     for net in nets[1:]:
         close(net, nets[0], 0.0)
     reference, _ = train(BSP(), replace(layout, updates=Updates.WHOLE, deferred=True), batches, events, name)
-    close(nets[0], reference[0])
+    close(nets[0], reference[0], 1e-9)
 
 
 @pytest.mark.parametrize(
     ("ranks", "name"),
-    [*((4, name) for name in sorted(OPTIMIZERS)), (1, "adam"), (2, "momentum"), (3, "adamw"), (8, "lamb")],
+    [*((4, name) for name in sorted(OPTIMIZERS)), (1, "adam"), (8, "lamb")],
 )
-def test_losses_of_50_steps_are_those_of_one_rank(ranks: int, name: str) -> None:
+def test_losses_are_those_of_one_rank(ranks: int, name: str) -> None:
     """With clipping, in any order of tasks; 24 samples a step, whatever the number of ranks."""
-    whole = [one for one in batches_of(1, range(50), [24])[0] if one is not None]
+    whole = [one for one in batches_of(1, range(12), [24])[0] if one is not None]
     norms = name in ("lars", "lamb")
-    events = [Step(number) for number in range(50)]
+    events = [Step(number) for number in range(12)]
     reference = losses(BSP(), layout_of(1, clip=0.3), whole, events, name)
     found = losses(Sharded(), layout_of(ranks, clip=0.3, layer_norms=norms), whole, events, name)
     assert found == pytest.approx(reference, abs=1e-9)
@@ -191,10 +159,10 @@ def losses(
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
     """State is joined as if unsharded, and cut again: on 4, 1, 3 and 8 ranks; the last part is unsharded."""
-    whole = [one for one in batches_of(1, range(20), [24])[0] if one is not None]
+    whole = [one for one in batches_of(1, range(10), [24])[0] if one is not None]
     norms, at = name in ("lars", "lamb"), 0
     net, state = model(), dict[int, dict[str, Any]]()
-    for ranks, steps in ((4, 4), (1, 4), (3, 4), (8, 4)):
+    for ranks, steps in ((4, 2), (1, 2), (3, 2), (8, 2)):
         events = [Step(number) for number in range(at, at + steps)]
         nets = [model() for _ in range(ranks)]
         optimizers = [OPTIMIZERS[name](one) for one in nets]
@@ -217,10 +185,10 @@ def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
     play_in_process(
         BSP(),
         replicas_of(layout_of(1), [net], [optimizer], shares_of(whole[at:], 1)),
-        [Step(n) for n in range(at, 20)],
+        [Step(n) for n in range(at, 10)],
     )
-    alone, _ = train(BSP(), layout_of(1), shares_of(whole, 1), [Step(number) for number in range(20)], name)
-    close(net, alone[0])
+    alone, _ = train(BSP(), layout_of(1), shares_of(whole, 1), [Step(number) for number in range(10)], name)
+    close(net, alone[0], 1e-9)
 
 
 def segments(replica: InProcessReplica) -> Iterator[Segment]:

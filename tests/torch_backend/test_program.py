@@ -10,12 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.progress import Run
 
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.torch_backend.program import CommunicationRecord
 from unisono.torch_backend.pytorch import GroupBase
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 ANSWERS = """
 import json, sys

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
 
 from unisono.launch import on_one_node
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = """
 import os, sys

@@ -4,7 +4,7 @@ from math import exp, inf
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +26,6 @@ def guessed(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return rows, [draw(st.integers(0, classes - 1)) for _ in range(samples)]
 
 
-@settings(deadline=None)
 @given(batches=st.lists(guessed(), min_size=1, max_size=3))
 def test_it_counts_what_is_among_the_best_guesses(batches: list[tuple[list[list[int]], list[int]]]) -> None:
     for scores, labels in batches:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from unisono.training.learning_rate import POLICIES, rate_at, rate_of_step
@@ -60,7 +60,6 @@ def test_steps_are_thirds_of_the_run_unless_it_is_said() -> None:
     )
 
 
-@settings(deadline=None)
 @given(wanted=anything, share=st.floats(0, 1), epochs=st.integers(1, 20), batch=st.integers(1, 1024))
 def test_the_warm_start_is_a_straight_line_to_the_goal(
     wanted: OptimizerRecipe, share: float, epochs: int, batch: int
@@ -72,7 +71,6 @@ def test_the_warm_start_is_a_straight_line_to_the_goal(
     assert rate_at(wanted, epoch, epochs, batch) == pytest.approx((1 - share) * begin + share * goal)
 
 
-@settings(deadline=None)
 @given(
     wanted=anything,
     epochs=st.integers(1, 20),
@@ -89,7 +87,6 @@ def test_after_it_no_policy_rises_above_the_goal_or_rises_again(
     assert goal * (1 + 1e-9) >= first >= second * (1 - 1e-9) > 0
 
 
-@settings(deadline=None)
 @given(wanted=anything, epochs=st.integers(1, 20), steps=st.integers(1, 50))
 def test_every_step_of_a_run_has_a_rate(wanted: OptimizerRecipe, epochs: int, steps: int) -> None:
     """Also where the warm start is longer than the run; the first one does not stand still."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,14 @@ def run_of(*changes: str) -> PlannedRun:
     return planned_run(plan_recipe(Path("digits"), None, changes), MACHINE, 2)
 
 
-def planned(nodes: tuple[int, ...] = (1, 4), **changes: Any) -> tuple[PlannedRun, list[RunPlan]]:
-    run = planned_run(replace(DEEP, **changes), MACHINE, nodes[-1])
-    return run, plan_run(run, nodes)
+def planned(**changes: Any) -> tuple[PlannedRun, list[RunPlan]]:
+    run = planned_run(replace(DEEP, **changes), MACHINE, 4)
+    return run, plan_run(run, (1, 4))
+
+
+@cache
+def planned_by(rule: str) -> tuple[PlannedRun, list[RunPlan]]:
+    return planned(rule=replace(DEEP.rule, name=rule))
 
 
 def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel:
@@ -150,7 +156,7 @@ def test_a_network_that_begins_with_an_embedding_gets_tokens() -> None:
 
 def test_split_layers_have_a_row_where_they_are_faster() -> None:
     for rule in ("bsp", "sharded"):
-        _, rows = planned(rule=replace(DEEP.rule, name=rule))
+        _, rows = planned_by(rule)
         assert [(row.rule, row.nodes) for row in rows] == [(rule, 1), (rule, 4), (f"{rule} + split layers", 4)]
         _, whole, split = rows
         assert split.step < whole.step / 1.1
@@ -159,7 +165,7 @@ def test_split_layers_have_a_row_where_they_are_faster() -> None:
 
 
 def test_layers_add_up_to_the_row() -> None:
-    run, rows = planned()
+    run, rows = planned_by("bsp")
     for row in (rows[0], rows[-1]):  # the last one is that with splits
         layers = layers_of(replace(run, nodes=row.nodes), row.split)
         assert sum(one.computing for one in layers) == pytest.approx(row.computing)

@@ -8,18 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.progress import poll_until
+from tests.progress import Run, poll_until
 from tests.usage_errors import assert_one_line_error
 
 from unisono.asynchronous.event_log import log_path, read_events
 from unisono.launch import launch_environment
 from unisono.training.recipe_file import find_recipe
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 OPTIONS = (
     *("digits", "--ranks", "3", "--set", "rule.name=easgd", "--set", "training.epochs=4"),

@@ -9,7 +9,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import one_rank_per_node
@@ -21,7 +21,7 @@ from unisono.testing.threads import play_all
 from unisono.transports.arithmetic import NUMPY_DTYPES, arithmetic_of
 from unisono.transports.player import Move, reduce_arrivals
 
-RANKS = (1, 2, 3, 4, 7, 8)
+RANKS = (1, 2, 3, 7, 8)
 
 
 def contributions(length: int, ranks: int, dtype: np.dtype) -> list[np.ndarray]:
@@ -31,9 +31,9 @@ def contributions(length: int, ranks: int, dtype: np.dtype) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("length", [0, 1, 101, 1_000_003])
+@pytest.mark.parametrize("length", [0, 1, 101])
 def test_allreduce(name: str, ranks: int, length: int) -> None:
-    for dtype in NUMPY_DTYPES if length <= 101 else [torch.float32]:
+    for dtype in NUMPY_DTYPES if length == 101 else [torch.float32]:
         payloads = contributions(length, ranks, NUMPY_DTYPES[dtype])
         expected = np.sum(payloads, axis=0, dtype=np.float64).astype(NUMPY_DTYPES[dtype])
         programs = [find(name, one_rank_per_node(ranks)).allreduce(rank, ranks) for rank in range(ranks)]
@@ -59,7 +59,6 @@ def test_reduce_scatter_and_all_gather_by_threads(name: str, ranks: int) -> None
         np.testing.assert_array_equal(payload, expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(names()),
     ranks=st.integers(1, 6),

@@ -60,6 +60,10 @@ class NodeFacts:
     memory_bytes: float = number(0.0, above=0)
     memory_bandwidth: float = number(0.0, above=0)
     """Bytes per second of the whole node."""
+    to_host: float = number(0.0, above=0)
+    """Bytes per second of copies from an accelerator to the host, all at once; 0 where ranks compute on the host."""
+    to_device: float = number(0.0, above=0)
+    """Bytes per second of copies from the host to an accelerator."""
 
 
 @dataclass(frozen=True)

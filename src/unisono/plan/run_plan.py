@@ -126,7 +126,12 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     return PredictionInputs(
         rule,
-        replace(computing, update=update),
+        replace(
+            computing,
+            update=update,
+            pack=_inverse(run.machine.node.to_host),
+            unpack=_inverse(run.machine.node.to_device),
+        ),
         partial(buckets_of, sizes),
         cost,
         ranks=played,
@@ -134,6 +139,11 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
         layer_norms=run.layer_norms,
         nodes=run.nodes,
     )
+
+
+def _inverse(rate: float) -> float:
+    """Return the seconds of a byte; 0 for a rate that is not known."""
+    return 1 / rate if rate else 0.0
 
 
 def update_seconds(run: PlannedRun) -> float:

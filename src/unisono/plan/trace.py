@@ -126,6 +126,8 @@ class StepSeconds(NamedTuple):
 
     forward: float
     backward: float
+    pack: float
+    """Copy of all gradients, times a factor, to memory that is sent."""
     update: float
     """Update of all weights by SGD with momentum."""
 
@@ -144,7 +146,9 @@ def time_steps(
     found = list[StepSeconds]()
     with _random_numbers_kept():
         shadow = _copy_of(model, {})
-        optimizer = torch.optim.SGD(shadow.parameters(), 0.0, momentum=0.9) if list(shadow.parameters()) else None
+        parameters = list(shadow.parameters())
+        optimizer = torch.optim.SGD(parameters, 0.0, momentum=0.9) if parameters else None
+        sent = [torch.empty_like(one, requires_grad=False) for one in parameters]
         for _ in range(1 + steps):
             begin()
             times = [time.perf_counter()]
@@ -152,6 +156,10 @@ def time_steps(
                 outputs = shadow(*inputs)
                 times.append(time.perf_counter())
                 _pass_back(outputs)
+            times.append(time.perf_counter())
+            for one, memory in zip(parameters, sent, strict=True):
+                if one.grad is not None:
+                    torch.mul(one.grad, 0.5, out=memory)
             times.append(time.perf_counter())
             if optimizer is not None:
                 optimizer.step()

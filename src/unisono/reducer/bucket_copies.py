@@ -9,8 +9,8 @@
 Where a rank is alone, or MPI moves the memory of the device (`collectives/direct.py`), sums stay there: a bucket is
 copied only where the host reads it.
 
-`record_progress` records where the program's stream is; `finish_copies` makes the host wait for copies of a bucket, `join` the program's
-stream for all work on the incoming one. Gradients lie in the device's buckets, as views.
+`record_progress` records where the program's stream is; `finish_copies` makes the host wait for copies of a bucket,
+`join` the program's stream for all work on the incoming one. Gradients lie in the device's buckets, as views.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class StepTimes:
         self.waiting = 0.0
         """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
         self._exchange_seconds: dict[int, dict[str, float]] = {}  # of the last step, by key and operation
-        self._update_seconds: dict[int, float] = {}
+        self._local_seconds: dict[str, dict[int, float]] = {name: {} for name in ("update", "pack", "set_grads")}
         self._began = self.whole = 0.0
         self.needed = self.ready = [0.0] * parameters
         self.begin()
@@ -101,19 +101,19 @@ class StepTimes:
         if task.operation.role is not Role.LOCAL and task.operation is not BARRIER:
             self.communicating += seconds
             self._exchange_seconds.setdefault(task.key, {})[task.operation.name] = seconds
-        elif task.lane == UPDATE and task.parameters:
-            self.updating += seconds
-            self._update_seconds[task.key] = seconds
+        elif task.lane == UPDATE and task.operation.name in self._local_seconds:
+            self.updating += seconds if task.parameters else 0.0
+            self._local_seconds[task.operation.name][task.key] = seconds
 
     def computing(self, world: ModelCollectives | World, nbytes: int) -> Computing:
         """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
         needed, ready, whole = self._last
-        mine = [*needed, *ready, whole, sum(self._update_seconds.values())]
+        mine = [*needed, *ready, whole, *(sum(seconds.values()) for seconds in self._local_seconds.values())]
         mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
-        whole, update = mean[-2:]
+        whole, *local = mean[-4:]
         # a parameter without a gradient counts as ready at the end
-        ready = [one or whole for one in mean[self._parameters : -2]]
-        return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, update / nbytes)
+        ready = [one or whole for one in mean[self._parameters : -4]]
+        return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, *(one / nbytes for one in local))
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
         """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""

@@ -32,6 +32,10 @@ class Computing:
     whole: float
     update: float = 0.0
     """Seconds to update the parameters of one byte of gradients."""
+    pack: float = 0.0
+    """Seconds to copy one byte of gradients into its bucket: on a device, to the host."""
+    unpack: float = 0.0
+    """Seconds to copy one byte of sums to the gradients: on a device, from the host; else they stay in the bucket."""
 
 
 class Cost(NamedTuple):

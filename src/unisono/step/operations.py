@@ -175,16 +175,24 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
+def _price_pack(task: Task, costs: Costs) -> Duration:
+    return Duration(costs.nbytes(task.key) * costs.computing.pack)
+
+
+def _price_set_grads(task: Task, costs: Costs) -> Duration:
+    return Duration(costs.nbytes(task.key) * costs.computing.unpack)
+
+
 AGREE = Operation("agree", lambda replica, _, world: replica.agree(world), _agree, small_exchange, Role.COLLECTIVE, "w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack)
+PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack, _price_pack)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _pack)
+PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _pack, _price_pack)
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
-SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads)
+SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads, _price_set_grads)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
 CLIP = Operation("clip", lambda replica, _, __: replica.clip(), needs_all(Stage.AVERAGED))

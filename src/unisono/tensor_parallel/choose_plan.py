@@ -94,7 +94,7 @@ def choose_plan(
     steps = [{layer.name: layer for layer in one.layers} for one in traces[1:]]
     traced = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
     whole = time_steps(model, arguments, within, REPETITIONS, world.barrier)
-    seconds, update = of_slowest_rank(traced, whole, world)
+    seconds, after = of_slowest_rank(traced, whole, world)
     slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
     agreed = world.allreduce(torch.tensor(once, dtype=torch.int64), op="minimum")
     samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
@@ -103,15 +103,15 @@ def choose_plan(
     def choose() -> PlanChoice:
         able = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
         facts = facts_of(model, traces[-1].layers, able, len(arguments[0]), world.size)
-        inputs = inputs_of(facts, slowest, samples, links, update, deferred)
+        inputs = inputs_of(facts, slowest, samples, links, after, deferred)
         chosen = choose_splits(inputs)
         return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
 
     return world.call_on_root(choose)
 
 
-def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, float]:
-    """Return the seconds of each layer's passes, (layers, 2), and those of an update of all weights.
+def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
+    """Return the seconds of each layer's passes, (layers, 2), and those of the parts of a whole step.
 
     The sums are those of whole steps, of the slowest rank; each layer has its mean share of all ranks' traces. The
     largest of each layer would add up to more than any rank takes: another rank is disturbed in each.
@@ -119,7 +119,7 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
     mean = world.allreduce(traced.clone()) / world.size
     largest = world.allreduce(torch.tensor(steps, dtype=torch.float64).median(0).values, op="maximum")
     sums = mean.sum(0)
-    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), float(largest[2])
+    return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), StepSeconds(*largest.tolist())
 
 
 def _seconds(steps: Sequence[Mapping[str, TracedLayer]], name: str) -> tuple[float, float]:
@@ -133,18 +133,19 @@ def inputs_of(
     seconds: Mapping[str, tuple[float, ...]],
     samples: float,
     links: GroupLinks,
-    update: float = 0.0,
+    after: StepSeconds | None = None,
     deferred: bool = False,
 ) -> SplitInputs:
-    """Return the inputs of the choice, from the seconds of each layer's two passes and of an update of all weights, and
-    from the samples of a step."""
+    """Return the inputs of the choice, from the seconds of each layer's two passes and of what comes `after` them (pack
+    and update of all weights), and from the samples of a step."""
     placement, costs = links.placement, links.gradients
     ranks, (forward, backward) = placement.ranks, ([seconds[one.name][k] for one in facts] for k in range(2))
     with_weights = [number for number, one in enumerate(facts) if one.weights]
     weights = tuple(facts[number].weights for number in with_weights)
     cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
     computing, buckets = computing_in_order(forward, backward, with_weights), partial(buckets_of, weights)
-    computing = replace(computing, update=update / max(1, sum(weights)))
+    if after is not None and weights:
+        computing = replace(computing, update=after.update / sum(weights), pack=after.pack / sum(weights))
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
     setting = initial_setting(step.rule, buckets, ranks)
     numbers = {facts[number].name: place for place, number in enumerate(with_weights)}

@@ -1,7 +1,7 @@
 """Queues of works that run late, in an order that a seed chooses: what a device's streams do.
 
 A work runs when somebody has to wait for it, or when the seed lets it: at each work that is put and at each question.
-Works of a queue run in order; works of two queues in any order that the marks allow.
+Works of a queue run in order; works of two queues in any order that the points allow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False, slots=True)
-class Mark:
-    """Place in a queue that has been passed at `seconds` (None: not yet)."""
+class Point:
+    """Point in a queue that has been passed at `seconds` (None: not yet)."""
 
     queue: Queue
     seconds: float | None = None
@@ -28,16 +28,16 @@ class Mark:
 
 @dataclass(eq=False)
 class Queue:
-    """Works of one stream, oldest first. A mark of this queue is passed, a mark of another one is waited for."""
+    """Works of one stream, oldest first. A point of this queue is passed, a point of another one is waited for."""
 
     device: int
-    works: deque[Callable[[], object] | Mark] = field(default_factory=deque)
+    works: deque[Callable[[], object] | Point] = field(default_factory=deque)
 
     @property
-    def waits(self) -> Mark | None:
-        """The mark that the oldest work waits for, if it does."""
+    def waits(self) -> Point | None:
+        """The point that the oldest work waits for, if it does."""
         head = self.works[0]
-        return head if isinstance(head, Mark) and head.queue is not self and not head.passed else None
+        return head if isinstance(head, Point) and head.queue is not self and not head.passed else None
 
 
 class Late:
@@ -54,14 +54,14 @@ class Late:
         """Run what waits, then draw anew how eagerly works run (None: only for who waits) and which queues are slow."""
         with self._lock:
             for queue in list(self._busy):
-                self.run_to(self.mark(queue))
+                self.run_to(self.point(queue))
             self._random, self._paces = random.Random(seed), {}
             self._eagerness = 0.0 if seed is None else self._random.choice((0.0, 0.7, 0.95))
 
-    def put(self, queue: Queue, work: Callable[[], object] | Mark) -> None:
-        """Add a work to the queue, or a mark that it waits for; some works of any queues may run now."""
+    def put(self, queue: Queue, work: Callable[[], object] | Point) -> None:
+        """Add a work to the queue, or a point that it waits for; some works of any queues may run now."""
         with self._lock:
-            if isinstance(work, Mark) and (work.passed or (work.queue is queue and not queue.works)):
+            if isinstance(work, Point) and (work.passed or (work.queue is queue and not queue.works)):
                 work.seconds = work.seconds or time.perf_counter()
                 return
             self._paces.setdefault(queue, self._random.choice((1.0, 0.02)))
@@ -69,26 +69,26 @@ class Late:
             self._busy[queue] = None
             self._run_some()
 
-    def mark(self, queue: Queue) -> Mark:
-        """Return a mark behind all works of the queue."""
-        mark = Mark(queue)
-        self.put(queue, mark)
-        return mark
+    def point(self, queue: Queue) -> Point:
+        """Return a point behind all works of the queue."""
+        point = Point(queue)
+        self.put(queue, point)
+        return point
 
-    def ask(self, mark: Mark) -> bool:
-        """Return whether the mark has been passed; some works run now, so that who asks again and again gets there."""
+    def ask(self, point: Point) -> bool:
+        """Return whether the point has been passed; some works run now, so that who asks again and again gets there."""
         with self._lock:
             self._run_some()
-            passed = mark.passed
+            passed = point.passed
             if not passed:
-                self._step_to(mark)
+                self._step_to(point)
             return passed
 
-    def run_to(self, mark: Mark) -> None:
-        """Run what has to run before the mark; raise the error of a work that has failed anywhere, once."""
+    def run_to(self, point: Point) -> None:
+        """Run what has to run before the point; raise the error of a work that has failed anywhere, once."""
         with self._lock:
-            while not mark.passed:
-                self._step_to(mark)
+            while not point.passed:
+                self._step_to(point)
                 self._run_some()
             if self._error is not None:
                 error, self._error = self._error, None
@@ -98,7 +98,7 @@ class Late:
         """Run all works of the queues of a device; raise as `run_to` does."""
         with self._lock:
             for queue in [queue for queue in self._busy if queue.device == device]:
-                self.run_to(self.mark(queue))
+                self.run_to(self.point(queue))
 
     def _run_some(self) -> None:
         while not self._running and self._busy and self._random.random() < self._eagerness:
@@ -106,16 +106,16 @@ class Late:
             if self._random.random() < self._paces[queue] and queue.waits is None:
                 self._advance(queue)
 
-    def _step_to(self, mark: Mark) -> None:
-        while (other := mark.queue.waits) is not None:
-            mark = other
-        self._advance(mark.queue)
+    def _step_to(self, point: Point) -> None:
+        while (other := point.queue.waits) is not None:
+            point = other
+        self._advance(point.queue)
 
     def _advance(self, queue: Queue) -> None:
         work = queue.works.popleft()
         if not queue.works:
             del self._busy[queue]
-        if isinstance(work, Mark):
+        if isinstance(work, Point):
             work.seconds = work.seconds or time.perf_counter()
             return
         self._running = True

@@ -13,7 +13,8 @@
   synchronisation.
 
 Unlike CUDA, the nodes of a backward pass run in one order (each stream waits for the one before), on the streams that
-the thread that calls `backward` used in the forward pass; gradients are accumulated on the stream that made them.
+the thread that calls `backward` used in the forward pass; gradients are accumulated on the stream that made them. The
+nodes run in the thread that calls if the process has run a backward pass, on any device, before `use_pretend`.
 Streams have no priorities. What the host has no kernel for (fused LSTM cells), graphs, sparse tensors, memory
 statistics, `torch.Event` and `torch.accelerator.current_stream` are not there.
 """
@@ -35,7 +36,16 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from unisono.testing import pretend_device
 from unisono.testing.late import Queue
-from unisono.testing.pretend_device import GENERATORS, LATE, NAME, Engine, Stream, current_stream, index_of, queue_of
+from unisono.testing.pretend_device import (
+    GENERATORS,
+    LATE,
+    NAME,
+    Stream,
+    StreamEngine,
+    current_stream,
+    index_of,
+    queue_of,
+)
 from unisono.testing.pretend_guard import device_guard
 
 POISON = 255
@@ -68,7 +78,7 @@ def reseed(seed: int | None) -> None:
     LATE.reseed(seed)
 
 
-class _Block:
+class _Bytes:
     """Bytes of a storage, which only queued operations touch; at its allocation the queue `home` was current."""
 
     __slots__ = ("bytes", "home", "recorded", "users")
@@ -79,11 +89,11 @@ class _Block:
 
 
 class _Owner:
-    """What a storage holds: its end is the end of the storage."""
+    """Attribute of a storage, which ends with it."""
 
-    freed: ClassVar[deque[_Block]] = deque()
+    freed: ClassVar[deque[_Bytes]] = deque()
 
-    def __init__(self, block: _Block) -> None:
+    def __init__(self, block: _Bytes) -> None:
         self.block = block
 
     def __del__(self) -> None:
@@ -91,7 +101,7 @@ class _Owner:
             self.freed.append(self.block)  # overwritten at the next operation: locks may be held here
 
 
-def _block(tensor: torch.Tensor) -> _Block:
+def _block(tensor: torch.Tensor) -> _Bytes:
     return tensor.untyped_storage().owner.block  # type: ignore[attr-defined,no-any-return]
 
 
@@ -111,7 +121,7 @@ def _new(size: Any, stride: Any, dtype: torch.dtype, index: int) -> torch.Tensor
     steps = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     nbytes = 0 if 0 in size else (1 + steps) * dtype.itemsize
     storage: Any = torch._C._construct_storage_from_data_pointer(next(_addresses), torch.device(NAME, index), nbytes)
-    storage.owner = _Owner(_Block(nbytes, current_stream(index).queue))
+    storage.owner = _Owner(_Bytes(nbytes, current_stream(index).queue))
     tensor = _aten.as_strided.default.redispatch(_CPU, _template(index, dtype), [0], [1])
     return _set_storage(tensor, storage, 0, size, stride)
 
@@ -158,7 +168,7 @@ def _queue(index: int, tensors: list[torch.Tensor], work: Callable[[], object]) 
 
 
 class _Shape(NamedTuple):
-    """What an operation's outputs' shapes depend on, of a tensor."""
+    """Properties of a tensor on which the shapes of an operation's outputs depend."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -169,7 +179,7 @@ class _Shape(NamedTuple):
 
 
 class _Outline(NamedTuple):
-    """Outputs of an operation before it runs: places of arguments, shapes of new tensors, or None."""
+    """Outputs of an operation before it runs: positions of arguments, shapes of new tensors, or None."""
 
     resized: dict[int, torch.Size]
     outputs: list[int | _Shape | None]
@@ -224,11 +234,11 @@ def _outline(op: Any, form: Any, described: tuple[Any, ...]) -> _Outline | None:
         return None
     if not all(output is None or isinstance(output, torch.Tensor) for output in outputs):
         return None
-    places = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    sizes = {places[id(output)]: output.size() for output in outputs if id(output) in places}
+    positions = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    sizes = {positions[id(output)]: output.size() for output in outputs if id(output) in positions}
     return _Outline(
         {place: size for place, size in sizes.items() if size != described[place].size},
-        [None if output is None else places.get(id(output), _described(op, output)) for output in outputs],
+        [None if output is None else positions.get(id(output), _described(op, output)) for output in outputs],
         output_form,
     )
 
@@ -249,8 +259,8 @@ def _place(op: Any, leaves: list[Any]) -> int:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {names}! ({op})"
         )
-    places = [*found, *(leaf for leaf in leaves if isinstance(leaf, torch.device))]
-    return index_of(places[0] if places else None)
+    positions = [*found, *(leaf for leaf in leaves if isinstance(leaf, torch.device))]
+    return index_of(positions[0] if positions else None)
 
 
 def _hidden(leaf: Any) -> Any:
@@ -450,7 +460,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 def _register(devices: int) -> None:
     GENERATORS[:] = [torch.Generator().manual_seed(torch.initial_seed()) for _ in range(devices)]
     _setup_privateuseone_for_python_backend(NAME, pretend_device, _Hooks(), device_guard())
-    Variable._execution_engine = Engine()
+    Variable._execution_engine = StreamEngine()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
     library: Any = torch.library
     every, ours = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
@@ -468,3 +478,8 @@ def _register(devices: int) -> None:
     ours.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
     ours.impl("_pin_memory", lambda tensor, _=None: _pin(tensor.clone()), "CPU", allow_override=True)
     _libraries.extend((every, ours))
+    try:
+        with torch.enable_grad():
+            torch.autograd.backward(torch.zeros((), device=f"{NAME}:{devices - 1}", requires_grad=True).neg())
+    except RuntimeError:  # the engine has no thread for the device
+        StreamEngine.threads = False

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from unisono.testing.late import Late, Mark, Queue
+from unisono.testing.late import Late, Point, Queue
 
 NAME = "pretend"
 KIND: Any = torch._C._autograd.DeviceType.PrivateUse1
@@ -25,7 +25,7 @@ GENERATORS = [torch.Generator()]
 _numbers = count(1)
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _defaults: dict[int, Stream] = {}
-_calls: dict[int, _Call] = {}
+_calls: dict[int, _BackwardCall] = {}
 _NO_NUMBER = 2**64 - 1  # sequence number of nodes that accumulate gradients
 
 
@@ -64,7 +64,7 @@ class Stream(torch.Stream):
         return stream
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or Event()
+        event = event or PretendEvent()
         event.record(self)
         return event
 
@@ -72,44 +72,47 @@ class Stream(torch.Stream):
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        LATE.put(self.queue, LATE.mark(stream.queue))
+        LATE.put(self.queue, LATE.point(stream.queue))
 
     def query(self) -> bool:
-        return LATE.ask(LATE.mark(self.queue))
+        return LATE.ask(LATE.point(self.queue))
 
     def synchronize(self) -> None:
-        LATE.run_to(LATE.mark(self.queue))
+        LATE.run_to(LATE.point(self.queue))
 
 
-class Event:
-    """Mark in a stream, which other streams and the host wait for."""
+class PretendEvent:
+    """Point of a stream, which other streams and the host wait for."""
 
     def __init__(self, enable_timing: bool = False, **_: bool) -> None:
         self.enable_timing = enable_timing
-        self._mark: Mark | None = None
+        self._point: Point | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self._mark = LATE.mark((stream or current_stream()).queue)
+        self._point = LATE.point((stream or current_stream()).queue)
 
     def wait(self, stream: Stream | None = None) -> None:
-        if self._mark is not None:
-            LATE.put((stream or current_stream()).queue, self._mark)
+        if self._point is not None:
+            LATE.put((stream or current_stream()).queue, self._point)
 
     def query(self) -> bool:
-        return self._mark is None or LATE.ask(self._mark)
+        return self._point is None or LATE.ask(self._point)
 
     def synchronize(self) -> None:
-        if self._mark is not None:
-            LATE.run_to(self._mark)
+        if self._point is not None:
+            LATE.run_to(self._point)
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: PretendEvent) -> float:
         """Return the milliseconds from this event to `end`; both must have happened."""
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("both events need enable_timing=True")
-        seconds = [event._mark.seconds if event._mark else None for event in (self, end)]
+        seconds = [event._point.seconds if event._point else None for event in (self, end)]
         if seconds[0] is None or seconds[1] is None:
             raise RuntimeError("both events must be recorded and have happened: synchronize with them first")
         return (seconds[1] - seconds[0]) * 1000
+
+
+Event = PretendEvent
 
 
 def default_stream(device: Any = None) -> Stream:
@@ -177,12 +180,12 @@ def queue_of(stream: torch.Stream) -> Queue:
     return (_streams.get(stream.stream_id) or default_stream(stream.device_index)).queue
 
 
-class _Call:
+class _BackwardCall:
     """Backward pass that a thread calls: its streams at the call, and those of its forward passes."""
 
     def __init__(self) -> None:
         self.streams = [current_stream(index) for index in range(len(GENERATORS))]
-        self.marks = [LATE.mark(stream.queue) for stream in self.streams]
+        self.points = [LATE.point(stream.queue) for stream in self.streams]
         self.changes = HERE.changes
         self.used: set[Stream] = set()
 
@@ -212,21 +215,28 @@ def _enter_node() -> None:
     streams = call.streams if number == _NO_NUMBER else call.streams_of(number)
     HERE.streams = dict(enumerate(streams))
     for index, stream in enumerate(streams):
-        LATE.put(stream.queue, call.marks[index])
+        LATE.put(stream.queue, call.points[index])
         if before.get(index, stream) is not stream:
             stream.wait_stream(before[index])
     call.used.update(streams)
 
 
-class Engine(type(Variable._execution_engine)):  # type: ignore[misc]
-    """Autograd engine whose nodes run on the streams of the forward pass; the caller's streams wait for them."""
+class StreamEngine(type(Variable._execution_engine)):  # type: ignore[misc]
+    """Autograd engine whose nodes run on the streams of the forward pass; the caller's streams wait for them.
+
+    PyTorch makes the threads of the nodes at the first backward pass of the process, of any device. Without `threads`,
+    as that was before the device was registered, the nodes run in the thread that calls.
+    """
+
+    threads = True
 
     def run_backward(self, roots: Any, *args: Any, **options: Any) -> Any:
-        call, streams, last = _Call(), HERE.streams, HERE.node
+        call, streams, last = _BackwardCall(), HERE.streams, HERE.node
         nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         hooks = [node.register_prehook(call.begin) for node in nodes if node is not None]
         try:
-            return super().run_backward(roots, *args, **options)
+            with torch.autograd.set_multithreading_enabled(self.threads and torch.autograd.is_multithreading_enabled()):
+                return super().run_backward(roots, *args, **options)
         finally:
             for hook in hooks:
                 hook.remove()

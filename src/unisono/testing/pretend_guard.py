@@ -22,7 +22,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 def device_guard() -> Any:
     """Return a device guard that knows the devices.
 
-    PyTorch asks Python for the type of a guard alone, and takes it that there is one device. Its virtual functions stand
+    PyTorch asks Python for the type of a guard alone, and takes it that there is one device. Its virtual functions are
     in the table to which the C++ object points, in the order of PyTorch's header; a copy of the table has ours instead.
     """
     guard, word, kind = _Guard(), ctypes.c_void_p, int(KIND)

@@ -62,7 +62,7 @@ def test_an_image_is_rotated_as_its_camera_says(photo: Photo, encode: Encode, or
     assert orientation == 1 or not np.array_equal(as_stored, picture)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 400), st.sampled_from(["4:2:0", "grey"]))
 def test_a_jpeg_comes_smaller_where_enough_of_it_is_left(
     photo: Photo, encode: Encode, min_side: int, kind: str

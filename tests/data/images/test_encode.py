@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -202,7 +202,6 @@ damage = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 25
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(FILES)), damage, st.booleans(), st.sampled_from([0, 20, 100]))
 def test_a_damaged_image_is_refused_or_can_be_transformed(
     kind: str, damage: list[tuple[float, int]], early: bool, side: int

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -81,7 +81,6 @@ def test_transform_equals_simple_steps(photo: Photo, encode: Encode, kind: str, 
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["4:4:4", "4:2:2", "4:2:0", "grey"]),
     st.integers(20, 500),

@@ -6,7 +6,7 @@ from ctypes.util import find_library
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -71,7 +71,6 @@ def test_the_header_tells_the_size_and_the_blocks_at_which_parts_can_begin(
 
 
 @needs_library
-@settings(max_examples=50, deadline=None)
 @given(cases(), st.booleans())
 def test_a_part_is_what_pillow_decodes_there_at_that_scale(
     photo: Photo, encode: Encode, case: tuple[str, int, int, Part], progressive: bool

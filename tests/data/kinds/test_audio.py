@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import TransformOptions
@@ -94,7 +94,6 @@ def test_an_audio_file_of_fractions_is_refused() -> None:
         AudioKind().encode(bytes(file), PackOptions())
 
 
-@settings(max_examples=100, deadline=None)
 @given(damage, st.booleans())
 def test_a_damaged_audio_file_is_refused_or_stays_as_it_is(damage: list[tuple[float, int]], early: bool) -> None:
     file = bytearray(sound())

@@ -143,7 +143,6 @@ def test_an_index_of_version_1_opens(tmp_path: Path, old: str, kind: str) -> Non
     assert same(read_index(tmp_path), an_index(replace(ABOUT, kind=kind)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(choose=st.data())
 def test_a_truncated_index_is_reported(folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject) -> None:
     whole = (folder / INDEX).read_bytes()
@@ -156,7 +155,6 @@ def test_an_index_whose_names_are_no_text_is_reported(folder: Path, harm: Callab
         read_index(harm((folder / INDEX).read_bytes().replace(b"length", b"\xecength")))
 
 
-@settings(max_examples=250, deadline=None)
 @given(choose=st.data())
 def test_an_index_with_any_byte_flipped_is_refused_or_still_right(
     folder: Path, harm: Callable[[bytes], Path], choose: st.DataObject
@@ -172,7 +170,7 @@ def test_an_index_with_any_byte_flipped_is_refused_or_still_right(
 
 
 @pytest.mark.parametrize("what", [*COLUMNS, "about"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(choose=st.data())
 def test_a_flipped_byte_in_numbers_or_words_is_refused(
     folder: Path, harm: Callable[[bytes], Path], what: str, choose: st.DataObject

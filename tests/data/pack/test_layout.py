@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unisono.data.pack.layout import (
@@ -23,7 +23,6 @@ from unisono.errors import PackError
 SIZES = st.lists(st.integers(0, 40) | st.sampled_from([1, 1_000]), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, stripes=st.integers(1, 40), stripe_bytes=st.integers(1, 120))
 @example(sizes=[0, 0, 0], stripes=1, stripe_bytes=1)
 @example(sizes=[1, 1_000, 1], stripes=1, stripe_bytes=1_000)
@@ -38,7 +37,6 @@ def test_stripes_have_every_sample_once_and_none_is_empty_or_too_large(
         assert stop - start == 1 or sum(sizes[start:stop]) <= stripe_bytes
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, stripes=st.integers(1, 40))
 def test_there_are_as_many_stripes_as_wanted_where_none_would_be_too_large(sizes: list[int], stripes: int) -> None:
     bounds = plan_stripes(np.array(sizes), stripes, 1_000_000)

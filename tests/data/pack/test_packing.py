@@ -128,7 +128,7 @@ def test_a_pack_is_the_same_whatever_the_number_of_threads(
     assert contents(tmp_path) == whole
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(after=st.integers(0, SAMPLES - 1), threads=st.integers(1, 3), interrupted=st.booleans())
 def test_a_stopped_pack_resumes_and_ends_the_same(
     after: int,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
@@ -119,7 +119,6 @@ def test_a_pack_has_several_stripes_of_several_batches(packed: Index) -> None:
     assert packed.label.tolist() == [number % 2 for number in range(SAMPLES)]
 
 
-@settings(deadline=None)
 @given(choose=st.data())
 def test_a_stretch_has_exactly_its_samples(packed: Index, choose: st.DataObject) -> None:
     first = choose.draw(st.integers(0, SAMPLES))
@@ -143,7 +142,6 @@ def test_samples_that_were_read_outlive_the_file(own: Index) -> None:
     assert data.tobytes() == FILES[0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(choose=st.data())
 def test_any_flipped_byte_of_samples_labels_and_keys_is_noticed(spare: Index, choose: st.DataObject) -> None:
     path = path_of(spare, 1)
@@ -159,7 +157,6 @@ def test_any_flipped_byte_of_samples_labels_and_keys_is_noticed(spare: Index, ch
         path.write_bytes(whole)
 
 
-@settings(max_examples=250, deadline=None)
 @given(choose=st.data())
 def test_any_flipped_byte_at_all_is_noticed_or_changes_no_sample(spare: Index, choose: st.DataObject) -> None:
     path = path_of(spare, 1)
@@ -329,7 +326,6 @@ def flipped(batch: pa.RecordBatch, column: int, buffer: int, place: int, mask: i
     return made
 
 
-@settings(deadline=None)
 @given(rows=ROWS)
 def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
     data, offsets = samples_of(STRIPE, 0, *batch_of(rows))
@@ -337,7 +333,6 @@ def test_samples_come_back_as_they_were(rows: list[Row]) -> None:
     assert [data[begin:end].tobytes() for begin, end in pairwise(offsets)] == [sample for sample, _, _ in rows]
 
 
-@settings(deadline=None)
 @given(rows=ROWS, choose=st.data())
 def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObject) -> None:
     batch, beside = batch_of(rows)
@@ -355,7 +350,6 @@ def test_any_byte_that_is_changed_is_noticed(rows: list[Row], choose: st.DataObj
         samples_of(STRIPE, 5, changed, beside)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, other=ROWS)
 def test_other_rows_have_another_checksum(rows: list[Row], other: list[Row]) -> None:
     assert (checksum(batch_of(rows)[0]) == checksum(batch_of(other)[0])) == (rows == other)
@@ -366,7 +360,6 @@ def test_where_samples_begin_is_part_of_the_checksum() -> None:
     assert one[1] != other[1]
 
 
-@settings(deadline=None)
 @given(rows=ROWS, choose=st.data())
 def test_a_part_of_a_batch_has_the_checksum_of_its_rows(rows: list[Row], choose: st.DataObject) -> None:
     first = choose.draw(st.integers(0, len(rows) - 1))
@@ -388,7 +381,6 @@ def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: 
     assert json.loads(made.metadata[UNISONO]) == {"classes": ["cat", "dog"]}
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=9000), begin=st.integers(0, (1 << 32) - 1))
 def test_any_library_finds_the_checksum_that_zlib_does(data: bytes, begin: int) -> None:
     assert stripe.crc32(data, begin) == zlib.crc32(data, begin)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import RAW
@@ -215,7 +215,6 @@ def test_memory_is_writable_and_has_the_size_that_was_asked_for() -> None:
         found[:] = 7
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=40))
 def test_views_in_use_never_overlap_and_no_more_is_held_than_was_in_use(events: list[tuple[bool, int]]) -> None:
     memory, held = BlockMemory(), list[np.ndarray]()

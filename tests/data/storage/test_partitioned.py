@@ -27,7 +27,7 @@ SEATS = st.integers(1, 9).flatmap(
 """Ranks, and groups that they can form."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SEATS, st.booleans(), st.sampled_from([15, 40, 400, 1 << 20]), st.integers(1, 70), st.integers(0, 99))
 def test_each_rank_has_what_it_sees_and_each_group_has_all(
     anywhere: OnRanks,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.order import epoch_rng, share, steps_of
@@ -192,7 +192,6 @@ def test_reads_that_fit(begun: int, held: int, limit: int, expected: int) -> Non
     assert reads_that_fit(np.full(4, 4), begun, held, limit) == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 9))
 def test_within_the_limit_each_window_is_there_before_it_is_used(ranks: int, window: int, epoch: int) -> None:
     """Reads that are as fast as told: played step by step, a step never begins a read that it needs."""

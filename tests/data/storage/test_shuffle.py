@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -48,7 +48,6 @@ def held_on(store: SampleStore) -> dict[int, bytes]:
     return dict(zip(numbers, found, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 9),
     st.one_of(st.lists(st.binary(max_size=40), max_size=60), st.lists(st.binary(min_size=5, max_size=5), max_size=60)),

@@ -47,7 +47,7 @@ def numbers_in(samples: list[Any]) -> list[int]:
     return [int.from_bytes(sample.tobytes(), "little") for sample in samples]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=3),
     st.integers(5, 60),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.order import epoch_rng, share, steps_of
@@ -39,7 +39,6 @@ EVEN = blocks_of([[40] * 8] * 32)
 """32 stripes of 8 blocks of 40 samples."""
 
 
-@settings(max_examples=200, deadline=None)
 @given(SIZES, st.integers(1, 40), st.integers(1, 60), st.integers(0, 9))
 def test_each_sample_once_an_epoch(sizes: list[list[int]], batch: int, window: int, epoch: int) -> None:
     blocks = blocks_of(sizes)
@@ -48,7 +47,6 @@ def test_each_sample_once_an_epoch(sizes: list[list[int]], batch: int, window: i
     assert np.array_equal(order, streamed_order(blocks, batch, window, epoch_rng(3, epoch)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     SIZES, st.integers(1, 40), st.integers(1, 60), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=4)
 )
@@ -152,7 +150,6 @@ def test_the_worked_example() -> None:
         assert written == order[8 * step : 8 * step + 8].tolist()
 
 
-@settings(max_examples=100, deadline=None)
 @given(SIZES, st.integers(1, 9), st.integers(0, 9))
 def test_ranks_out_of_step_own_each_sample_once(sizes: list[list[int]], ranks: int, seed: int) -> None:
     blocks = blocks_of(sizes)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 import zlib
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data.pack.test_packing import samples_of
 
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe_file import OpenStripes, read_stretch
+from unisono.data.pack.stripe_file import OpenStripes
 from unisono.data.storage import STORAGES, Storage, StorageOptions, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
@@ -27,15 +27,6 @@ BATCH = 16
 def read(name: str, index: Index, world: World) -> Storage:
     """The pack in the storage of that name."""
     return read_storage(StorageOptions(name), index, world)
-
-
-def contents(index: Index) -> list[bytes]:
-    """The samples as they lie in the pack."""
-    return [
-        data[begin:end].tobytes()
-        for data, offsets in read_stretch(index, 0, len(index))
-        for begin, end in pairwise(offsets)
-    ]
 
 
 def groups_of(ranks: int) -> list[int]:
@@ -90,7 +81,7 @@ def test_a_cache_changes_no_batch_and_saves_reads(
 
 def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, packs: Path) -> None:
     index = read_index(packs / "train")
-    written = contents(index)
+    written = samples_of(index)
     for world in (group, spread):
         for groups in groups_of(world.size):
             memories = (
@@ -116,7 +107,7 @@ def test_a_rank_reads_its_own_samples_while_the_others_are_in_no_call(
     group: World, spread: World, packs: Path, name: str
 ) -> None:
     index = read_index(packs / "train")
-    written = contents(index)
+    written = samples_of(index)
     for world in (group, spread):
         storage = read(name, index, world)
         own = storage.own(permutation(len(index), 7, 0))
@@ -133,7 +124,7 @@ def test_a_rank_reads_its_own_samples_while_the_others_are_in_no_call(
 
 def test_after_100_shuffles_every_group_has_every_sample_once(group: World, packs: Path) -> None:
     index = read_index(packs / "train")
-    checks = np.array([zlib.crc32(content) for content in contents(index)], np.int64)
+    checks = np.array([zlib.crc32(content) for content in samples_of(index)], np.int64)
     rng = np.random.default_rng(group.size)
     for groups in groups_of(group.size):
         memory = PartitionedStorage(index, group, StorageOptions(groups=groups), int(rng.choice([1000, 3000, 1 << 20])))
@@ -151,7 +142,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
 def test_a_segment_for_each_sample(group: World, packs: Path) -> None:
     index = read_index(packs / "test")
     memory = PartitionedStorage(index, group, segment_bytes=64)
-    written = contents(index)
+    written = samples_of(index)
     for epoch in range(3):
         memory.epoch(permutation(len(index), 0, epoch), 5)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [written[n] for n in memory.numbers]
@@ -169,7 +160,7 @@ def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spre
         copy = ReplicatedStorage(index, world)
         assert sum(world.all_gather_object(copy.nbytes)) == world.nodes * index.nbytes
         everything = np.random.default_rng(world.rank).permutation(len(index))
-        written = contents(index)
+        written = samples_of(index)
         assert [sample.tobytes() for sample in copy.samples(everything)] == [written[n] for n in everything]
         copy.close()
 

@@ -114,27 +114,6 @@ def test_two_backward_passes_over_one_forward_pass(group: World) -> None:
     assert close(model, [2 * gradient for gradient in serial(8)])
 
 
-def test_a_backward_pass_that_fails_does_no_lasting_harm(group: World) -> None:
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(context: object, value: torch.Tensor) -> torch.Tensor:
-            return value.clone()
-
-        @staticmethod
-        def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
-            raise ValueError("out of luck")
-
-    model = unisono.parallel(make(0), group)
-    inputs, targets = batch(8)
-    mine = slice(*bounds(8, group.size, group.rank))
-    with pytest.raises(ValueError, match="out of luck"):
-        model[2](Failing.apply(model[1](model[0](inputs[mine])))).sum().backward()
-    model.zero_grad()
-    unisono.add_samples(model, len(inputs[mine]))
-    nn.functional.mse_loss(model(inputs[mine]), targets[mine]).backward()
-    assert close(model, serial(8))
-
-
 def test_a_copy_of_the_model_is_a_model_of_its_own(group: World) -> None:
     model = unisono.parallel(make(0), group)
     duplicate = copy.deepcopy(model)

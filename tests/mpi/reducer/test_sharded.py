@@ -75,7 +75,7 @@ def trained(
     return model, optimizer, losses
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adam", "lars"])
 def test_losses_are_those_of_bsp(group: World, name: str) -> None:
     """50 steps, with a search of the first ones: buckets change, and the state moves between ranks."""
     model, _, losses = trained(group, unisono.Sharded(), name, clip=0.5)
@@ -85,12 +85,13 @@ def test_losses_are_those_of_bsp(group: World, name: str) -> None:
     assert same(group, model)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("where", ["group", "spread"])
+@pytest.mark.parametrize(
+    ("where", "overlap"), [*(("group", name) for name in OVERLAPS), ("spread", "chain"), ("spread", "funnel")]
+)
 def test_all_overlaps_on_one_node_and_on_two(overlap: str, where: str, request: pytest.FixtureRequest) -> None:
     world: World = request.getfixturevalue(where)
-    model, _, _ = trained(world, unisono.Sharded(SMALL, overlap), "adam", 12)
-    plain, _, _ = trained(world, unisono.BSP(SMALL, overlap), "adam", 12)
+    model, _, _ = trained(world, unisono.Sharded(SMALL, overlap), "adam", 6)
+    plain, _, _ = trained(world, unisono.BSP(SMALL, overlap), "adam", 6)
     close(model, plain)
     assert same(world, model)
 
@@ -356,7 +357,7 @@ def test_optimizers_of_pytorch(group: World, kind: type[torch.optim.Optimizer]) 
             if state is not None:
                 model.load_state_dict(state[0])
                 optimizer.load_state_dict(state[1])
-            for inputs, labels in list(batches(group, 10, 13))[5 * part : 5 * part + 5]:
+            for inputs, labels in list(batches(group, 6, 13))[3 * part : 3 * part + 3]:
                 trainer.step(inputs.double(), labels)
             state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
             model = network()

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tests.mpi.reducer.shares import batches
 from tests.mpi.reducer.test_rules import network, optimizer_of
+from tests.reducer.test_bucket_memory import Allocator
 from tests.rules.gossip import Gossip
 from torch import nn
 
 import unisono
-from unisono.data.builtin import load_digits
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.schedules.pieces import bounds
@@ -36,19 +36,12 @@ def exchange(wire: str | None) -> Exchange:
     return Exchange(wire=wire, bucket_bytes=8_000)
 
 
-class OneRank:
-    """World that only allocates."""
-
-    def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(length, dtype=dtype)
-
-
 class AlignedReplica(InProcessReplica):
     """Replica whose buckets have the gaps and flags of the reducer's, as blocks of numbers share a scale."""
 
     def __init__(self, memory: BucketMemory, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.memory = BucketMemory(self.parameters, OneRank())  # type: ignore[arg-type]
+        self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
         order = list(dict.fromkeys(number for one in memory.buckets for number in one.parameters))
         self.memory.lay_out(order, 8_000)
         assert self.memory.buckets == memory.buckets
@@ -110,19 +103,13 @@ def anchors(trainer: Trainer) -> torch.Tensor:
 
 RULES: list[BaseRule] = [
     Gossip(exchange(None)),
-    *(LocalSGD(exchange(wire), every=4) for wire in (None, "int8", "int4", "float16")),
+    *(LocalSGD(exchange(wire), every=4) for wire in (None, "int4", "float16")),
     *(
         DiLoCo(exchange(wire), every=EVERY, fragments=fragments, delay=delay)
-        for wire, fragments, delay in [
-            *((None, fragments, delay) for fragments, delay in ((1, 0), (2, 1), (4, 2), (1, 2))),
-            *(("int4", fragments, delay) for fragments, delay in ((1, 1), (2, 2), (4, 0), (2, 0))),
-            *(("int8", fragments, delay) for fragments, delay in ((4, 1), (1, 0))),
-        ]
+        for wire, fragments, delay in ((None, 1, 0), (None, 4, 2), ("int4", 2, 1), ("int4", 4, 0), ("int8", 1, 2))
     ),
 ]
-
-
-"""Each number of fragments with each delay, by one of the wires."""
+"""Each number of fragments, each delay, and each wire; tests/rules/test_diloco.py has all of them with each other."""
 
 
 def name_of(rule: Any) -> str:
@@ -144,7 +131,7 @@ def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> Non
 
 @pytest.mark.parametrize(
     ("overlap", "wire"),
-    [("chain", "int8"), ("chain", "int4"), ("concurrent", "int4"), ("funnel", "int8"), ("none", "int4")],
+    [("chain", "int4"), ("concurrent", "int4"), ("funnel", "int8"), ("none", "int4")],
 )
 def test_one_node_and_several_have_the_same_bits(group: World, spread: World, overlap: str, wire: str) -> None:
     """Parcels are encoded once, and summed in the order of ranks: the transport makes no difference."""
@@ -181,8 +168,8 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
 )
 def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseRule) -> None:
     """In the middle of a period, also with a fragment in flight."""
-    whole = trained(group, rule, 20)
-    for stop in (3, 5, 6, 8):
+    whole = trained(group, rule, 14)
+    for stop in (3, 5, 8):
         first = trained(group, rule, stop)
         saved = Checkpoint(stop, *states_of(first, group), {})
         model = network()
@@ -191,7 +178,7 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
                 parameter.zero_()  # nothing of it is left when it has resumed
         second = Trainer(model, group, rule, optimizer_of(model))
         assert load_states(second, group, saved) == []
-        for number, (inputs, labels) in enumerate(batches(group, 20, BATCH)):
+        for number, (inputs, labels) in enumerate(batches(group, 14, BATCH)):
             if number >= stop:
                 second.step(inputs.double(), labels)
         second.wait()
@@ -291,27 +278,6 @@ def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
     given.reducer.programs.log_with(lines.append)
     expected = ["1 of 4 fragments: the weights have 1 buckets; smaller ones give more"] if group.rank == 0 else []
     assert lines == expected
-
-
-def accuracy(world: World, rule: BaseRule) -> float:
-    """Test accuracy after 15 epochs of the digits."""
-    data = load_digits()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    trainer = Trainer(model, world, rule, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3))
-    for inputs, labels in batches(world, 15 * len(data.train) // 64, 64):
-        trainer.step(inputs, labels)
-    mine = slice(*bounds(len(data.test), world.size, world.rank))
-    found = trainer.evaluate([(data.test.inputs[mine], data.test.labels[mine])], len(data.test))
-    return found.top1
-
-
-def test_digits_are_learned_as_well_as_with_averaged_gradients(group: World) -> None:
-    """At a sixteenth of the exchanges, with 4 bits: within 2 points."""
-    rule = DiLoCo(Exchange(wire="int4"), every=16, outer_rate=0.4, outer_momentum=0.7)
-    expected = accuracy(group, unisono.BSP(Exchange(bucket_bytes=1 << 20), "chain"))
-    assert expected > 0.93
-    assert accuracy(group, rule) > expected - 0.02
 
 
 @pytest.mark.parametrize(("wire", "tolerance"), [("int8", 0.02), ("int4", 0.4)])

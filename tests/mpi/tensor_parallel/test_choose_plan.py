@@ -37,7 +37,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("name", CASES)
 def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, name: str) -> None:
     """On a slow link layers are split, on a fast one none; all ranks have the same plan, and the losses are equal."""
-    expected, _ = alone(CASES[name], group, 12)
+    expected, _ = alone(CASES[name], group, 6)
     for cost in (SLOW, FAST):
         model = model_of(CASES[name])
         found = choose_plan(model, group, example_of(name, group), cost)
@@ -48,7 +48,7 @@ def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, n
         elif name == "mlp":  # more weights than activations of 12 samples
             assert found.plan.layers
         model = unisono.parallel(model, group, plan=found.plan)
-        assert train(model, sgd(model), CASES[name], group, range(12)) == pytest.approx(expected, rel=1e-9)
+        assert train(model, sgd(model), CASES[name], group, range(6)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
