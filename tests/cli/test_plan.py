@@ -6,6 +6,7 @@ import gc
 import json
 import re
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from tests.foresight.test_ledger import change, ended
@@ -30,7 +31,7 @@ def test_a_table_of_nodes(in_process: Run, rule: str) -> None:
 
 
 def test_accelerators_are_those_of_the_machine(in_process: Run) -> None:
-    def planned(machine: str, device: str) -> subprocess.CompletedProcess[str]:
+    def planned(machine: str, device: str) -> CompletedProcess[str]:
         return in_process("plan", "digits", "--machine", machine, "--set", f"compute.device={device}")
 
     assert planned("minsky_p100", "cuda").returncode == planned("cori_fdr", "auto").returncode == 0

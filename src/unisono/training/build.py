@@ -93,8 +93,8 @@ def describe_precision(recipe: Recipe, world: World, device: torch.device) -> li
         counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
         threads = " or ".join(map(str, counts))
         return [f"{products}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}", *_unused()]
-    places = enumerate(world.node_world().all_gather_object(f"{device}"))
-    on = ", ".join(f"rank {rank} on {place}" for rank, place in places)
+    devices = world.node_world().all_gather_object(f"{device}")
+    on = ", ".join(f"rank {rank} on {one}" for rank, one in enumerate(devices))
     own = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
     return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){own}")))
 
