@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import numpy as np
 import torch
 
 from unisono.call import call_of
@@ -89,7 +90,9 @@ def _seconds(group: Group, device: torch.device, act: Callable[[], object]) -> f
         act()
         module.synchronize(device)
         took = time.perf_counter() - began
-    return float(group.comm.allreduce(took, MPI.MAX))
+    slowest = np.array([took])
+    group.comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+    return float(slowest[0])
 
 
 def allreduce_direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None = None) -> None:

@@ -186,9 +186,9 @@ def test_seconds_add_up_to_whole_steps_of_the_slowest_rank(group: World) -> None
     """Rank r is disturbed in the trace of layer r: all layers have the same share of a step without hooks."""
     traced = torch.ones(group.size, 2, dtype=torch.float64)
     traced[group.rank] += 1
-    steps = [StepSeconds(1.0, 2.0 + group.rank, 0.25)] * 3
-    found, update = chooser.of_slowest_rank(traced, steps, group)
+    steps = [StepSeconds(1.0, 2.0 + group.rank, 0.125, 0.25)] * 3
+    found, after = chooser.of_slowest_rank(traced, steps, group)
     assert found.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size])
     assert found.std(0, correction=0).tolist() == pytest.approx([0.0, 0.0])
-    assert update == 0.25
+    assert after == (1.0, 1.0 + group.size, 0.125, 0.25)
     assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), steps, group)[0].any()
