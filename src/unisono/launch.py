@@ -40,6 +40,14 @@ def rank_started(environment: Mapping[str, str]) -> int:
     return int(next((environment[name] for name in (*RANK_VARIABLES, "SLURM_PROCID") if name in environment), "0"))
 
 
+LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+
+
+def local_rank_started(environment: Mapping[str, str]) -> int:
+    """Return the number of this process among its node's, as its launcher has given it; 0 without a launcher."""
+    return int(next((environment[name] for name in LOCAL_RANK_VARIABLES if name in environment), "0"))
+
+
 LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 """Variables in which the same launchers count the ranks on this node."""
 

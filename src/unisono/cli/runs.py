@@ -13,7 +13,7 @@ import typer
 from unisono.cli.ranks import count_ranks, launch, printer
 from unisono.data.pack.layout import check_installed
 from unisono.errors import UsageError
-from unisono.launch import cores, keep_memory, ranks_started
+from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
 from unisono.training import run_directory
 
 if TYPE_CHECKING:
@@ -51,10 +51,12 @@ def evaluate(
         raise typer.Exit(launch(count, recipe.training.timeout or None))
     if started is None:
         keep_memory()
+    from unisono.device import open_device
     from unisono.initialize import init
     from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
     from unisono.training.scoring.evaluate import write_files
 
+    open_device(device or recipe.compute.device, local_rank_started(os.environ))
     world = init(timeout=recipe.training.timeout or None)
     log = printer(world)
     with world.agree_on_errors():

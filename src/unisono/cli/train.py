@@ -14,7 +14,7 @@ import typer
 
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
-from unisono.launch import keep_memory, rank_started, ranks_started
+from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
 from unisono.training.named_rule import make_rule, survives_deaths
@@ -136,10 +136,12 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
 
 def _run_as_rank(settings: Recipe, **options: Any) -> None:
     """Run as one of the ranks; `options` are those of `TrainOptions`."""
+    from unisono.device import open_device
     from unisono.initialize import init
     from unisono.training.run import TrainOptions
     from unisono.training.run import train as train_on_rank
 
+    open_device(settings.compute.device, local_rank_started(os.environ))
     world = init(timeout=settings.training.timeout or None)
     with world.agree_on_errors():
         code = train_on_rank(settings, world, TrainOptions(**options))
