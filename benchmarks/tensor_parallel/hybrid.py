@@ -162,11 +162,11 @@ def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contend
         "data parallel": partial(ours, problem, world, bsp),
         "Sharded": partial(ours, problem, world, Sharded(BUCKET, "chain")),
     }
+    after = BSP(BUCKET, "none")
+    found["data parallel, no overlap"] = partial(ours, problem, world, after)
     for size in sizes:
         found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
-    found[f"hybrid, groups of {sizes[-1]}, no overlap"] = partial(
-        ours, problem, world, BSP(BUCKET, "none"), plan_of(problem, sizes[-1])
-    )
+        found[f"hybrid, groups of {size}, no overlap"] = partial(ours, problem, world, after, plan_of(problem, size))
     found["hybrid, auto"] = partial(ours, problem, world, bsp, "auto")
     for backend in ("unisono", "gloo"):
         found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
@@ -209,7 +209,13 @@ def predictions(problem: Problem, world: World) -> dict[str, float]:
     facts = facts_of(model, traces[-1], set(names), len(inputs), world.size)
     known = inputs_of(facts, seconds, float(problem.batch), measure_links(world), after)
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
-    return {name: predict_splits(known, plan_of(problem, size)).prediction.step for name, size in plans.items()}
+    predicted = {}
+    for suffix, overlap in (("", "chain"), (", no overlap", "none")):
+        step, setting = known.step._replace(rule=BSP(BUCKET, overlap)), known.setting._replace(overlap=overlap)
+        inputs = known._replace(step=step, setting=setting)
+        for name, size in plans.items():
+            predicted[name + suffix] = predict_splits(inputs, plan_of(problem, size)).prediction.step
+    return predicted
 
 
 def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
