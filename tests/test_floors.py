@@ -41,7 +41,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_130,
+    ".": 3_145,
     "asynchronous": 1_130,
     "bench": 1_300,
     "cli": 2_070,

@@ -59,10 +59,12 @@ def choose_device(name: str, local_rank: int, local_ranks: int) -> torch.device:
 def open_device(name: str, local_rank: int) -> None:
     """Allocate memory on the device that `choose_device` will return, before MPI is started: a CUDA-aware library looks
     for an open device then, and without one moves its memory by way of the host. Wrong names are left to that."""
-    present = torch.accelerator.current_accelerator(check_available=True)
-    if present is not None and name != HOST and name.partition(":")[0] in (AUTO, present.type):
-        number = name.partition(":")[2] or local_rank % torch.accelerator.device_count()
-        torch.zeros(1, device=f"{present.type}:{number}")
+    present, (kind, _, number) = torch.accelerator.current_accelerator(check_available=True), name.partition(":")
+    if present is not None and kind in (AUTO, present.type):
+        count = torch.accelerator.device_count()
+        index = int(number) if number.isdigit() else local_rank % count
+        if index < count:
+            torch.zeros(1, device=f"{present.type}:{index}")
 
 
 def _parsed(name: str) -> torch.device:

@@ -243,6 +243,7 @@ class StreamEngine(type(Variable._execution_engine)):  # type: ignore[misc]
             for task in [task for task, other in list(_calls.items()) if other is call]:
                 del _calls[task]
             HERE.streams, HERE.node = streams, last
+            HERE.changes.append((torch._C._autograd._get_sequence_nr(), streams))  # nodes here may have set others
             for stream in call.used:
                 call.streams[stream.device_index].wait_stream(stream)
 
