@@ -11,8 +11,6 @@ Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `all_to_a
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from unisono.collectives.checks import Checks, check_memory
@@ -32,16 +30,14 @@ def all_to_all(
     `out` has the same dtype and number of elements as `tensor`, and shares no memory with it. Raises TensorError if it
     does not fit.
     """
-    if is_on_device(tensor):
-        call = partial(all_to_all, group, algorithm=algorithm)
-        given = torch.empty_like(tensor) if out is None else out
-        return on_host(  # type: ignore[no-any-return]
-            group, "all_to_all", (tensor, given), (given,), lambda one, into: call(one, out=into)
-        )
-    result = torch.empty(tensor.shape, dtype=tensor.dtype) if out is None else out
+    result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if out is None else out
     parameters = "all_to_all", algorithm
     if start_ready(group, parameters, tensor, result):
         return result
+    if is_on_device(tensor):
+        return on_host(  # type: ignore[no-any-return]
+            group, "all_to_all", (tensor, result), (result,), lambda one, into: all_to_all(group, one, algorithm, into)
+        )
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)
         if tensor.numel() % group.size:

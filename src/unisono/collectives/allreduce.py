@@ -57,13 +57,12 @@ def allreduce(
 
 def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Play:
     """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
-    if group.size > 1 and is_on_device(tensor):
-        return partial(_allreduce_of_device, group, tensor, algorithm, wire, op)
-    with Checks(group, "allreduce"):
-        if group.size == 1 and is_on_device(tensor):
+    if is_on_device(tensor):
+        with Checks(group, "allreduce"):
             refuse_unsupported(tensor)
             refuse_shared("allreduce", [tensor])
-            return lambda: None
+        return partial(_allreduce_of_device, group, tensor, algorithm, wire, op) if group.size > 1 else lambda: None
+    with Checks(group, "allreduce"):
         nbytes_of(tensor)
         planned = algorithm
         if algorithm == AUTO and group.is_reduced_in_place(tensor, wire):

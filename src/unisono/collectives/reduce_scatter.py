@@ -12,8 +12,6 @@ Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number o
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
@@ -39,16 +37,18 @@ def reduce_scatter(
     The result is in `out` if given, which may be this rank's chunk of `tensor`. Raises TensorError if it does not fit.
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
-    if is_on_device(tensor):
-        call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
-        given = tensor.new_empty(stop - start) if out is None else out
-        return on_host(  # type: ignore[no-any-return]
-            group, "reduce_scatter", (tensor, given), (given,), lambda one, into: call(one, out=into)
-        )
-    result = torch.empty(stop - start, dtype=tensor.dtype) if out is None else out
+    result = torch.empty(stop - start, dtype=tensor.dtype, device=tensor.device) if out is None else out
     parameters = "reduce_scatter", algorithm, wire, op
     if start_ready(group, parameters, tensor, result):
         return result
+    if is_on_device(tensor):
+        return on_host(  # type: ignore[no-any-return]
+            group,
+            "reduce_scatter",
+            (tensor, result),
+            (result,),
+            lambda one, into: reduce_scatter(group, one, algorithm, wire, op, into),
+        )
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
         plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)

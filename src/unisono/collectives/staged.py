@@ -35,9 +35,6 @@ def allreduce_staged(
     allreduce: Allreduce, group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str
 ) -> None:
     """Reduce a device's tensor over all ranks, in place."""
-    with Checks(group, "allreduce"):
-        refuse_unsupported(tensor)
-        refuse_shared("allreduce", [tensor])
     streams = streams_of(tensor.device)
     flat = send_buffer(tensor).detach().view(-1)
     host = host_memory(flat.numel(), flat.dtype, tensor.device)

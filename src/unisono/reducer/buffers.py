@@ -11,12 +11,12 @@ are also each rank's own. Those on a device are gathered there, and copied to th
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from unisono.device import CopyStreams, device_of, pinned, unpin
+from unisono.device import HOST, CopyStreams, device_of, host_memory
 
 ALIGNMENT = 64
 
@@ -49,16 +49,16 @@ class Buffers:
         for _, buffer in found:
             starts.append(total)
             total += -(-buffer.numel() * buffer.itemsize // ALIGNMENT) * ALIGNMENT
-        self._flat = torch.zeros(total + len(found), dtype=torch.uint8)  # the buffers, then their flags
-        self._flags = self._flat[total:]
-        device = device_of([one for _, one in found], "the buffers of a model") if found else self._flat.device
-        self._streams, self._arrived = None, None
+        device = device_of([one for _, one in found], "the buffers of a model") if found else torch.device(HOST)
+        self._streams = None if device.type == HOST else CopyStreams(device)
+        self._arrived: Any = None
+        length = total + len(found)  # the buffers, then their flags
+        self._flat = torch.zeros(length, dtype=torch.uint8)
         self._own = self._flat[:total]
-        if device.type != "cpu":
-            self._streams, self._own = CopyStreams(device), torch.zeros(total, dtype=torch.uint8, device=device)
-            self._flat[:total] = 0
-            pinned(self._flat, device)
-            weakref.finalize(self, unpin, self._flat, device).atexit = False
+        if self._streams is not None:
+            self._flat = host_memory(length, torch.uint8, device).zero_()
+            self._own = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._flags = self._flat[total:]
         self.slots: list[BufferSlot] = []
         for (path, buffer), start in zip(found, starts, strict=True):
             sent = self._own[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
