@@ -23,7 +23,7 @@ from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of,
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.transports.messages import Parcel
-from unisono.transports.staging import SlotTransfers
+from unisono.transports.staging import staged_all_gather
 
 
 def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -45,7 +45,8 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     if content.data_ptr() != buffers[group.rank].data_ptr():
         contents[group.rank][:] = bytes_of(content)
     if group.size > 1 and group.uses_shared_memory(call):
-        SlotTransfers(group.memory_for(call), call).all_gather(contents)
+        places = [(content.ctypes.data, len(content)) for content in contents]
+        staged_all_gather(group.memory_for(call), call, places)()
     else:
         with group.enter_call(call) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]

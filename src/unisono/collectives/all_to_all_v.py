@@ -28,8 +28,8 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import MismatchError
+from unisono.transports import staging
 from unisono.transports.messages import Parcel, size_mismatch
-from unisono.transports.staging import SlotTransfers
 
 
 def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]) -> None:
@@ -77,7 +77,7 @@ def send_and_receive(
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        SlotTransfers(group.memory_for(call), call).all_to_all_v(outgoing, incoming)
+        staging.all_to_all_v(group.memory_for(call), call, outgoing, incoming)
         return
     with group.enter_call(call) as number:
         if rooted:

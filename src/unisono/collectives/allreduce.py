@@ -13,8 +13,6 @@ The schedule determines rounds and bytes (`unisono draw` shows them). For n byte
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from unisono.collectives.checks import Checks, check_output
@@ -23,11 +21,10 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
-from unisono.collectives.ready import Key, keep_ready
+from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
-from unisono.transports.plan import Play
 
-MAX_FLAT_SHARED_BYTES = 4 << 10
+MAX_FLAT_SHARED_BYTES = 2 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
 
 
@@ -39,29 +36,28 @@ def allreduce(
     Block-scaled integers go by schedules that cut a payload alike in all rounds ("direct", "ring"). Shared memory and
     the library carry tensors unencoded.
     """
+    parameters = "allreduce", algorithm, wire, op
     try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # it has no memory, as a sparse tensor; the checks name what it is
-        address = 0
-    key = address, tensor.numel(), tensor.dtype, algorithm, wire, op
-    play = group.ready.get(key)
-    if play is None or not tensor.is_contiguous() or tensor.is_neg():
-        play = _prepare_first(group, key, tensor, algorithm, wire, op)
-    try:
-        play()
+        ready = group.ready.play(parameters, tensor)
     except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
         group.keep_alive_if_pending(tensor)
         raise
+    if not ready:
+        _start_first(group, parameters, tensor, algorithm, wire, op)
     return tensor
 
 
-def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> Play:
-    """Return the allreduce of a tensor of an address, a length or an algorithm that is not prepared yet."""
+def _start_first(
+    group: Group, parameters: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str
+) -> None:
+    """Carry the allreduce out of a tensor of an address, a length or an algorithm that is not prepared yet."""
     if is_on_device(tensor):
         with Checks(group, "allreduce"):
             refuse_unsupported(tensor)
             refuse_shared("allreduce", [tensor])
-        return partial(_allreduce_of_device, group, tensor, algorithm, wire, op) if group.size > 1 else lambda: None
+        if group.size > 1:
+            _allreduce_of_device(group, tensor, algorithm, wire, op)
+        return
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
         planned = algorithm
@@ -70,22 +66,16 @@ def _prepare_first(group: Group, key: Key, tensor: torch.Tensor, algorithm: str,
         plan = group.plan("allreduce", planned, tensor, wire, op)
         check_output(group, tensor, "allreduce")
     if group.size == 1:
-        return lambda: None
+        return
     if not is_plain(tensor):
-        return partial(_reduce_copy, group, tensor, algorithm, wire, op)
+        with torch.no_grad():
+            tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+        return
     address = tensor.data_ptr()
     play = prepare(group, plan)(address, address)
-    if address:
-        if (found := group.find_shared(address, tensor.nbytes)) is not None:
-            found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
-        keep_ready(group, key, play)
-    return play
-
-
-def _reduce_copy(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
-    """Reduce a tensor whose memory is not contiguous, or that is a lazy negative, by a copy that is."""
-    with torch.no_grad():
-        tensor.copy_(allreduce(group, send_buffer(tensor), algorithm, wire, op))
+    if address and (found := group.find_shared(address, tensor.nbytes)) is not None:
+        found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
+    start_and_keep(group, parameters, play, tensor)
 
 
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:

@@ -18,6 +18,7 @@ from unisono.call import WORDS_BYTES, Call, call_of, decode_words, difference, e
 from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plans
+from unisono.collectives.ready import MAX_READY, Ready
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
@@ -30,7 +31,7 @@ from unisono.transports.cross_memory import CrossMemory, open_cross_memory
 from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
-from unisono.transports.plan import Plan, Play, Prepared
+from unisono.transports.plan import Plan, Prepared
 
 Made = TypeVar("Made")
 
@@ -91,8 +92,8 @@ class Group:
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
         """Prepared collectives by plan."""
-        self.ready: dict[tuple[Any, ...], Play] = {}
-        """Plays of collectives that were carried out, by all that determines them (`ready.py`)."""
+        self.ready = Ready(MAX_READY)
+        """Plays of collectives that were carried out, by all that determines them."""
         self._prepared_with = [self.ready]  # those that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
             dup._prepared_with.append(self.ready)

@@ -1,21 +1,22 @@
 """Collectives of plain tensors that are carried out again: found by address and length, without checks or planning.
 
     first time   check ─▶ plan ─▶ prepare ─▶ start_and_keep ─▶ play     tens of microseconds of Python
-    later        start_ready ──────────────────────────────▶ play     one or two
+    later        start_ready ──────────────────────────────▶ play     a few tenths of one
 
-What is kept are addresses, so it is played only on tensors that lie there. `allreduce.py`, whose calls are the
-shortest, looks it up by itself; its plays also hold views of shared memory.
+What is kept are addresses, so it is played only on tensors that lie there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain
 from unisono.transports.plan import Play
+
+if TYPE_CHECKING:
+    from unisono.collectives.group import Group
 
 MAX_READY = 1024
 """Largest number of collectives that a group keeps."""
@@ -24,26 +25,59 @@ Key = tuple[Any, ...]
 """All that determines a collective: its name and parameters, and the addresses, lengths and dtypes of its tensors."""
 
 
+class ReadyInPython:
+    """Plays of collectives that were carried out, by all that determines them; the compiled `Ready` does the same."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest, self._plays = largest, dict[Key, Play]()
+
+    def __len__(self) -> int:
+        return len(self._plays)
+
+    def play(self, parameters: Key, *tensors: torch.Tensor) -> bool:
+        """Carry out what is kept for tensors, and return True; else return False."""
+        play = self._plays.get(_key_of(parameters, tensors))
+        if play is not None:
+            play()
+        return play is not None
+
+    def keep(self, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
+        """Keep the play of plain tensors; of too many, all others are dropped."""
+        if len(self._plays) == self._largest:
+            self._plays.clear()
+        if key := _key_of(parameters, tensors):
+            self._plays[key] = play
+
+    def clear(self) -> None:
+        """Drop all that is kept."""
+        self._plays.clear()
+
+
+try:
+    from unisono.transports import _steps
+
+    Ready: Any = _steps.Ready
+except ImportError:  # installed without a compiler
+    Ready = ReadyInPython
+
+
 def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
     """Carry a collective out on tensors for which it is kept, and return True; else return False."""
-    play = group.ready.get(_key_of(parameters, tensors))
-    if play is None:
-        return False
-    _carry_out(group, play, tensors)
-    return True
+    try:
+        return group.ready.play(parameters, *tensors)  # type: ignore[no-any-return]
+    except BaseException:  # other ranks may still write into them, whatever has ended the wait
+        group.keep_alive_if_pending(*tensors)
+        raise
 
 
 def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    keep_ready(group, _key_of(parameters, tensors), play)
-    _carry_out(group, play, tensors)
-
-
-def keep_ready(group: Group, key: Key, play: Play) -> None:
-    """Keep a prepared collective for later calls; the other ones are dropped where there are too many."""
-    if len(group.ready) == MAX_READY:
-        group.ready.clear()
-    group.ready[key] = play
+    group.ready.keep(parameters, play, *tensors)
+    try:
+        play()
+    except BaseException:  # as above
+        group.keep_alive_if_pending(*tensors)
+        raise
 
 
 def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
@@ -54,11 +88,3 @@ def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
             return ()
         key += tensor.data_ptr(), tensor.numel(), tensor.dtype
     return tuple(key)
-
-
-def _carry_out(group: Group, play: Play, tensors: tuple[torch.Tensor, ...]) -> None:
-    try:
-        play()
-    except BaseException:  # other ranks may still write into them, whatever has ended the wait
-        group.keep_alive_if_pending(*tensors)
-        raise

@@ -21,7 +21,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, memory_of, name_of, nbytes_of
+from unisono.collectives.payload import flat_of, name_of, nbytes_of
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
@@ -55,7 +55,7 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
     flat = flat_of(tensor)
     if group.uses_shared_memory(call):
         plan = Plan("reduce", "direct", "windows", flat.numel(), tensor.dtype, None, op, root, call)
-        play = staged_reduce(group.memory_for(call), plan, plan.arithmetic.view(memory_of(flat)), root)
+        play = staged_reduce(group.memory_for(call), plan, flat.data_ptr(), root)
     else:
         play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(flat.data_ptr(), flat.data_ptr())
     start_and_keep(group, parameters, play, flat)

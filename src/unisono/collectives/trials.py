@@ -1,7 +1,8 @@
 """Choice by measurement: the first call of a collective, dtype, op and size class on a node tries the candidates.
 
-    first call    barrier │ candidate 1, 5 times │ candidate 2, 5 times │ ...   on other memory, at most 20 calls
-                  the slowest rank's shortest call of each: one maximum over the ranks; all take the least
+    first call    barrier │ 5 times: candidate 1, candidate 2, ...   on other memory, at most 20 calls
+                  the slowest rank's shortest call of each: one maximum over the ranks; all take the least,
+                  unless the built-in choice is almost as fast
     later calls   the choice, kept in a file of this machine that later runs read
 
 A payload in shared memory needs no trial: it is reduced in place. Every candidate gives the same bits as the built-in
@@ -41,13 +42,10 @@ VARIABLE = "UNISONO_TUNE"
 """Environment variable: "off", on one rank at least, keeps the built-in choices."""
 
 MIN_TRIED_BYTES = 32 << 10
-"""Smallest payload in bytes with several candidates: below, `flat` is the best on every machine measured."""
+"""Smallest payload in bytes with several candidates: below, shared memory is the best on every machine measured."""
 
 MAX_TRIED_BYTES = 16 << 20
 """Largest payload in bytes that is tried; larger ones take its choice."""
-
-MAX_FLAT_BYTES = 128 << 10
-"""Largest payload in bytes for which `flat`, which every rank reduces whole, is a candidate."""
 
 MAX_ITEM_BYTES = 16
 """Bytes of the largest element."""
@@ -55,18 +53,18 @@ MAX_ITEM_BYTES = 16
 ROUNDS = 5
 """Calls of each candidate in its trial, of which the first is not counted."""
 
+MIN_GAIN = 0.9
+"""Part of the time of the built-in choice that another one has to stay below."""
 
-def candidates(collective: str, ranks: int, nbytes: int, op: str | None, floating: bool) -> list[Choice]:
+
+def candidates(collective: str, ranks: int, op: str | None, floating: bool) -> list[Choice]:
     """Return the candidates for a collective of a node's ranks: all give the same bits.
 
-    >>> [choice.transport for choice in candidates("allreduce", 4, 1 << 20, "sum", True)]
+    >>> [choice.transport for choice in candidates("allreduce", 4, "sum", True)]
     ['windows', 'cma']
     """
-    found = [Choice("flat", "windows")] if collective == "allreduce" and nbytes <= MAX_FLAT_BYTES else []
-    if collective == "broadcast":
-        found += [Choice("tree", "cma")]
-    else:
-        found += [Choice("direct", "windows"), Choice("direct", "cma")]
+    algorithm = "tree" if collective == "broadcast" else "direct"
+    found = [Choice(algorithm, "windows"), Choice(algorithm, "cma")]
     ordered = floating and op in ("sum", "product") and ranks > 2
     return found if ordered else [*found, Choice(LIBRARY, LIBRARY)]
 
@@ -105,10 +103,11 @@ class Trials:
         if self._off:
             return guess
         floating, reads = plan.dtype.is_floating_point, group.cross_memory(plan.call) is not None
-        found = candidates(plan.collective, group.size, nbytes, plan.op, floating)
+        found = candidates(plan.collective, group.size, plan.op, floating)
         found = [choice for choice in found if reads or choice.transport != "cma"]
         known = np.array([-1], np.int64)
-        path, entry = _path(group.size, reads), " ".join(map(str, key))
+        facts = reads, group.memory_for(plan.call).signals.compiled
+        path, entry = _path(group.size, *facts), " ".join(map(str, key))
         if group.rank == 0:
             kept = _read(path).get(entry)
             known[0] = next((number for number, choice in enumerate(found) if [*choice] == kept), -1)
@@ -116,7 +115,8 @@ class Trials:
         if known[0] >= 0:
             return found[int(known[0])]
         seconds = _seconds(group, plan, found, nbytes)
-        best = found[int(seconds.argmin())]
+        usual = next((seconds[number] for number, choice in enumerate(found) if choice == guess), np.inf)
+        best = found[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
         if group.rank == 0:
             _write(path, {**_read(path), entry: [*best]})
         return best
@@ -138,8 +138,8 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
     try:
-        for index, start in enumerate(starts):
-            for number in range(ROUNDS):
+        for number in range(ROUNDS):
+            for index, start in enumerate(starts):  # by turns: what disturbs the machine meets all
                 payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
                 group.barrier(ready)
                 begun = time.perf_counter()
@@ -161,16 +161,17 @@ def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
     group.wait_for(group.comm.Iallreduce(mine, numbers, MPI.MAX), mine, numbers)
 
 
-def _path(ranks: int, reads: bool) -> Path:
+def _path(ranks: int, reads: bool, compiled: bool) -> Path:
     """Return the file of the choices of this machine, MPI library and number of ranks.
 
-    `reads` is true if the ranks may read each other's memory: a run that may not keeps choices of its own.
+    `reads` is true if the ranks may read each other's memory, `compiled` if compiled code plays steps: a run without
+    keeps choices of its own.
     """
     try:
         folder = cache_folder(os.environ)
     except UsageError:  # a user without a home, as in some containers: nothing is kept
         folder = Path(os.devnull)
-    facts = processor().name, os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads
+    facts = processor().name, os.cpu_count(), MPI.Get_library_version(), torch.__version__, ranks, reads, compiled
     name = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
     return folder / f"choices-{socket.gethostname()}-{name}.json"
 

@@ -107,7 +107,7 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 RENAMED = {"part_reduce": "reduce_scatter", "part_broadcast": "all_gather"}
 """Names of collectives in older tables, and their present names."""
 
-SHARED_MEMORY_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "all_to_all")
+SHARED_MEMORY_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 """Collectives that go through shared memory if all ranks are on one node."""
 
 LOCATIONS = ("one node", "across nodes")

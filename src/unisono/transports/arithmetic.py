@@ -76,6 +76,9 @@ TORCH_OPS: dict[str, Callable[..., Any]] = {
 class Arithmetic(Protocol):
     """Views, copies and reductions of memory of one dtype. A view is a flat array or tensor; slices share memory."""
 
+    itemsize: int
+    """Bytes of an element."""
+
     def view(self, buffer: Any) -> Any:
         """Return the elements in `buffer`, sharing its memory."""
 
@@ -117,7 +120,7 @@ class NumpyArithmetic:
     """Arithmetic in the dtype itself."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
-        self.dtype, self._combine = MOVABLE_DTYPES[dtype], NUMPY_OPS[op]
+        self.dtype, self._combine, self.itemsize = MOVABLE_DTYPES[dtype], NUMPY_OPS[op], dtype.itemsize
         self._overflows = dtype.is_floating_point
 
     def view(self, buffer: Any) -> Array:
@@ -163,7 +166,7 @@ class Float32Arithmetic:
     """Arithmetic in float32, rounded once to the dtype."""
 
     def __init__(self, dtype: torch.dtype, op: str) -> None:
-        self.dtype, self._combine = dtype, TORCH_OPS[op]
+        self.dtype, self._combine, self.itemsize = dtype, TORCH_OPS[op], dtype.itemsize
 
     def view(self, buffer: Any) -> torch.Tensor:
         if len(buffer) == 0:

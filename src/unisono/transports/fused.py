@@ -6,6 +6,7 @@ Each equals one schedule, bit for bit: `FUSED[collective, schedule]`. A test com
     allreduce        direct    in place if the payload is in shared memory, else staged in pieces
     reduce_scatter   direct    copy the others' chunks in, barrier, reduce the own
     all_gather       direct    copy the own chunk in, barrier, copy the others' out
+    broadcast        tree      the root copies in, barrier, the others copy out
     all_to_all       direct    copy the sent chunks in, barrier, copy the received ones out
 
 In place, the two rounds of `direct` are one pass, without a copy and with two barriers. Each rank owns a segment, the
@@ -22,17 +23,22 @@ Memory traffic of each rank: n bytes read and n written, as for a copy of n byte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from unisono.call import call_in
-from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
-from unisono.transports.arithmetic import Arithmetic, Step, perform
 from unisono.transports.node_memory import NodeMemory, SharedMemory
-from unisono.transports.plan import Plan, Play, Prepared, bytes_at, started
-from unisono.transports.staging import SlotTransfers, flat_allreduce, reduce_scatter_by_slots, staged_reduce
+from unisono.transports.plan import Plan, Play, Prepared
+from unisono.transports.staging import (
+    flat_allreduce,
+    staged_all_gather,
+    staged_all_to_all,
+    staged_broadcast,
+    staged_reduce,
+    staged_reduce_scatter,
+)
+from unisono.transports.steps import Row, copy, kind_of, player_of, reduction
 
-BLOCK_BYTES = 512 << 10
+BLOCK_BYTES = 64 << 10
 """Bytes summed at a time: by measurement, the sum is then still cached when it is written to the others."""
 
 FindShared = Callable[[int, int], tuple[str, SharedMemory] | None]
@@ -45,69 +51,51 @@ def direct_allreduce(memory: NodeMemory, plan: Plan, find: FindShared) -> Prepar
     def at(address: int, _: int) -> Play:
         found = find(address, plan.nbytes) if plan.nbytes else None
         if found is None:
-            return staged_reduce(memory, plan, plan.arithmetic.view(MPI.memory.fromaddress(address, plan.nbytes)))
+            return staged_reduce(memory, plan, address)
         where, shared = found
         first = address - shared.start  # the payload of each rank has the same offset in its memory
-        views = [plan.arithmetic.view(buffer[first : first + plan.nbytes]) for buffer in shared.buffers]
-        steps = plan_reduce_in_place(views, memory.rank, plan.dtype.itemsize, plan.arithmetic)
-        barrier = memory.signals.prepare_barrier(call_in(plan.call, where))
-
-        def play() -> None:
-            barrier()
-            perform(steps)
-            barrier()
-
-        return play
+        rows = rows_in_place([start + first for start in shared.starts], memory.rank, plan)
+        call = call_in(plan.call, where)
+        return player_of(memory.signals, call, [[[], rows, []]], plan.dtype, plan.op or "sum")
 
     return at
 
 
-def plan_reduce_in_place(views: Sequence[Any], rank: int, itemsize: int, arithmetic: Arithmetic) -> list[Step]:
-    """Return the steps of `rank` between the barriers. `views`: payloads of all ranks, of equal length and dtype."""
-    start, stop = bounds(len(views[rank]), len(views), rank)
-    length = BLOCK_BYTES // itemsize
-    steps: list[Step] = []
-    for first in range(start, stop, length):
-        parts = [view[first : min(stop, first + length)] for view in views]
-        steps += arithmetic.reduce(parts, parts[rank], parts[0])  # the result replaces all
-        steps += [arithmetic.copy(part, parts[rank]) for index, part in enumerate(parts) if index != rank]
-    return steps
+def rows_in_place(starts: Sequence[int], rank: int, plan: Plan) -> list[Row]:
+    """Return the rows of `rank` between the barriers. `starts`: addresses of the payloads of all ranks."""
+    itemsize, kind = plan.dtype.itemsize, kind_of(plan.dtype, plan.op or "sum")
+    first, last = (itemsize * end for end in bounds(plan.length, len(starts), rank))
+    rows: list[Row] = []
+    for begin in range(first, last, BLOCK_BYTES):
+        nbytes = min(BLOCK_BYTES, last - begin)
+        parts = [start + begin for start in starts]
+        rows += reduction(kind, parts[rank], parts, nbytes // itemsize)
+        rows += [copy(part, parts[rank], nbytes) for index, part in enumerate(parts) if index != rank]
+    return rows
 
 
 def direct_reduce_scatter(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
     """Prepare the reduce_scatter of `direct`. The target may be the own chunk of the source."""
-    view, itemsize = plan.arithmetic.view, plan.dtype.itemsize
-    begin, end = bounds(plan.length, memory.size, memory.rank)
-
-    def start(source: int, target: int) -> None:
-        payload = view(MPI.memory.fromaddress(source, plan.nbytes))
-        in_place = target == source + begin * itemsize
-        shard = payload[begin:end] if in_place else view(MPI.memory.fromaddress(target, (end - begin) * itemsize))
-        reduce_scatter_by_slots(memory, plan, payload, shard)
-
-    return started(start)
+    return lambda source, target: staged_reduce_scatter(memory, plan, source, target)
 
 
 def direct_all_gather(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
     """Prepare the all_gather of `direct`, in place: the source is the own chunk of the target."""
     ends = [[plan.dtype.itemsize * end for end in bounds(plan.length, memory.size, one)] for one in range(memory.size)]
-
-    def start(_: int, target: int) -> None:
-        whole = bytes_at(target, plan.nbytes)
-        SlotTransfers(memory, plan.call).all_gather([whole[begin:end] for begin, end in ends])
-
-    return started(start)
+    return lambda _, target: staged_all_gather(
+        memory, plan.call, [(target + begin, end - begin) for begin, end in ends]
+    )
 
 
 def direct_all_to_all(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
     """Prepare the all_to_all of `direct`, from the source to the target."""
-    shape = memory.size, plan.nbytes // memory.size
+    nbytes = plan.nbytes // memory.size
+    return lambda source, target: staged_all_to_all(memory, plan.call, source, target, nbytes)
 
-    def start(source: int, target: int) -> None:
-        sends, receives = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
-        SlotTransfers(memory, plan.call).all_to_all(sends, receives)
 
-    return started(start)
+def tree_broadcast(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
+    """Prepare the broadcast of `tree`, whose root writes each piece once; all others read it."""
+    return lambda _, target: staged_broadcast(memory, plan.call, target, plan.nbytes, plan.root)
 
 
 FUSED: Mapping[tuple[str, str], Callable[[NodeMemory, Plan, FindShared], Prepared]] = {
@@ -115,6 +103,7 @@ FUSED: Mapping[tuple[str, str], Callable[[NodeMemory, Plan, FindShared], Prepare
     ("allreduce", "direct"): direct_allreduce,
     ("reduce_scatter", "direct"): direct_reduce_scatter,
     ("all_gather", "direct"): direct_all_gather,
+    ("broadcast", "tree"): tree_broadcast,
     ("all_to_all", "direct"): direct_all_to_all,
 }
 """Functions that prepare a fused form, by collective and by the schedule that it equals."""

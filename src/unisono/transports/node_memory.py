@@ -21,18 +21,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from unisono.mpi import MPI, allreduce_min
-from unisono.transports.arithmetic import Arithmetic, Array
 from unisono.transports.signals import Signals
 from unisono.transports.window import SLOTS_PER_RANK, Window, reserve_slots
 
 MAX_SIGNALS_BYTES = 8 << 10
 """Bound on the bytes of a rank's signals in shared memory."""
+
+MAX_PIECE_BYTES = 256 << 10
+"""Largest piece in bytes, by measurement: three slots of two ranks stay in a second-level cache of 1 MiB."""
 
 
 def make_node_memory(
@@ -57,25 +58,13 @@ class NodeMemory:
         self.signals, self.rank, self.size = signals, comm.rank, comm.size
         self.slot = slot
         """Size of a slot in bytes."""
-        whole = [np.frombuffer(buffer, np.uint8) for buffer in window.buffers]
-        self.slots: list[list[Array]] = [
-            [row[number * slot : (number + 1) * slot] for row in whole] for number in range(SLOTS_PER_RANK)
-        ]
-        """Slots of all ranks, as bytes, by slot number."""
-        self._views: dict[Arithmetic, list[list[Any]]] = {}
+        self.piece = min(slot, MAX_PIECE_BYTES)
+        """Bytes of a payload that go through a slot at a time."""
+        starts = [buffer.address for buffer in window.buffers]
+        self.addresses = [[start + number * slot for start in starts] for number in range(SLOTS_PER_RANK)]
+        """Addresses of the slots of all ranks, by slot number."""
         self._shared: dict[int, SharedMemory] = {}  # by number; without those that are no longer referenced
         self._made = 0
-
-    @property
-    def number(self) -> int:
-        """Number of the slots for the next barrier."""
-        return (self.signals.sequence + 1) % SLOTS_PER_RANK
-
-    def views(self, arithmetic: Arithmetic) -> list[list[Any]]:
-        """Return the elements of every rank's slots, by slot number."""
-        if arithmetic not in self._views:
-            self._views[arithmetic] = [[arithmetic.view(slot) for slot in ranks] for ranks in self.slots]
-        return self._views[arithmetic]
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor in shared memory of the node, or in the rank's own if none can be shared.
@@ -102,8 +91,6 @@ class NodeMemory:
         """Free all memory except that of live tensors. Views of the slots must not be used afterwards."""
         for number in list(self._shared):
             _drop(self._shared, number)
-        self._views.clear()
-        self.slots.clear()
         self._window.free()
         self.signals.free()
 
@@ -111,6 +98,13 @@ class NodeMemory:
 def _drop(shared: dict[int, SharedMemory], number: int) -> None:
     if (released := shared.pop(number, None)) is not None:
         released.clear_plans()
+
+
+class Clearable(Protocol):
+    """Container of what was prepared on memory."""
+
+    def clear(self) -> None:
+        """Drop all."""
 
 
 class SharedMemory:
@@ -123,7 +117,9 @@ class SharedMemory:
         self._own = mappings[rank]
         self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
         """Memory of each rank, by rank."""
-        self._plans: dict[int, dict[Any, Any]] = {}
+        self.starts = [mapping.data_ptr() for mapping in mappings]
+        """Addresses of that memory."""
+        self._plans: dict[int, Clearable] = {}
 
     def tensor(self, length: int, dtype: torch.dtype, on_release: Callable[[], None]) -> torch.Tensor:
         """Return a tensor of the own memory; `on_release` is called, in any thread, after its last view."""
@@ -131,7 +127,7 @@ class SharedMemory:
         weakref.finalize(kept, on_release).atexit = False
         return torch.frombuffer(kept, dtype=dtype, count=length)
 
-    def plan(self, plans: dict[Any, Any]) -> None:
+    def plan(self, plans: Clearable) -> None:
         """Register plans that hold views of this memory; `clear_plans` clears them."""
         self._plans[id(plans)] = plans
 

@@ -29,14 +29,29 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from unisono.binding import oversubscribed
 from unisono.call import WORDS_BYTES, Call, call_of, decode_words, differ_in_place, difference, encode_words
 from unisono.errors import MismatchError, PlaceMismatchError
 from unisono.launch import available_cores
 from unisono.mpi import MPI
+from unisono.transports.arithmetic import Array
 from unisono.transports.window import Window
+
+try:
+    from unisono.transports._steps import Player
+except ImportError:  # installed without a compiler
+    Player = None
+
+VARIABLE = "UNISONO_COMPILED"
+"""Environment variable: "off" plays barriers and steps by Python alone."""
+
+BARRIER_ROWS = np.array([(5, 0, 0, 0, 0)], np.int64)
+"""Program of a barrier alone (`steps.py`)."""
 
 INLINE_BYTES = 120
 """Largest payload in bytes beside a token: together they fill two cache lines."""
@@ -47,6 +62,10 @@ TOKEN_WORDS = 1 + INLINE_BYTES // 8
 ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that make stores visible in program order, and loads likewise."""
 
+STATE = SEQUENCE, LABEL, BEFORE, ENDED = range(4)
+"""Numbers that this rank shares with compiled players: barriers entered, the label's number, the own token of two
+barriers ago, and 1 after the end."""
+
 SHARED_SPINS, SINGLE_SPINS = 5, 128
 """Polls before a wait yields the core: to other ranks that share it, or to other threads of a rank of one core. The
 latter poll for some 6 us, as long as a short call takes: each yield takes a microsecond.
@@ -54,6 +73,10 @@ latter poll for some 6 us, as long as a short call takes: each yield takes a mic
 
 POLLS_PER_PROGRESS = 1024
 """Polls of memory between two calls for MPI's progress, which a rank that has not arrived yet may need."""
+
+COMPILED_SPINS, COMPILED_YIELDS = 1024, 256
+"""Polls of compiled code, some 15 to 40 ns each, before it yields the core or returns to Python's own wait; and yields
+of ranks that share cores."""
 
 SLEEP_AFTER_SECONDS = 2e-3
 """Seconds after which a wait sleeps between polls: a rank that is so late is computing."""
@@ -66,7 +89,7 @@ SLEEPS_PER_PROGRESS = 64
 
 
 class Signals:
-    """Barriers of the ranks of a node."""
+    """Barriers of the ranks of a node, which compiled code plays where there is some."""
 
     def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], check_interrupt: Callable[[], None]) -> None:
         """`ranks` are the ranks' numbers in error messages.
@@ -80,6 +103,7 @@ class Signals:
         rows = [memoryview(buffer)[:nbytes].cast("q") for buffer in self._window.buffers]
         self._words = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
         self._rows: list[memoryview] = rows
+        self._addresses = [buffer.address for buffer in self._window.buffers]
         self._own: Any = rows[self.rank]
         self._others = [row for rank, row in enumerate(rows) if rank != self.rank]
         self._own[:] = memoryview(bytes(nbytes)).cast("q")
@@ -88,14 +112,20 @@ class Signals:
             for first in (0, 8 * TOKEN_WORDS)
         ]
         """Memory beside the tokens of all ranks, for barriers of even and of odd sequence numbers."""
-        self.sequence = 0
-        self._label, self._label_number = "", 0
+        self.inline_addresses = [[start + first + 8 for start in self._addresses] for first in (0, 8 * TOKEN_WORDS)]
+        """Addresses of that memory."""
+        self._state = memoryview(bytearray(8 * len(STATE))).cast("q")
+        self._label = ""
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
         own, masks = available_cores(), comm.allgather(available_cores())
         sharing = [mask for mask in masks if mask & own] or masks
         single = len(own) == 1  # on which this rank's other threads wait
-        self._spins = SHARED_SPINS if oversubscribed(sharing) else SINGLE_SPINS if single else POLLS_PER_PROGRESS
+        shared = oversubscribed(sharing)
+        self._spins = SHARED_SPINS if shared else SINGLE_SPINS if single else POLLS_PER_PROGRESS
+        self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
+        self.compiled: bool = Player is not None and os.environ.get(VARIABLE, "") != "off"
+        """True where barriers and short steps are played by compiled code."""
         self.fence = self._window.sync
         self._barrier_fence = None if platform.machine() in ORDERED_MACHINES else self.fence
         self.fence()
@@ -103,34 +133,65 @@ class Signals:
 
     def label_calls(self, words: str) -> None:
         """Compare `words` too in each later barrier, in addition to the call."""
-        self._label, self._label_number = call_of(words) if words else ("", 0)
+        self._label, self._state[LABEL] = call_of(words) if words else ("", 0)
+
+    @property
+    def sequence(self) -> int:
+        """Number of barriers that this rank has entered."""
+        return self._state[SEQUENCE]
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
         self.prepare_barrier(call)()
 
     def prepare_barrier(self, call: Call) -> Callable[[], None]:
-        """Return the barrier of a call as a function, for calls that are repeated: a short one takes a microsecond."""
-        number, fence, others = call.number, self._barrier_fence, self._others
+        """Return the barrier of a call as a function, for calls that are repeated."""
+        if self.compiled:
+            return self.connect(call, [BARRIER_ROWS])
+        number, fence, others, state, complete = (
+            call.number,
+            self._barrier_fence,
+            self._others,
+            self._state,
+            self._complete,
+        )
 
         def barrier() -> None:
-            sequence = self.sequence = self.sequence + 1
+            sequence = state[SEQUENCE] = state[SEQUENCE] + 1
             index, own = TOKEN_WORDS if sequence & 1 else 0, self._own
-            before = own[index]
-            token = number + sequence + self._label_number
+            state[BEFORE] = own[index]
+            token = number + sequence + state[LABEL]
             if fence:
                 fence()
             own[index] = token
-            agreed = True
             for row in others:
-                if row[index] != token and self._wait_for_token(row, index, before, call) != token:
-                    agreed = False  # continue: no rank leaves this barrier before all have entered it: all detect it
-            if not agreed:
-                self._raise_mismatch(call)
+                if row[index] != token:
+                    complete(call)
+                    break
             if fence:
                 fence()
 
         return barrier
+
+    def connect(self, call: Call, programs: Sequence[Array]) -> Callable[[], None]:
+        """Return the compiled player of programs, tables of rows, whose barriers are those of this memory.
+
+        What may take long is done here, in Python: see `_complete`.
+        """
+        own, others = self._addresses[self.rank], tuple(self._addresses[: self.rank] + self._addresses[self.rank + 1 :])
+        waits, complete = self._compiled_waits, partial(self._complete, call)
+        memory = self._state, own, others, TOKEN_WORDS
+        return Player(*memory, *waits, call.number, tuple(programs), complete)  # type: ignore[no-any-return]
+
+    def _complete(self, call: Call) -> None:
+        """Wait until all ranks have entered the barrier that this one has. Raises MismatchError as `barrier` does."""
+        index, before = TOKEN_WORDS if self.sequence & 1 else 0, self._state[BEFORE]
+        token, agreed = self._own[index], True
+        for row in self._others:
+            if row[index] != token and self._wait_for_token(row, index, before, call) != token:
+                agreed = False  # continue: no rank leaves this barrier before all have entered it: all detect it
+        if not agreed:
+            self._raise_mismatch(call)
 
     def _wait_for_token(self, row: memoryview, index: int, before: int, call: Call) -> int:
         """Return the token of a rank once it differs from `before`; the rank cannot be two barriers ahead."""
@@ -154,7 +215,7 @@ class Signals:
         return int(row[index])
 
     def _labelled(self, call: Call) -> Call:
-        return Call(call.words + self._label, call.number + self._label_number)
+        return Call(call.words + self._label, call.number + self._state[LABEL])
 
     def _raise_mismatch(self, call: Call) -> None:
         """Exchange words and raise MismatchError; on every rank, because each differs from at least one other."""
@@ -170,7 +231,7 @@ class Signals:
 
     def _barrier_unchecked(self, before: Sequence[int], call: Call) -> None:
         """Wait in a barrier without a comparison of calls; `before` are the tokens of two barriers ago."""
-        self.sequence += 1
+        self._state[SEQUENCE] += 1
         index = (self.sequence & 1) * TOKEN_WORDS
         self.fence()
         self._own[index] = -self.sequence
@@ -182,9 +243,11 @@ class Signals:
     def end(self) -> None:
         """Make all later operations call `check_interrupt`, which raises: the world has ended."""
         self._own = _Ended(self._check_interrupt)
+        self._state[ENDED] = 1
 
     def free(self) -> None:
         """Free the memory; called by all ranks together."""
+        self._state[ENDED] = 1
         for view in (*self._rows, *self._words, *(line for lines in self.inline for line in lines)):
             view.release()
         self._window.free()

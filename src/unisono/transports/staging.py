@@ -12,6 +12,7 @@ with one copy in and one copy out.
     reduce_scatter   copy the others' chunks in, barrier, reduce the own chunk of all slots       1 barrier a piece
 
     all_gather       copy the own part in, barrier, copy the others' out                1 barrier a piece
+    broadcast        the root copies in, barrier, the others copy out                   1 barrier a piece
     all_to_all_v     sent data of a rank is a stream that goes through its slot piece by piece, after all its sizes:
 
                 rank 0 of 3   | sizes | to 1 ..... | to 2 ....... |
@@ -26,229 +27,232 @@ tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from unisono.call import Call
 from unisono.errors import MismatchError
-from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds, cut
-from unisono.transports.arithmetic import Arithmetic, Array, Step, perform
+from unisono.transports.arithmetic import Array
 from unisono.transports.messages import size_mismatch
 from unisono.transports.node_memory import NodeMemory
 from unisono.transports.plan import Plan, Play, Prepared
 from unisono.transports.signals import INLINE_BYTES
+from unisono.transports.steps import Rounds, Row, copy, kind_of, longer_player_of, player_of, reduction
 
 
 def flat_allreduce(memory: NodeMemory, plan: Plan, _: object) -> Prepared:
     """Prepare the allreduce of `flat`, in parts that fit a slot."""
-    starts = range(0, max(1, plan.nbytes), memory.slot)
-    parts = [(start, _flat(memory, plan, min(memory.slot, plan.nbytes - start))) for start in starts]
 
     def at(address: int, _: int) -> Play:
-        plays = [prepare(address + first, 0) for first, prepare in parts]
+        starts = range(0, max(1, plan.nbytes), memory.slot)
+        plays = [_flat(memory, plan, address + start, min(memory.slot, plan.nbytes - start)) for start in starts]
         if len(plays) == 1:
             return plays[0]
 
         def play() -> None:
-            for one in plays:
-                one()
+            for part in plays:
+                part()
 
         return play
 
     return at
 
 
-def _flat(memory: NodeMemory, plan: Plan, nbytes: int) -> Prepared:
-    """Prepare the reduction of a part of `nbytes` bytes, at most a slot.
-
-    For a few bytes the Python code takes most of the time, so everything possible is computed beforehand. The shortest
-    payloads travel beside the tokens of the barrier.
-    """
-    signals, barrier, whole = memory.signals, memory.signals.prepare_barrier(plan.call), slice(None)
-    lines: Any = signals.inline if nbytes <= INLINE_BYTES else memory.slots
-    slots = [[memoryview(slot)[:nbytes] for slot in ranks] for ranks in lines]
-    arithmetic, entries, count = plan.arithmetic, [slot[memory.rank] for slot in slots], len(slots)
-    views = [[arithmetic.view(part) for part in slot] for slot in slots]
-
-    def at(address: int, _: int) -> Play:
-        payload: Any = MPI.memory.fromaddress(address, nbytes)
-        into = arithmetic.view(payload)
-        planned = [(entry, arithmetic.reduce(slot, into)) for entry, slot in zip(entries, views, strict=True)]
-
-        def play() -> None:
-            entry, reductions = planned[(signals.sequence + 1) % count]
-            entry[whole] = payload
-            barrier()
-            for function, arguments in reductions:
-                function(*arguments)
-
-        return play
-
-    return at
-
-
-def staged_reduce(memory: NodeMemory, plan: Plan, payload: Any, root: int | None = None) -> Play:
-    """Return a function that reduces `payload`, a view of any length, in place: on `root`, or if None on all ranks.
-
-    Every rank reduces its segment of each piece. The steps of a payload of one piece are planned here, once.
-    """
-    cuts = cut(len(payload), 1, memory.slot // plan.dtype.itemsize)
-    parts = [payload[cuts.region(piece, 0)] for piece in range(cuts.pieces)]
-    barrier, views = memory.signals.prepare_barrier(plan.call), memory.views(plan.arithmetic)
-
-    def steps_of(part: Any, number: int) -> list[list[Step]]:
-        return _plan_piece(part, views[number], memory.rank, plan.arithmetic, root)
-
-    plans = [steps_of(parts[0], number) for number in range(len(views))] if len(parts) == 1 else []
-
-    def play() -> None:
-        for part in parts:
-            number = memory.number
-            copy_in, reduction, copy_out = plans[number] if plans else steps_of(part, number)
-            perform(copy_in)
-            barrier()
-            perform(reduction)
-            barrier()
-            perform(copy_out)
-
-    return play
-
-
-def _plan_piece(
-    part: Any, slots: Sequence[Any], rank: int, arithmetic: Arithmetic, root: int | None
-) -> list[list[Step]]:
-    """Return the steps of this rank before, between and after the two barriers of a piece."""
-    size = len(slots)
-    segments = [slice(*bounds(len(part), size, one)) for one in range(size)]
-    own, others, entry = segments[rank], [one for one in range(size) if one != rank], slots[rank]
-    sources = [part[own] if one == rank else slot[own] for one, slot in enumerate(slots)]
-    into = part[own] if root in (None, rank) else entry[own]
-    readers = others if root is None else {root} - {rank}
-    return [
-        [arithmetic.copy(entry[segments[one]], part[segments[one]]) for one in others],
-        [
-            *arithmetic.reduce(sources, into, sources[0]),
-            *(arithmetic.copy(slots[one][own], into) for one in readers),
-        ],
-        [arithmetic.copy(part[segments[one]], entry[segments[one]]) for one in others if root in (None, rank)],
+def _flat(memory: NodeMemory, plan: Plan, address: int, nbytes: int) -> Play:
+    """Return the reduction of `nbytes` bytes, at most a slot. The shortest travel beside the tokens of the barrier."""
+    assert plan.op is not None, "a reduction"
+    every = memory.signals.inline_addresses if nbytes <= INLINE_BYTES else memory.addresses
+    kind, length = kind_of(plan.dtype, plan.op), nbytes // plan.dtype.itemsize
+    programs = [
+        [[copy(slots[memory.rank], address, nbytes)], reduction(kind, address, slots, length)] for slots in every
     ]
+    return player_of(memory.signals, plan.call, programs, plan.dtype, plan.op)
 
 
-def reduce_scatter_by_slots(memory: NodeMemory, plan: Plan, payload: Any, shard: Any) -> None:
-    """Reduce all ranks' `payload`; this rank's chunk goes into `shard`, which may be that chunk of the payload."""
-    arithmetic, rank, size = plan.arithmetic, memory.rank, memory.size
-    stride = memory.slot // (size * plan.dtype.itemsize)  # elements of a slot that are there for each chunk
-    whole = cut(len(payload), size, stride, chunk_major=True)
-    start, _ = bounds(len(payload), size, rank)
-    for piece in range(whole.pieces):
-        slots = memory.views(arithmetic)[memory.number]
-        for chunk in range(size):
-            if chunk != rank:
-                part = payload[whole.region(piece, chunk)]
-                perform([arithmetic.copy(slots[rank][chunk * stride : chunk * stride + len(part)], part)])
-        memory.signals.barrier(plan.call)
-        where = whole.region(piece, rank)
-        mine, first = payload[where], rank * stride
-        sources = [slot[first : first + len(mine)] for slot in slots]
-        sources[rank] = mine
-        perform(arithmetic.reduce(sources, shard[where.start - start : where.stop - start], sources[0]))
+def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None = None) -> Play:
+    """Return a function that reduces the payload at `address`, in place: on `root`, or if None on all ranks.
+
+    Every rank reduces its segment of each piece.
+    """
+    assert plan.op is not None, "a reduction"
+    size, rank, itemsize = memory.size, memory.rank, plan.dtype.itemsize
+    kind, others = kind_of(plan.dtype, plan.op), _after(rank, size)
+    receives = root in (None, rank)
+    readers = others if root is None else [root] if root != rank else []
+    cuts = cut(plan.length, 1, memory.piece // itemsize)
+
+    def rounds_from(first: int) -> Rounds:
+        rounds: list[list[Row]] = [[]]
+        for piece in range(cuts.pieces):
+            slots = memory.addresses[(first + 2 * piece) % len(memory.addresses)]  # two barriers a piece
+            where = cuts.region(piece, 0)
+            ends = [itemsize * bounds(where.stop - where.start, size, index)[0] for index in range(size + 1)]
+            part, start, count = address + itemsize * where.start, ends[rank], (ends[rank + 1] - ends[rank]) // itemsize
+            into = (part if receives else slots[rank]) + start
+            sources = [part + start if index == rank else slots[index] + start for index in range(size)]
+            rounds[-1] += _segments(slots[rank], part, ends, others)
+            rounds.append(reduction(kind, into, sources, count))
+            rounds[-1] += [copy(slots[reader] + start, into, count * itemsize) for reader in readers]
+            rounds.append(_segments(part, slots[rank], ends, others if receives else []))
+        return rounds
+
+    if cuts.pieces == 1:
+        programs = [rounds_from(first) for first in range(len(memory.addresses))]
+        return player_of(memory.signals, plan.call, programs, plan.dtype, plan.op)
+    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.dtype, plan.op)
 
 
-class SlotTransfers:
-    """Exchange of flat arrays of bytes in a call; all ranks of a node use it together."""
-
-    def __init__(self, memory: NodeMemory, call: Call) -> None:
-        self._rank, self._size, self._memory, self._call = memory.rank, memory.size, memory, call
-
-    def all_gather(self, parts: Sequence[Array]) -> None:
-        """Copy parts[r] of rank r to all ranks. Each part has the same length on all ranks."""
-        longest = max(len(part) for part in parts)
-        for start in range(0, max(1, longest), self._memory.slot):
-            slots = self._put([(0, parts[self._rank])], start)
-            for rank in _after(self._rank, self._size):
-                _take(slots[rank], start, 0, parts[rank])
-
-    def all_to_all(self, sends: Array, receives: Array) -> None:
-        """Send row d of `sends` to rank d, fill row s of `receives` from rank s. Both have p rows of equal length."""
-        length = receives.shape[1]
-        firsts = [(self._rank - source - 1) % self._size * length for source in range(self._size)]
-        stream = list(_laid([sends[peer] for peer in _after(self._rank, self._size)]))
-        self._flow(stream, self._put(stream, 0), list(receives), firsts, (self._size - 1) * length)
-        receives[self._rank] = sends[self._rank]
-
-    def all_to_all_v(self, sends: Sequence[Array], receives: Sequence[Array]) -> None:
-        """Send sends[d] to rank d, and fill receives[s] from rank s.
-
-        Raises MismatchError on every rank if a rank sends another length than the receiver expects.
-        """
-        own = np.array([[len(part) for part in sends], [len(part) for part in receives]], np.int64)
-        parts = (sends[peer] for peer in _after(self._rank, self._size))
-        stream = list(_laid([own.view(np.uint8).reshape(-1), *parts]))
-        slots = self._put(stream, 0)
-        sizes = [slot[: own.nbytes].view(np.int64).tolist() for slot in slots]
-        outgoing = [row[: self._size] for row in sizes]
-        self._compare(outgoing, [row[self._size :] for row in sizes])
-        firsts = [own.nbytes + self._ahead(row, source) for source, row in enumerate(outgoing)]
-        longest = own.nbytes + max(sum(row) - row[source] for source, row in enumerate(outgoing))
-        self._flow(stream, slots, receives, firsts, longest)
-        receives[self._rank][:] = sends[self._rank]
-
-    def _flow(
-        self,
-        stream: Sequence[tuple[int, Array]],
-        slots: list[Array],
-        receives: Sequence[Array],
-        firsts: Sequence[int],
-        longest: int,
-    ) -> None:
-        """Read receives[s] at firsts[s] of the stream of each rank s. The first piece is in `slots` already."""
-        sources = _after(self._rank, self._size)[::-1]
-        for start in range(0, longest, self._memory.slot):
-            if start:
-                slots = self._put(stream, start)
-            for source in sources:
-                _take(slots[source], start, firsts[source], receives[source])
-
-    def _ahead(self, lengths: Sequence[int], source: int) -> int:
-        """Return the number of bytes that a source sends to others before those to this rank."""
-        others = _after(source, self._size)[: (self._rank - source - 1) % self._size]
-        return sum(lengths[other] for other in others)
-
-    def _put(self, stream: Iterable[tuple[int, Array]], start: int) -> list[Array]:
-        """Write the piece of a stream at `start` into the own slot, wait in a barrier, and return all ranks' slots."""
-        slots = self._memory.slots[self._memory.number]
-        for first, part in stream:
-            low, high = max(start, first), min(start + self._memory.slot, first + len(part))
-            if low < high:
-                slots[self._rank][low - start : high - start] = part[low - first : high - first]
-        self._memory.signals.barrier(self._call)
-        return slots
-
-    def _compare(self, outgoing: Sequence[Sequence[int]], incoming: Sequence[Sequence[int]]) -> None:
-        """Raise MismatchError unless outgoing[s][d] (bytes s sends d) equals incoming[d][s] (bytes d expects of s)."""
-        if [tuple(row) for row in outgoing] == list(zip(*incoming, strict=True)):
-            return
-        every_rank, ranks = range(self._size), self._memory.signals.ranks
-        source, target = next((s, d) for s in every_rank for d in every_rank if outgoing[s][d] != incoming[d][s])
-        sent, expected = outgoing[source][target], incoming[target][source]
-        raise MismatchError(size_mismatch(self._call.words, ranks[source], ranks[target], sent, expected))
+def _segments(into: int, source: int, ends: Sequence[int], ranks: Sequence[int]) -> list[Row]:
+    """Return the copies of the segments of some ranks."""
+    return [copy(into + ends[rank], source + ends[rank], ends[rank + 1] - ends[rank]) for rank in ranks]
 
 
-def _take(slot: Array, start: int, first: int, part: Array) -> None:
-    """Copy the bytes of a part, at `first` of a stream, from a slot with the stream's piece at `start`."""
-    low, high = max(start, first), min(start + len(slot), first + len(part))
-    if low < high:
-        part[low - first : high - first] = slot[low - start : high - start]
+def staged_reduce_scatter(memory: NodeMemory, plan: Plan, payload: int, shard: int) -> Play:
+    """Return a function that reduces all ranks' payloads; the own chunk goes to `shard`, which may be its place."""
+    assert plan.op is not None, "a reduction"
+    size, rank, itemsize, kind = memory.size, memory.rank, plan.dtype.itemsize, kind_of(plan.dtype, plan.op)
+    stride = memory.piece // (size * itemsize)  # elements of a slot that are there for each chunk
+    cuts = cut(plan.length, size, stride, chunk_major=True)
+    begin, _ = bounds(plan.length, size, rank)
+
+    def rounds_from(first: int) -> Rounds:
+        rounds: list[list[Row]] = [[]]
+        for piece in range(cuts.pieces):
+            slots = memory.addresses[(first + piece) % len(memory.addresses)]
+            for chunk in _after(rank, size):
+                where = cuts.region(piece, chunk)
+                into, source = slots[rank] + chunk * stride * itemsize, payload + where.start * itemsize
+                rounds[-1].append(copy(into, source, (where.stop - where.start) * itemsize))
+            where = cuts.region(piece, rank)
+            sources = [slot + rank * stride * itemsize for slot in slots]
+            sources[rank] = payload + where.start * itemsize
+            into = shard + (where.start - begin) * itemsize
+            rounds.append(reduction(kind, into, sources, where.stop - where.start))
+        return rounds
+
+    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.dtype, plan.op)
 
 
-def _laid(parts: Sequence[Array]) -> Iterator[tuple[int, Array]]:
-    """Yield the offset of each part in a stream, and the part."""
+class Part(NamedTuple):
+    """Part of the stream of bytes that a rank sends, or receives of another rank's stream."""
+
+    first: int
+    """Bytes before it in the stream."""
+    address: int
+    nbytes: int
+    rank: int = -1
+    """Rank that sends the stream in which it is received."""
+
+
+def staged_all_gather(memory: NodeMemory, call: Call, parts: Sequence[tuple[int, int]]) -> Play:
+    """Return a function that copies parts[r], its address and its bytes, of rank r to all ranks."""
+    stream = [Part(0, *parts[memory.rank])]
+    received = [Part(0, *parts[rank], rank) for rank in _after(memory.rank, memory.size)]
+    return _streamed(memory, call, stream, received, max(nbytes for _, nbytes in parts))
+
+
+def staged_broadcast(memory: NodeMemory, call: Call, address: int, nbytes: int, root: int) -> Play:
+    """Return a function that copies the root's payload into that of all ranks."""
+    part, at_root = Part(0, address, nbytes, root), memory.rank == root
+    return _streamed(memory, call, [part] if at_root else [], [] if at_root else [part], nbytes)
+
+
+def staged_all_to_all(memory: NodeMemory, call: Call, sends: int, receives: int, nbytes: int) -> Play:
+    """Return a function that sends row d at `sends` to rank d, and fills row s at `receives` from rank s.
+
+    Each row has `nbytes` bytes.
+    """
+    rank, size = memory.rank, memory.size
+    stream = [Part(index * nbytes, sends + peer * nbytes, nbytes) for index, peer in enumerate(_after(rank, size))]
+    received = [
+        Part((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
+        for source in reversed(_after(rank, size))
+    ]
+    own = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
+    return _streamed(memory, call, stream, received, (size - 1) * nbytes, [own])
+
+
+def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receives: Sequence[Array]) -> None:
+    """Send sends[d] to rank d, and fill receives[s] from rank s.
+
+    Raises MismatchError on every rank if a rank sends another length than the receiver expects.
+    """
+    rank, size = memory.rank, memory.size
+    own = np.array([[len(part) for part in sends], [len(part) for part in receives]], np.int64)
+    sizes = np.empty((size, 2, size), np.int64)
+    sizes[rank] = own
+    starts = [(sizes[index].ctypes.data, own.nbytes) for index in range(size)]
+    staged_all_gather(memory, call, starts)()
+    outgoing, incoming = sizes[:, 0].tolist(), sizes[:, 1].tolist()
+    _compare(memory, call, outgoing, incoming)
+
+    def bytes_before(source: int) -> int:
+        """Return the bytes of a source's stream before those for this rank."""
+        return sum(outgoing[source][other] for other in _after(source, size)[: (rank - source - 1) % size])
+
+    stream = list(_laid([sends[peer] for peer in _after(rank, size)]))
+    received = [
+        Part(bytes_before(source), receives[source].ctypes.data, len(receives[source]), source)
+        for source in reversed(_after(rank, size))
+    ]
+    longest = max(sum(row) - row[source] for source, row in enumerate(outgoing))
+    if longest:
+        _streamed(memory, call, stream, received, longest)()
+    receives[rank][:] = sends[rank]
+
+
+def _streamed(
+    memory: NodeMemory,
+    call: Call,
+    stream: Sequence[Part],
+    received: Sequence[Part],
+    longest: int,
+    local: Sequence[Row] = (),
+) -> Play:
+    """Return a function by which the streams of all ranks go through their slots, piece by piece.
+
+    The longest stream of all ranks has `longest` bytes. `local` are copies that no other rank takes part in.
+    """
+
+    def rounds_from(number: int) -> Rounds:
+        rounds = [list(local)]
+        for start in range(0, max(1, longest), memory.piece):
+            slots, stop = memory.addresses[number], start + memory.piece
+            number = (number + 1) % len(memory.addresses)
+            for first, address, nbytes, _ in stream:
+                low, high = max(start, first), min(stop, first + nbytes)
+                if low < high:
+                    rounds[-1].append(copy(slots[memory.rank] + low - start, address + low - first, high - low))
+            rounds.append([])
+            for first, address, nbytes, source in received:
+                low, high = max(start, first), min(stop, first + nbytes)
+                if low < high:
+                    rounds[-1].append(copy(address + low - first, slots[source] + low - start, high - low))
+        return rounds
+
+    return longer_player_of(memory.signals, call, rounds_from, len(memory.addresses))
+
+
+def _compare(
+    memory: NodeMemory, call: Call, outgoing: Sequence[Sequence[int]], incoming: Sequence[Sequence[int]]
+) -> None:
+    """Raise MismatchError unless outgoing[s][d] (bytes s sends d) equals incoming[d][s] (bytes d expects of s)."""
+    if [tuple(row) for row in outgoing] == list(zip(*incoming, strict=True)):
+        return
+    every_rank, ranks = range(memory.size), memory.signals.ranks
+    source, target = next((s, d) for s in every_rank for d in every_rank if outgoing[s][d] != incoming[d][s])
+    sent, expected = outgoing[source][target], incoming[target][source]
+    raise MismatchError(size_mismatch(call.words, ranks[source], ranks[target], sent, expected))
+
+
+def _laid(parts: Sequence[Array]) -> Iterator[Part]:
+    """Yield arrays as parts of one stream."""
     first = 0
     for part in parts:
-        yield first, part
+        yield Part(first, part.ctypes.data, len(part))
         first += len(part)
 
 

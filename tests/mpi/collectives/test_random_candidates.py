@@ -81,7 +81,7 @@ def draw(chance: random.Random, ranks: int, seed: int) -> tuple[Case, Choice]:
 
 def candidates_of(this: Case, ranks: int) -> list[Choice]:
     op = this.op if this.collective in REDUCTIONS else None
-    return candidates(this.collective, ranks, this.length * this.dtype.itemsize, op, this.dtype.is_floating_point)
+    return candidates(this.collective, ranks, op, this.dtype.is_floating_point)
 
 
 class Worlds:
@@ -95,7 +95,7 @@ class Worlds:
             rows = {
                 name: [{"where": "one node", "algorithm": choice.algorithm, "transport": choice.transport}]
                 for name in COLLECTIVES
-                if choice in candidates(name, 2, 1, None, floating=False) and choice != Choice("library", "library")
+                if choice in candidates(name, 2, None, floating=False) and choice != Choice("library", "library")
             }
             if choice.algorithm == "library":
                 rows = {name: [{"where": "one node", "algorithm": "library"}] for name in COLLECTIVES}

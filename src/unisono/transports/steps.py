@@ -1,0 +1,158 @@
+"""Programs of one node: copies and reductions of memory that the ranks share, by address, with barriers between.
+
+    programs[0]   copy into slot 0 │ barrier │ reduce slots 0       played before barrier 0, 3, 6, ...
+    programs[1]   copy into slot 1 │ barrier │ reduce slots 1       before barrier 1, 4, 7, ...
+    programs[2]   copy into slot 2 │ barrier │ reduce slots 2       before barrier 2, 5, 8, ...
+
+A program is rows of five numbers. `_steps.c` plays it where that was compiled: a short call takes a few tenths of a
+microsecond. Else, and for reductions that are not compiled, `perform` does, step by step. The bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from unisono.call import Call
+from unisono.mpi import MPI
+from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
+from unisono.transports.plan import Play
+from unisono.transports.signals import Signals
+
+
+class Kind(IntEnum):
+    """Kinds of rows; `_steps.c` has the same numbers, but for OTHER, which it does not know."""
+
+    COPY = 0
+    SUM_FLOAT32 = 1
+    SUM_FLOAT64 = 2
+    SUM_BFLOAT16 = 3
+    MORE = 4
+    """Third source of the reduction before, or a later one."""
+    BARRIER = 5
+    OTHER = 6
+    """Reduction that is not compiled."""
+
+
+SUMS = {
+    torch.float32: Kind.SUM_FLOAT32,
+    torch.float64: Kind.SUM_FLOAT64,
+    torch.bfloat16: Kind.SUM_BFLOAT16,
+}
+"""Sums that are compiled."""
+
+
+class Row(NamedTuple):
+    """Row of a program."""
+
+    kind: Kind
+    amount: int = 0
+    """Bytes of a copy, elements of a reduction."""
+    into: int = 0
+    """Address of the result."""
+    one: int = 0
+    other: int = 0
+    """Addresses of the sources."""
+
+
+BARRIER = Row(Kind.BARRIER)
+
+Rounds = Sequence[Sequence[Row]]
+"""Rows of a program, parted by its barriers."""
+
+
+def copy(into: int, source: int, nbytes: int) -> Row:
+    """Return the row that copies memory."""
+    return Row(Kind.COPY, nbytes, into, source)
+
+
+def reduction(kind: Kind, into: int, sources: Sequence[int], count: int) -> list[Row]:
+    """Return the rows that reduce `count` elements of two sources or more, in order. `into` may be one of them."""
+    one, other, *more = sources
+    return [Row(kind, count, into, one, other), *(Row(Kind.MORE, one=source) for source in more)]
+
+
+@cache
+def kind_of(dtype: torch.dtype, op: str) -> Kind:
+    """Return the kind of a reduction."""
+    return SUMS.get(dtype, Kind.OTHER) if op == "sum" else Kind.OTHER
+
+
+def player_of(
+    signals: Signals, call: Call, programs: Sequence[Rounds], dtype: torch.dtype = torch.uint8, op: str = "sum"
+) -> Play:
+    """Return the function that plays one of `programs` in the call `call`, chosen by the number of the next barrier.
+
+    All have as many barriers. `dtype` and `op` are those of reductions. The caller keeps the memory alive. Another call
+    on another rank raises MismatchError on every rank.
+    """
+    if signals.compiled and not any(row.kind is Kind.OTHER for rounds in programs for rows in rounds for row in rows):
+        return signals.connect(call, [_table_of(rounds) for rounds in programs])
+    return _Player(signals, call, programs, arithmetic_of(dtype, op)).play
+
+
+def longer_player_of(
+    signals: Signals,
+    call: Call,
+    rounds_from: Callable[[int], Rounds],
+    count: int,
+    dtype: torch.dtype = torch.uint8,
+    op: str = "sum",
+) -> Play:
+    """Return the function that plays one of `count` programs, as `player_of`, each of which is made when it is due."""
+    players: dict[int, Play] = {}
+
+    def play() -> None:
+        number = (signals.sequence + 1) % count
+        if number not in players:
+            players[number] = player_of(signals, call, [rounds_from(number)], dtype, op)
+        players[number]()
+
+    return play
+
+
+def _table_of(rounds: Rounds) -> np.ndarray[Any, np.dtype[np.int64]]:
+    first, *others = rounds
+    return np.array([*first, *chain.from_iterable([BARRIER, *rows] for rows in others)], np.int64).reshape(-1, 5)
+
+
+class _Player:
+    """Player of programs in Python; the oracle of the compiled one."""
+
+    def __init__(self, signals: Signals, call: Call, programs: Sequence[Rounds], arithmetic: Arithmetic) -> None:
+        self._signals, self._barrier = signals, signals.prepare_barrier(call)
+        self._programs = [[[*steps_of(rows, arithmetic)] for rows in rounds] for rounds in programs]
+
+    def play(self) -> None:
+        first, *others = self._programs[(self._signals.sequence + 1) % len(self._programs)]
+        perform(first)
+        for steps in others:
+            self._barrier()
+            perform(steps)
+
+
+def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
+    """Yield the steps of rows without barriers, as calls of NumPy and PyTorch."""
+    for index, row in enumerate(rows):
+        if row.kind is Kind.COPY:
+            into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.one))
+            yield into.__setitem__, (slice(None), source)  # the fastest in Python for a few bytes
+        elif row.kind is not Kind.MORE:
+            after = index + 1
+            while after < len(rows) and rows[after].kind is Kind.MORE:
+                after += 1
+            addresses = [row.into, row.one, row.other, *(more.one for more in rows[index + 1 : after])]
+            views = {
+                address: arithmetic.view(_memory(address, row.amount * arithmetic.itemsize)) for address in addresses
+            }
+            yield from arithmetic.reduce([views[address] for address in addresses[1:]], views[row.into])
+
+
+def _memory(address: int, nbytes: int) -> Any:
+    return MPI.memory.fromaddress(address, nbytes)
