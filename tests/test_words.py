@@ -91,7 +91,7 @@ REPLACED = {
     "Look": "ImageAugmentation",
     "Listen": "AudioTransform",
     "listening": "transform",
-    "Hearing": "TransformOptions",
+    "Hearing": "DataOptions",
     "hearing": "windows",
     "Heard": "AudioWindows",
     "PICTURE": "IMAGE",

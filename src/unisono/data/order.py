@@ -169,12 +169,11 @@ def share(order: Numbers, batch: int, step: int, rank: int, ranks: int) -> Numbe
     return whole[start:stop]
 
 
-def test_ranges(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
-    """Yield a rank's stretch of the test samples, in order, in batches of at most ceil(batch / ranks) samples."""
+def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers]:
+    """Yield a rank's stretch of the samples, as in a test: in batches of at most ceil(batch / ranks) samples."""
     start, stop = bounds(samples, ranks, rank)
     own = -(-batch // ranks)
-    for first in range(start, stop, own):
-        yield range(first, min(stop, first + own))
+    return (np.arange(first, min(stop, first + own)) for first in range(start, stop, own))
 
 
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from unisono.compute import PROCESSOR
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
+from unisono.data.options import DataOptions
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError, UsageError
@@ -43,7 +44,7 @@ from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.named_rule import make_rule
-from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def known_samples(recipe: PlanRecipe) -> SampleRecipe:
     return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
 
 
-def samples_of(recipe: DataRecipe) -> SampleRecipe:
+def samples_of(recipe: DataOptions) -> SampleRecipe:
     """Return what data tell: nothing without a name, or of a pack that is not here."""
     if not recipe.pack:
         if not recipe.name:

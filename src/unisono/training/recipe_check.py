@@ -39,11 +39,6 @@ def _about_data(recipe: Recipe) -> Iterator[str]:
     data, batch = recipe.data, recipe.training.batch
     if data.name not in TRAIN_SAMPLES and not data.pack:
         yield f"data.name = {data.name!r}; there are {', '.join(TRAIN_SAMPLES)}"
-    if data.storage != "partitioned" and data.groups > 1:
-        yield (
-            f'data.groups = {data.groups}, but data.storage = "{data.storage}": only "partitioned" takes groups; leave '
-            "groups away"
-        )
     shuffle = parse_shuffle(data.shuffle)
     if shuffle.parts > batch:
         yield f"data.shuffle has {shuffle.parts} parts, but training.batch = {batch} samples to divide"

@@ -265,7 +265,7 @@ class WorkerPlayer(EventPlayer):
         """Return the accuracy of the model on the whole test set."""
         run = self.run
         with run.trainer.span("evaluation", "evaluation"):
-            source = self.feed.all_test_batches(run.recipe.training.batch)
+            source = self.feed.test_batches(run.recipe.training.batch, alone=True)
             counts = run.trainer.count_correct(run.awaited(source))
         run.trainer.recorder.discard()
         return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)

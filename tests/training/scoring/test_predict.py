@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from unisono.data.options import DataOptions
 from unisono.errors import UsageError
-from unisono.training.recipe import DataRecipe
 from unisono.training.scoring.evaluate import forward_of
 from unisono.training.scoring.file_inputs import open_inputs
 from unisono.training.scoring.predict import (
@@ -35,7 +35,7 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
     forward = forward_of(Brightness(), torch.float64, nullcontext)
-    found = list(predict(forward, open_inputs(DataRecipe(), ""), files, PredictOptions(2)))
+    found = list(predict(forward, open_inputs(DataOptions(), ""), files, PredictOptions(2)))
     assert [one.file for one in found] == files
     white, missing, text, black = found
     assert white.prediction is not None

@@ -44,13 +44,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from unisono.data.kinds import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import SampleKind, SampleTransform
 from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError
 
 if TYPE_CHECKING:
     import torch
 
+    from unisono.data.options import DataOptions
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
 
@@ -169,7 +170,7 @@ class AudioWindows:
     frames: Stretch = (0, 0)
 
 
-def choose_windows(options: TransformOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
+def choose_windows(options: DataOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
     """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation."""
     if random is None or options.augment == "none":
         return AudioWindows(_middles(options.windows, frames, MIDDLE))
@@ -202,7 +203,7 @@ MIN_STD = 0.01
 class AudioTransform:
     """Transform of recordings to network inputs, for one thread."""
 
-    def __init__(self, options: TransformOptions) -> None:
+    def __init__(self, options: DataOptions) -> None:
         """Prepare inputs of shape (windows, BANDS * (2 context + 1)): the frames of a window one after the other."""
         self.shape = options.windows, BANDS * (2 * options.context + 1)
         self._options = options
@@ -253,6 +254,6 @@ class AudioKind(SampleKind):
         read_wav(sample)
         return sample
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
         """Return the function that makes the transform: windows of log-mel frames."""
         return partial(AudioTransform, options)

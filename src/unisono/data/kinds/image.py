@@ -26,11 +26,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.data.kinds import IMAGE, Bytes, SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import IMAGE, Bytes, SampleKind, SampleTransform
 from unisono.errors import PackError
 
 if TYPE_CHECKING:
     from unisono.data.images.codec import Decoder
+    from unisono.data.options import DataOptions
     from unisono.data.order import CounterRNG
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
@@ -164,7 +165,7 @@ MIN_SIDE = 64
 """Pixels of the short side that are enough to measure an image: larger JPEGs may be decoded smaller."""
 
 
-def image_options(index: Index, options: TransformOptions) -> ImageOptions:
+def image_options(index: Index, options: DataOptions) -> ImageOptions:
     """Return the options of a pack's images. Raises PackError if no size is given and they have no common one."""
     about = index.about
     size = options.size
@@ -197,7 +198,7 @@ class ImageKind(SampleKind):
 
         return encode_image(sample, options.short_side, options.quality)
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: decode, crop, scale, normalise."""
         from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
 
@@ -229,7 +230,7 @@ class RawKind(SampleKind):
     file_kind = IMAGE
     augments = AUGMENTS
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: crop, scale, normalise."""
         from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
 

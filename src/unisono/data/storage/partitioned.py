@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ranks_of, share
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import read_stretch
-from unisono.data.storage import Storage, StorageOptions
+from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory, node_memory
 from unisono.data.storage.ownership import Owners, check_groups, form_groups, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, nbytes_of
@@ -73,13 +74,7 @@ def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int 
 class PartitionedStorage(Storage):
     """Samples of a pack in the memory of the ranks of `world`, in groups that hold a copy each."""
 
-    def __init__(
-        self,
-        index: Index,
-        world: World,
-        options: StorageOptions = StorageOptions(),  # noqa: B008  frozen
-        segment_bytes: int = SEGMENT_BYTES,
-    ) -> None:
+    def __init__(self, index: Index, world: World, options: DataOptions, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Read the pack, a copy for each of `options.groups` groups. Collective.
 
         Raises PackError on every rank if a rank cannot read its partition or it does not fit into its node.
@@ -87,7 +82,7 @@ class PartitionedStorage(Storage):
         super().__init__(len(index), world)
         self.members = check_groups(len(index), world.size, options.groups)
         self.groups = form_groups(world.placement, options.groups)
-        self._member_of_rank = np.array(self.groups.member_of_rank)
+        self._member_of_rank, self.note = np.array(self.groups.member_of_rank), self.groups.note
         self._group = world if options.groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
         shared = self._can_share(plan.nbytes)
@@ -114,7 +109,7 @@ class PartitionedStorage(Storage):
     def own(self, order: Numbers) -> Numbers:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
-        self._own = own = np.sort(share(order, len(order), 0, self._world.rank, self._world.size))
+        self._own = own = np.sort(share(order, len(order), 0, self.world.rank, self.world.size))
         return own
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
@@ -123,7 +118,7 @@ class PartitionedStorage(Storage):
         found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
         if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[found], wanted)):
             raise PackError(
-                f"rank {self._world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
+                f"rank {self.world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
                 "begun"
             )
         return self._store.samples(self._rows[found])
@@ -142,7 +137,7 @@ class PartitionedStorage(Storage):
         """Free the memory of all samples. Collective."""
         self._store.free()
         self._index_rows()
-        if self._group is not self._world:
+        if self._group is not self.world:
             self._group.free()
 
     def _can_share(self, nbytes: int) -> bool:
@@ -150,9 +145,9 @@ class PartitionedStorage(Storage):
 
         Raises PackError on every rank if they do not fit into memory at all.
         """
-        check_free_memory(self._world, nbytes)
+        check_free_memory(self.world, nbytes)
         shareable = self._group.nodes == 1 and self._group.size > 1
-        nodes = node_memory(self._world, nbytes if shareable else 0)
+        nodes = node_memory(self.world, nbytes if shareable else 0)
         return shareable and all(node.shared is None or node.needed <= node.shared for node in nodes)
 
     def _index_rows(self) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from unisono.compute.prepare import StepContext
-from unisono.data.loading import Batch, cast_inputs, to_device
+from unisono.data.loading import PROCESSOR, Batch, cast_inputs, to_device
 from unisono.device import module_of
 from unisono.errors import UsageError
 from unisono.files import write_atomically
 from unisono.training.accuracy import accuracy_of, count
-from unisono.training.build import DTYPES, PROCESSOR, bind_cores, context_of, take_device
+from unisono.training.build import DTYPES, bind_cores, context_of, take_device
 from unisono.training.scoring.confusion import count_confusion
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, measure_throughput
 from unisono.training.scoring.saved_run import load_network, read_run
@@ -58,7 +58,7 @@ def evaluate(
     on = f"{world.size} rank{'s' * (world.size > 1)}"
     log(f"{folder}: step {run.step}, {tests.samples:,} samples of {tests.title}, {on}")
     text, forward = tests.labels_are_tokens, forward_of(model, dtype, context_of(recipe, device), device)
-    batches = to_device(tests.batches(recipe.training.batch), device)
+    batches = to_device(tests.in_turn(recipe.training.batch), device)
     counts, confusion = sum_scores(forward, batches, None if text else tests.classes)
     world.allreduce(counts)
     if confusion is not None:

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.kinds import KINDS, RAW, TransformOptions, find_kind
+from unisono.data.kinds import KINDS, RAW, find_kind
+from unisono.data.options import DataOptions
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.pack.layout import TRAIN_SPLITS, split_folder
 from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError, PackError, UsageError
-from unisono.training.build import transform_options
-from unisono.training.recipe import DataRecipe
 from unisono.training.scoring.evaluate import Forward
 from unisono.training.scoring.predict import NetworkPrediction, PredictOptions, most_probable
 from unisono.training.scoring.text_prediction import TextInputs
@@ -32,7 +31,7 @@ IMAGE_CHANNELS = (1, 3)
 class FileInputs:
     """Network inputs from files of the kind that a run was trained on."""
 
-    def __init__(self, index: Index, options: TransformOptions) -> None:
+    def __init__(self, index: Index, options: DataOptions) -> None:
         """Prepare the transform of the samples of `index`. Raises PackError where `options` or files do not fit."""
         about = index.about
         if (name := find_kind(about.kind).file_kind) and len(about.mean) not in IMAGE_CHANNELS:
@@ -76,7 +75,7 @@ class FileInputs:
         return NetworkPrediction(words, {"classes": [{"class": name, "probability": share} for name, share in found]})
 
 
-def open_inputs(data: DataRecipe, tokenizer: str) -> FileInputs | TextInputs:
+def open_inputs(data: DataOptions, tokenizer: str) -> FileInputs | TextInputs:
     """Return the inputs for files of the data that a recipe trains on.
 
     `tokenizer` is that of `TextInputs`. Raises PackError where the recipe's pack is missing, UsageError for a tokenizer
@@ -88,10 +87,10 @@ def open_inputs(data: DataRecipe, tokenizer: str) -> FileInputs | TextInputs:
         return TextInputs(index, tokenizer)
     if tokenizer:
         raise UsageError(f"--tokenizer {tokenizer} is for texts, but the run takes {kind.plural}; omit it")
-    return FileInputs(index, transform_options(data) if data.pack else TransformOptions())
+    return FileInputs(index, data if data.pack else DataOptions())
 
 
-def _index(data: DataRecipe) -> Index:
+def _index(data: DataOptions) -> Index:
     """Return the index of a recipe's training set, or one that describes a data set that comes with Unisono."""
     if data.pack:
         return read_index(split_folder(Path(data.pack), TRAIN_SPLITS))

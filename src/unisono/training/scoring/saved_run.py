@@ -11,12 +11,13 @@ import torch
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import prepare
 from unisono.data.feed import InputFacts
+from unisono.data.loading import PROCESSOR
 from unisono.device import HOST
 from unisono.errors import CheckpointError
 from unisono.models import user_network
 from unisono.processor import processor
 from unisono.training import run_directory
-from unisono.training.build import PROCESSOR, make_model
+from unisono.training.build import make_model
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
