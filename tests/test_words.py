@@ -81,7 +81,7 @@ REPLACED = {
     "Throws": "CounterRNG",
     "shelf": "store",
     "Shelf": "SampleStore",
-    "holding": "ownership",
+    "holding": "owners",
     "dealing": "partition",
     "sliding": "compaction",
     "room": "free_memory",

@@ -9,6 +9,7 @@
     tuple[Row, ...]            rows, each a table of the dataclass Row
     tuple[float, float]        a list of as many numbers
     tuple[str, ...]            a list of strings
+    tuple[tuple[str, int],...] a list of such lists
     Mapping[str, str]          a table of strings by keys of any name, also with dots
     Mapping[int, float]        a table of numbers by whole numbers from 0
     Mapping[str, Any]          a table of any form
@@ -204,11 +205,12 @@ def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, A
     count = None if kinds[-1] is ... else len(kinds)
     if not isinstance(value, list | tuple) or len(value) != (count or len(value)):
         rows = f"rows; begin each with [[{name}]]" if dataclasses.is_dataclass(kinds[0]) else "strings"
-        form = f"{count} numbers" if count else rows
+        form = f"{count} {'numbers' if kinds[0] is float else 'values'}" if count else rows
         raise _UnfitError(f"{name} = {value!r} is not a list of {form}")
     if dataclasses.is_dataclass(kinds[0]):
         return tuple(_dataclass(kinds[0], row, f"{name} row {number}", strict) for number, row in enumerate(value))
-    return tuple(_value(one, kinds[0], name, limits) for one in value)
+    each = kinds if count else [kinds[0]] * len(value)
+    return tuple(_parsed(kind, one, name, limits, strict) for kind, one in zip(each, value, strict=True))
 
 
 def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED, read_storage
 from unisono.data.storage.choose import resolve_storage
-from unisono.data.storage.ownership import scope_note
+from unisono.data.storage.partitioned import scope_note
 from unisono.engine import Observe, observed
 from unisono.errors import PackError
 from unisono.world import World

@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unisono.data.kinds.audio import (
-    AUGMENTS,
     BANDS,
     MAX_RATE,
     MIN_RATE,
@@ -207,7 +206,7 @@ def test_there_is_a_window_in_each_stretch_wherever_they_are_shifted(windows: in
 
 @given(*COUNTS)
 def test_in_validation_windows_lie_evenly_and_alike_from_both_ends(windows: int, frames: int) -> None:
-    for augment in AUGMENTS:
+    for augment in AudioKind.augments:
         heard = choose_windows(DataOptions(windows=windows, context=0, augment=augment), frames, None)
         assert heard == choose_windows(DataOptions(windows=windows, context=0), frames, None)
         assert heard.bands == heard.frames == (0, 0)
@@ -258,6 +257,6 @@ def test_of_a_recording_of_few_frames_none_is_masked(frames: int, seed: int) -> 
     assert first == last
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("augment", AudioKind.augments)
 def test_windows_follow_from_the_random_numbers_alone(augment: str) -> None:
     assert times(augment, 20) == times(augment, 20)

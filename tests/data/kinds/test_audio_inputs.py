@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from unisono.data.kinds.audio import (
-    AUGMENTS,
     BANDS,
     FRAMES_AT_ONCE,
     MIN_POWER,
+    AudioKind,
     AudioTransform,
     Spectrum,
     choose_windows,
@@ -78,7 +78,7 @@ def naive(audio_options: DataOptions, file: bytes, seed: int | None) -> list[lis
 
 
 @given(
-    st.sampled_from(AUGMENTS),
+    st.sampled_from(AudioKind.augments),
     st.integers(1, 9),
     st.integers(0, 12),
     st.integers(1, 3000),

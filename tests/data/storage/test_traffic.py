@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, epoch_order, parse_shuffle
-from unisono.data.storage.ownership import form_groups
-from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.partitioned import PartitionedStorage, form_groups
 from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement, one_rank_per_node, place, regular
 

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from unisono.data.pack.packing import PackOptions
 
 
-BITS = 16
-
 MIN_RATE, MAX_RATE = 100, 1_000_000
 """Range of samples a second. Other rates occur in damaged files and would make frames empty or endless."""
 
@@ -70,9 +68,8 @@ def read_wav(file: bytes | memoryview) -> tuple[NDArray[np.int16], int]:
     try:
         with wave.open(io.BytesIO(file)) as recording:
             frames, channels, rate = recording.getnframes(), recording.getnchannels(), recording.getframerate()
-            width = recording.getsampwidth()
-            if 8 * width != BITS:
-                raise DecodeError(f"its samples have {8 * width} bits; only {BITS} bits are supported")
+            if (width := recording.getsampwidth()) != 2:
+                raise DecodeError(f"its samples have {8 * width} bits; only 16 bits are supported")
             samples = recording.readframes(frames)
     except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk ends outside the file
         raise DecodeError(f"it is no wav file: {error}") from error
@@ -149,13 +146,8 @@ def hertz(pitch: float) -> float:
     return 700 * (math.pow(10, pitch / 2595) - 1)
 
 
-AUGMENTS = ("none", "shift", "mask")
-"""Augmentations of recordings."""
-
 MASK_DIVISOR = 4
 """Largest mask: 1 / MASK_DIVISOR of the bands, or of the frames."""
-
-MIDDLE = 0.5
 
 Stretch = tuple[int, int]
 """Stretch of bands or frames: the first, and the one after the last."""
@@ -171,19 +163,16 @@ class AudioWindows:
 
 
 def choose_windows(options: DataOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
-    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation."""
-    if random is None or options.augment == "none":
-        return AudioWindows(_middles(options.windows, frames, MIDDLE))
-    middles = _middles(options.windows, frames, random.random())
-    if options.augment == "shift":
+    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation.
+
+    Each has its middle in one of as many stretches of equal length, all at the same position of their stretches.
+    """
+    position = 0.5 if random is None or options.augment == "none" else random.random()
+    positions = ((window + position) * frames / options.windows for window in range(options.windows))
+    middles = tuple(min(frames - 1, int(middle)) for middle in positions)  # rounding may lead to the end
+    if random is None or options.augment != "mask":
         return AudioWindows(middles)
     return AudioWindows(middles, _mask(BANDS, random), _mask(frames, random))
-
-
-def _middles(windows: int, frames: int, position: float) -> tuple[int, ...]:
-    """Return one frame from each of `windows` stretches of equal length, at `position` in [0, 1) of its stretch."""
-    positions = ((window + position) * frames / windows for window in range(windows))
-    return tuple(min(frames - 1, int(position)) for position in positions)  # rounding may lead to the end
 
 
 def _mask(length: int, random: CounterRNG) -> Stretch:
@@ -246,7 +235,7 @@ class AudioKind(SampleKind):
     endings = (".wav",)
     signature = b"RIFF"
     class_in_name = True
-    augments = AUGMENTS
+    augments = ("none", "shift", "mask")
     old_name = "sound"
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  recordings stay as they are

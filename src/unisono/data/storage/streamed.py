@@ -15,14 +15,13 @@ So nothing but `read` and `close` is collective, and a rank out of step reads in
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.options import DataOptions
-from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges, worker_rng
+from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import OpenStripes, check_stripes
 from unisono.data.storage import Storage
@@ -96,7 +95,7 @@ class StreamedStorage(Storage):
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
-        rng = worker_rng(seed, self.world.rank, epoch)
+        rng = epoch_rng(seed, epoch, self.world.rank)
         order = streamed_order(self._own_blocks, batch, max(1, self._window_bytes // self.world.size), rng)
         self._begin(order[done * batch :])
         return order
@@ -160,8 +159,7 @@ class StreamedStorage(Storage):
             first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
             if cache is not None and self._cached[block]:
                 return cache.samples(np.arange(first, stop))
-            stretches = self._stripes.read(first, stop)
-            return [data[begin:end] for data, offsets in stretches for begin, end in pairwise(offsets.tolist())]
+            return [sample for stretch in self._stripes.read(first, stop) for sample in stretch.each()]
 
         def name_of(block: int) -> str:
             return str(index.folder / index.about.stripes[int(blocks.stripes[block])][0])
