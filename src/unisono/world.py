@@ -24,7 +24,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
-from unisono.placement import Placement, place
+from unisono.placement import Partition, Placement, place
 
 Result = TypeVar("Result")
 
@@ -79,7 +79,7 @@ class World:
         self._dups: list[World] = []
         self._resources: dict[Callable[[World], Resource], Resource] = {}
         self._freed = False
-        self._node_world: World | None = None
+        self._groups: dict[Partition, World] = {}
         self.placement = placement
         """Ranks of every node, and the supernode of every node."""
         self.comm = comm
@@ -200,11 +200,17 @@ class World:
         self._parts += 1
         return f"{kind} ({self._parts}) of {self.name}"
 
+    def group_world(self, partition: Partition) -> World:
+        """Return the world of this rank's group in a partition, with its ranks in the group's order. The first call is
+        made by all ranks together; it is freed with this world."""
+        if partition not in self._groups:
+            color = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
+            self._groups[partition] = self.split(color, partition[color].index(self.rank))
+        return self._groups[partition]
+
     def node_world(self) -> World:
         """Return the world of the ranks on this rank's node; the first call is made by all ranks together."""
-        if self._node_world is None:
-            self._node_world = self if self.nodes == 1 else self.split(self.node)
-        return self._node_world
+        return self if self.nodes == 1 else self.group_world(self.placement.nodes)
 
     def call_on_root(self, function: Callable[[], Result]) -> Result:
         """Call `function` on rank 0 alone; every rank returns its result (pickled), or raises its error.
@@ -304,8 +310,8 @@ class World:
         self._resources.clear()
         while self._dups:
             self._dups.pop().free()
-        if self._node_world is not None and self._node_world is not self:
-            self._node_world.free()
+        while self._groups:
+            self._groups.popitem()[1].free()
         self._group.free()
         if not self._group.broken:
             self.comm.Free()

@@ -22,6 +22,7 @@ from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle
 from unisono.engine.spans import Observe
 from unisono.errors import OperationError, UsageError
+from unisono.placement import Partition
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
 from unisono.step.replica import Replica
 from unisono.world import World
@@ -66,7 +67,7 @@ class Player:
         user: str = "",
         observe: Observe | None = None,
         link: LinkOf | None = None,
-        partitions: Sequence[tuple[tuple[int, ...], ...]] = (),
+        partitions: Sequence[Partition] = (),
     ) -> None:
         """Take `communicators` communicators. `user` distinguishes the collectives of one user from others; `link`
         returns the link to a server; `partitions` are groups of ranks that have collectives of their own, each with as

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.placement import Partition, holders_of, model_groups
+from unisono.placement import holders_of, model_groups
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts
 from unisono.reducer.control import LossWeight
 from unisono.reducer.hooks import reducer_of
@@ -30,36 +30,14 @@ ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
 
-class GroupWorlds:
-    """Worlds of this rank's groups, each with a communicator of its own: a resource of the world of all."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._found: dict[Partition, World] = {}
-
-    def of(self, partition: Partition) -> World:
-        """Return the world of this rank's group; its ranks are in the group's order. Called by all ranks together."""
-        if partition not in self._found:
-            rank = self._world.rank
-            color = next(number for number, group in enumerate(partition) if rank in group)
-            self._found[partition] = self._world.split(color, partition[color].index(rank))
-        return self._found[partition]
-
-    def close(self) -> None:
-        """Free the worlds."""
-        while self._found:
-            self._found.popitem()[1].free()
-
-
 class ModelSplit:
     """Split of a model over the ranks of a world."""
 
     def __init__(self, plan: ParallelPlan, world: World) -> None:
-        worlds, placement = world.resource(GroupWorlds), world.placement
         self.plan, self.world, self.numbers = plan, world, SampleNumbers(rank=world.rank)
-        self.groups = {size: model_groups(placement, size) for size in plan.sizes}
+        self.groups = {size: model_groups(world.placement, size) for size in plan.sizes}
         """Groups of all ranks, by their size."""
-        self.links = {size: GroupLink(worlds.of(groups), self.numbers) for size, groups in self.groups.items()}
+        self.links = {size: GroupLink(world.group_world(groups), self.numbers) for size, groups in self.groups.items()}
         """Group of this rank, by its size."""
 
     def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
@@ -150,7 +128,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             alike = world
             if found is not None and id(tensor) in parts:
-                alike = world.resource(GroupWorlds).of(holders_of(found.groups[parts[id(tensor)][0].ranks]))
+                alike = world.group_world(holders_of(found.groups[parts[id(tensor)][0].ranks]))
             alike.broadcast(tensor)
 
 
