@@ -22,9 +22,7 @@ from typing import Any
 import torch
 
 from unisono.errors import TensorError, UsageError
-
-AUTO, HOST = "auto", "cpu"
-"""Names of devices: this node's accelerators, one for each of its ranks, or else the processor; and the processor."""
+from unisono.processor import AUTO, HOST
 
 PIECE_BYTES = 4 << 20
 """Length in bytes of the pieces in which a tensor is copied, while others are exchanged."""
@@ -215,7 +213,7 @@ def copy_behind(target: torch.Tensor, source: torch.Tensor, computed: Any) -> No
 def pieces_of(length: int, itemsize: int) -> list[slice]:
     """Return slices of so many elements, of at most `PIECE_BYTES` each; none for no elements.
 
-    >>> [(one.start, one.stop) for one in pieces_of(3 << 20, 4)]
+    >>> [(piece.start, piece.stop) for piece in pieces_of(3 << 20, 4)]
     [(0, 1048576), (1048576, 2097152), (2097152, 3145728)]
     """
     step = max(1, PIECE_BYTES // itemsize)

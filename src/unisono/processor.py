@@ -1,4 +1,4 @@
-"""The processor: its name and its units, and the use of the ranks' cores by other processes.
+"""The processor: its name, as a device and on sale, and the use of the ranks' cores by other processes.
 
 Properties are read from /proc/cpuinfo on Linux; elsewhere only the name is known. Use is computed from counters of the
 system at two times:
@@ -27,6 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unisono.launch import available_cores
+
+AUTO, HOST = "auto", "cpu"
+"""Names of devices in a recipe: this node's accelerators, one for each of its ranks, or else the processor; and the
+processor."""
 
 SHARED = 0.1
 """Share of a rank's cores from which they count as shared with other processes."""
@@ -117,7 +121,7 @@ def use_between(before: Counters, after: Counters, machine: str) -> RankUse:
 def processor_use(ranks: Sequence[RankUse]) -> ProcessorUse:
     """Return the use of the ranks' cores by others, from that of every rank."""
     uses = [_use_of(rank, ranks) for rank in ranks]
-    return max(uses, key=lambda one: (one.taken, one.switches), default=ALONE)
+    return max(uses, key=lambda use: (use.taken, use.switches), default=ALONE)
 
 
 def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
@@ -151,8 +155,8 @@ def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
     if not rank.cores or rank.wall <= 0:
         return ALONE
     mine = set(rank.cores)
-    users = [one for one in ranks if one.machine == rank.machine and one.cores]
-    own = sum(one.cpu * len(mine.intersection(one.cores)) / len(one.cores) for one in users)
+    users = [user for user in ranks if user.machine == rank.machine and user.cores]
+    own = sum(user.cpu * len(mine.intersection(user.cores)) / len(user.cores) for user in users)
     possible = rank.wall * len(mine)
     others = max(0.0, rank.busy - own - TICK * len(mine)) / possible
     others = min(others, max(0.0, rank.delayed / rank.wall))
@@ -161,15 +165,15 @@ def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
 
 def _cores() -> dict[int, tuple[float, float]]:
     """Return the busy and the stolen seconds of each core that this process may use."""
-    found = dict[int, tuple[float, float]]()
+    seconds = dict[int, tuple[float, float]]()
     with suppress(OSError):
         cores, tick = available_cores(), os.sysconf("SC_CLK_TCK")
         for line in Path("/proc/stat").read_text().splitlines():
             name, *times = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
                 user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, times)
-                found[int(name[3:])] = (user + nice + system + interrupts + soft) / tick, stolen / tick
-    return found
+                seconds[int(name[3:])] = (user + nice + system + interrupts + soft) / tick, stolen / tick
+    return seconds
 
 
 def _delayed() -> float | None:
@@ -190,22 +194,16 @@ def _machine() -> str:
 
 CPUINFO = Path("/proc/cpuinfo")
 
-TILES_FLAG, VECTORS_FLAGS = "amx_bf16", ("avx512_bf16", "bf16")
-"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
+BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
+"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX), in vectors (x86), and ARM's."""
 
 
-@dataclass(frozen=True)
-class Processor:
-    """Name of a processor, and its units for bfloat16."""
+class Processor(NamedTuple):
+    """Name of a processor, and what it is fast at."""
 
     name: str
-    tiles: bool = False
-    vectors: bool = False
-
-    @property
-    def bfloat16(self) -> bool:
-        """True where bfloat16 is faster than float32."""
-        return self.tiles or self.vectors
+    bfloat16: bool = False
+    """True where bfloat16 is faster than float32."""
 
 
 def processor() -> Processor:
@@ -217,7 +215,7 @@ def parse(cpuinfo: str) -> Processor:
     """Return the processor described by the text of /proc/cpuinfo.
 
     >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
-    Processor(name='Xeon', tiles=True, vectors=False)
+    Processor(name='Xeon', bfloat16=True)
     """
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
@@ -225,5 +223,4 @@ def parse(cpuinfo: str) -> Processor:
         if colon:
             fields.setdefault(key.strip(), value.strip())
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    name = fields.get("model name") or platform.machine()
-    return Processor(name, TILES_FLAG in flags, any(flag in flags for flag in VECTORS_FLAGS))
+    return Processor(fields.get("model name") or platform.machine(), not BFLOAT16_FLAGS.isdisjoint(flags))

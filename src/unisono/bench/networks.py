@@ -28,20 +28,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.errors import UsageError
 from unisono.formats import markdown_table
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
-from unisono.processor import processor
+from unisono.processor import AUTO, processor
 from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
@@ -99,13 +97,12 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
 def serve(name: str, contender: str, batch: int) -> None:
     """Make a step for each line on standard input except the first, and answer on standard output."""
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
-    one = make(name, contender, batch, plan)
-    for number, _ in enumerate(sys.stdin):
-        if contender in WITH_KEPT_MEMORY and number == 1:
+    trained = make(name, contender, batch, plan)
+    for step, _ in enumerate(sys.stdin):
+        if contender in WITH_KEPT_MEMORY and step == 1:
             release_free_memory()  # as a run does after the step in which algorithms are timed
         reset_peak()
-        took = one.step()
-        print(json.dumps({"seconds": took, "peak_bytes": peak_bytes()}), flush=True)
+        print(json.dumps({"seconds": trained.step(), "peak_bytes": peak_bytes()}), flush=True)
     print(json.dumps(plan.measured), flush=True)
 
 
@@ -137,9 +134,7 @@ class ContenderProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._process:
             self._process.kill()
 
@@ -187,11 +182,11 @@ def measure_networks(
                 contender: stack.enter_context(ContenderProcess(name, contender, batch, plan.measured))
                 for contender in CONTENDERS
             }
-            for number in range(1 - WARMUP_STEPS, 1 + steps):
-                for contender, one in started.items():
-                    log(f"{name}: step {max(0, number)} of {steps}, {contender}")
-                    result = one.step()
-                    if number > 0:
+            for step in range(1 - WARMUP_STEPS, 1 + steps):
+                for contender, process in started.items():
+                    log(f"{name}: step {max(0, step)} of {steps}, {contender}")
+                    result = process.step()
+                    if step > 0:
                         seconds[contender].append(result["seconds"])
                         peak[contender] = max(peak[contender], int(result["peak_bytes"]))
             plan.measured.update(started[OURS].plan())

@@ -37,9 +37,10 @@ from unisono.data.loading import Batch, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import steps_of
 from unisono.data.pack.layout import check_installed
-from unisono.device import HOST, is_on_host
+from unisono.device import is_on_host
 from unisono.engine.closing import Closing
 from unisono.errors import UsageError
+from unisono.processor import HOST
 from unisono.tables import parse
 from unisono.world import World
 

@@ -29,14 +29,14 @@ from unisono.data.feed import Feed, FeedFacts, InputFacts
 from unisono.data.loading import PROCESSOR, cast_inputs, device_of_rank
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import check_installed
-from unisono.device import HOST, module_of
+from unisono.device import module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.planned_run import MAX_DECODING_THREADS
-from unisono.processor import processor
+from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from unisono.data.order import steps_of
-from unisono.device import HOST
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
@@ -38,7 +37,7 @@ from unisono.foresight.seal import (
 )
 from unisono.plan.choose import is_searched
 from unisono.plan.machines import find_machine, machine_file
-from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
+from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.tables import as_json
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
 from unisono.training.player import Run

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from unisono.compute import PROCESSOR
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
 from unisono.data.options import DataOptions
@@ -38,6 +37,7 @@ from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
 from unisono.plan.split import LayerFacts, SplitInputs, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
+from unisono.processor import HOST
 from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
@@ -121,10 +121,10 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, and for
     accelerators that the machine does not have; "auto" is planned on what it has.
     """
-    if recipe.compute.device not in (PROCESSOR, AUTO) and not machine.node.accelerators:
+    if recipe.compute.device not in (HOST, AUTO) and not machine.node.accelerators:
         raise UsageError(
             f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
-            f"--set compute.device={PROCESSOR}"
+            f"--set compute.device={HOST}"
         )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
     shape = sample_shape(samples.shape) or input_shape(model.name, data.size)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.compute import AUTO, PRECISIONS, PROCESSOR
+from unisono.compute import PRECISIONS
 from unisono.data.options import DataOptions
 from unisono.optimizers import OPTIMIZERS
+from unisono.processor import AUTO, HOST
 from unisono.rules.options import all_options
 from unisono.tables import choice, flat, number, numbers, texts_or
 from unisono.training.learning_rate import POLICIES
@@ -131,7 +132,7 @@ class ParallelRecipe:
 class ComputeRecipe:
     """Device, number format and convolution algorithms of the network."""
 
-    device: str = PROCESSOR
+    device: str = HOST
     """Device of each rank: "cpu"; "auto", the accelerators of its node, one for each rank there, or the processor where
     there are none; a kind of them as PyTorch calls it, one for each rank; with a number (kind:0), one for all ranks."""
     precision: str = choice(AUTO, *PRECISIONS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from unisono.compute import DEVICE
 from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
@@ -17,6 +17,9 @@ from unisono.training.named_rule import make_rule, own_rule
 from unisono.training.recipe import OWN, Recipe
 from unisono.user_function import is_user_function
 from unisono.wires import WIRES
+
+DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
+"""Words for the device of a rank: one of both, a kind of accelerator that PyTorch knows, or one device of a kind."""
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from unisono.device import HOST
 from unisono.errors import CheckpointError, RecipeError
+from unisono.processor import HOST
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import split_of

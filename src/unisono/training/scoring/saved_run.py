@@ -12,10 +12,9 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, re
 from unisono.compute.prepare import prepare
 from unisono.data.feed import InputFacts
 from unisono.data.loading import PROCESSOR
-from unisono.device import HOST
 from unisono.errors import CheckpointError
 from unisono.models import user_network
-from unisono.processor import processor
+from unisono.processor import HOST, processor
 from unisono.training import run_directory
 from unisono.training.build import make_model
 from unisono.training.checkpoint.files import load_newest
