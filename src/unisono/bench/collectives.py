@@ -9,11 +9,14 @@ As a program it times Unisono's collectives, or gloo's, as `peer_program` times 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from unisono.addresses import address_towards, interface_of
 from unisono.bench.peer_program import (
     BARRIER,
     COPY,
@@ -41,7 +43,7 @@ from unisono.mpi import MPI
 from unisono.network import NetworkError
 from unisono.plan.collective_costs import CollectiveCase, simulate_schedule
 from unisono.schedules import candidates
-from unisono.torch_backend.rendezvous import store_of
+from unisono.torch_backend.rendezvous import address_towards, store_of
 from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
@@ -155,6 +157,21 @@ def gloo_group(world: World) -> Iterator[None]:
         world.comm.Barrier()
     finally:
         dist.destroy_process_group()
+
+
+SIOCGIFADDR = 0x8915
+"""Linux's request for the address of an interface."""
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address; "lo" where none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                request = struct.pack("256s", name.encode())
+                if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return "lo"
 
 
 SHORT_PAYLOAD_BYTES = 256 << 10
