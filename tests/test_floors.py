@@ -41,13 +41,13 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_085,
+    ".": 3_086,
     "asynchronous": 1_130,
-    "bench": 1_280,
+    "bench": 1_281,
     "cli": 2_080,
     "collectives": 3_300,
     "compute": 1_240,
-    "data": 5_975,
+    "data": 5_977,
     "engine": 625,
     "foresight": 950,
     "horovod": 1_020,
