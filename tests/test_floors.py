@@ -61,7 +61,7 @@ MAX_LINES = {
     "rules": 1_160,
     "schedules": 1_365,
     "step": 2_735,
-    "tensor_parallel": 1_520,
+    "tensor_parallel": 1_420,
     "testing": 1_580,
     "torch_backend": 2_390,
     "training": 6_890,

@@ -28,8 +28,8 @@ from unisono.tensor_parallel.model import (
     split_model,
     split_of,
 )
-from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
+from unisono.tensor_parallel.whole_state import check_split_optimizer
 from unisono.world import World
 
 SPLIT_LOOP = (

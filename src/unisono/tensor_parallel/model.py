@@ -69,22 +69,19 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     found = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    modules, cut, links = dict(model.named_modules()), set[int](), found.links
+    modules, cut = dict(model.named_modules()), set[int]()
     dropouts = use_sample_dropout(model, found.numbers)
-    splits = {name: split for name, split in found.plan.layers if split.ranks > 1}
-    parts = {  # before any tied weight is cut
-        name: parts_of(modules[name], split, links[split.ranks].world.rank)
-        for name, split in splits.items()
-        if split.how != DROPOUT
-    }
-    for name, split in splits.items():
-        if name in parts:
-            become(modules[name], split, links[split.ranks], parts[name], cut)
-        else:
-            dropouts[name].link, dropouts[name].dim = links[split.ranks], split.dim
+    splits = [(name, split, found.links[split.ranks]) for name, split in found.plan.layers if split.ranks > 1]
+    layers = [(modules[name], split, link) for name, split, link in splits if split.how != DROPOUT]
+    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in layers]  # before any tied weight is cut
+    for (layer, split, link), own in zip(layers, parts, strict=True):
+        become(layer, split, link, own, cut)
+    for name, split, link in splits:
+        if split.how == DROPOUT:
+            dropouts[name].link, dropouts[name].dim = link, split.dim
     setattr(model, ATTRIBUTE, found)
     model.register_forward_pre_hook(_begin_pass)
-    model.register_forward_hook(_forget_gathered, always_call=True)
+    model.register_forward_hook(_free_gathered, always_call=True)
     return model
 
 
@@ -112,12 +109,11 @@ def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
 
 def parameter_parts(model: nn.Module) -> ParameterParts:
     """Return the number of parts of each trainable parameter, and who holds the same ones: for the reducer."""
-    found = split_of(model)
+    found, parts = split_of(model), named_parts(model)
     if found is None:
         return UNSPLIT
-    parts = named_parts(model)
-    trainable = [one for one in model.parameters() if one.requires_grad]
-    counts = tuple(parts[id(one)][0].ranks if id(one) in parts else 1 for one in trainable)
+    trainable = (id(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    counts = tuple(parts[key][0].ranks if key in parts else 1 for key in trainable)
     return ParameterParts(counts, {size: groups for size, groups in found.groups.items() if size in counts})
 
 
@@ -144,20 +140,19 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
         if reducer_of(model) is None:
             raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
         return
-    numbers = found.numbers
-    numbers.seed, numbers.step, numbers.first, numbers.counts = seed, step, first, False
+    found.numbers.seed, found.numbers.step, found.numbers.first, found.numbers.counts = seed, step, first, False
 
 
-def _forget_gathered(model: nn.Module, *_: object) -> None:
+def _free_gathered(model: nn.Module, *_: object) -> None:
     """Free activations that were gathered in a forward pass."""
     found = split_of(model)
     for link in found.links.values() if found is not None else ():
-        link.forget()
+        link.gathered = None
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
-    _forget_gathered(model)
+    _free_gathered(model)
     found = split_of(model)
     recomputes = torch._C._current_graph_task_id() != -1
     if found is not None and found.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
-from unisono.plan.split import LayerFacts, SplitInputs, SplitModel
+from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.processor import HOST
 from unisono.rules import BaseRule
@@ -258,18 +258,13 @@ def split_model_of(
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
     layers all the same; planning raises one for splits that the network or the ranks do not allow.
     """
-    layers, size = parallel.layers or AUTO, parallel.ranks
-
-    def facts(ranks: int) -> tuple[LayerFacts, ...]:
-        return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks)
+    facts = partial(facts_of, network, traced.layers, traced.once, TRACED_SAMPLES)
+    by_hand, whole = (parallel.layers or AUTO) != AUTO, whole_layers(rule, optimizer) is not None
+    if by_hand and whole:
+        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
 
     def choose(inputs: SplitInputs) -> Mapping[str, str]:
         ranks = inputs.links.placement.ranks
-        assert not isinstance(layers, str)
-        return check_plan(make_plan(layers, size or ranks), network, ranks).words
+        return check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).words if by_hand else {}
 
-    if whole_layers(rule, optimizer) is None:
-        return SplitModel(facts) if isinstance(layers, str) else SplitModel(facts, choose)
-    if not isinstance(layers, str):
-        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
-    return SplitModel(facts, lambda _: {})
+    return SplitModel(facts, choose) if by_hand or whole else SplitModel(facts)
