@@ -21,6 +21,7 @@ from unisono.engine.closing import Closing
 from unisono.engine.dependencies import ExclusiveVariable
 from unisono.engine.engine import Engine
 from unisono.placement import Partition
+from unisono.weak import weakly
 from unisono.world import World
 
 Result = TypeVar("Result")
@@ -46,7 +47,7 @@ class CommunicatorPool(Closing):
         self._parts: dict[Partition, list[World]] = {}  # worlds of this rank's groups
         self._users: weakref.WeakSet[CommunicatorUser] = weakref.WeakSet()
         self._registered = 0
-        self._at_exit = partial(_finish, weakref.ref(self))
+        self._at_exit = weakly(self.finish)
         atexit.register(self._at_exit)
 
     def worlds(self, number: int) -> list[World]:
@@ -99,11 +100,6 @@ class CommunicatorPool(Closing):
         while len(self._dups) < number:
             self._dups.append((self._dups[0] if self._dups else self._world).dup())
         self.engine.grow("communication", number)
-
-
-def _finish(reference: weakref.ref[CommunicatorPool]) -> None:
-    if (pool := reference()) is not None:
-        pool.finish()
 
 
 def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:
