@@ -42,25 +42,25 @@ FLOORS = [
 
 MAX_LINES = {
     ".": 3_086,
-    "asynchronous": 1_130,
+    "asynchronous": 1_098,
     "bench": 1_281,
     "cli": 2_080,
     "collectives": 3_300,
     "compute": 1_240,
     "data": 5_977,
-    "engine": 625,
+    "engine": 616,
     "foresight": 950,
     "horovod": 1_020,
     "lab": 485,
     "measure": 1_520,
     "models": 770,
     "network": 1_800,
-    "optimizers": 590,
+    "optimizers": 529,
     "plan": 3_540,
-    "reducer": 3_740,
-    "rules": 1_160,
+    "reducer": 3_662,
+    "rules": 1_157,
     "schedules": 1_365,
-    "step": 2_735,
+    "step": 2_714,
     "tensor_parallel": 1_420,
     "testing": 1_580,
     "torch_backend": 2_390,
@@ -72,7 +72,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 345
+MAX_FILES = 342
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
