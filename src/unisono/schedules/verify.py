@@ -25,6 +25,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import combinations
+from operator import itemgetter
 from typing import NamedTuple
 
 from unisono.errors import ScheduleError
@@ -107,48 +108,37 @@ def _unlike(held: Held) -> tuple[int, int] | None:
 
 def _played(programs: Sequence[Program], order: Sequence[RoundRef], goal: Goal, rounding: Rounding) -> Held:
     """Return all copies after the rounds, which begin in this order; each ends before the next of its lane begins."""
-    histories, sent, rounds = Histories(), Sent(deque), rounds_of(programs)
-    held = _begin(len(programs), programs[0].chunks, goal, histories)
+    held, sent, rounds = _begin(programs, goal), Sent(deque), rounds_of(programs)
     last = {(place.rank, place.lane): place for place in order}.values()  # of each lane
     for place in order:
         rank, lane, number = place
         if number:
             before = place._replace(number=number - 1)
-            _end(before, rounds[before], sent, held[rank], histories)
+            _end(before, rounds[before], sent, held[rank])
         for action, peer, chunk, span in rounds[place]:
             if action is Action.SEND:
                 copies = slice(chunk, chunk + span)
                 if rounding(rank, peer):
-                    held[rank][copies] = [
-                        copy._replace(history=histories.rounded(copy.history)) for copy in held[rank][copies]
-                    ]
+                    held[rank][copies] = map(Copy.rounded, held[rank][copies])
                 sent[lane, rank, peer].append(held[rank][copies])
     for place in last:
-        _end(place, rounds[place], sent, held[place.rank], histories)
+        _end(place, rounds[place], sent, held[place.rank])
     return held
 
 
-def _begin(ranks: int, chunks: int, goal: Goal, histories: Histories) -> Held:
+def _begin(programs: Sequence[Program], goal: Goal) -> Held:
+    ranks, chunks = len(programs), programs[0].chunks
     needed = {Goal.REDUCE_SCATTER: ranks, Goal.ALL_GATHER: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
     if chunks != needed:
         raise ScheduleError(f"{goal.value} on {ranks} ranks needs {needed} chunks, not {chunks}")
     everyone = frozenset(range(ranks))
-
-    def first(rank: int, chunk: int) -> frozenset[int]:
-        match goal:
-            case Goal.ALL_GATHER:
-                return everyone if chunk == rank else _UNSET
-            case Goal.BROADCAST:
-                return everyone if rank == 0 else _UNSET
-            case Goal.ALL_TO_ALL:
-                return frozenset([rank * ranks + chunk]) if chunk < ranks else _UNSET
-        return frozenset([rank])
-
-    def copy(rank: int, chunk: int) -> Copy:
-        contributions = first(rank, chunk)
-        return Copy(contributions, histories.of("old" if contributions == _UNSET else "own", rank, chunk))
-
-    return [[copy(rank, chunk) for chunk in range(chunks)] for rank in range(ranks)]
+    begins: dict[Goal, Callable[[int, int], frozenset[int]]] = {
+        Goal.ALL_GATHER: lambda rank, chunk: everyone if chunk == rank else _UNSET,
+        Goal.BROADCAST: lambda rank, _: everyone if rank == 0 else _UNSET,
+        Goal.ALL_TO_ALL: lambda rank, chunk: frozenset([rank * ranks + chunk]) if chunk < ranks else _UNSET,
+    }
+    begin: Callable[[int, int], frozenset[int]] = begins.get(goal, lambda rank, _: frozenset([rank]))
+    return [[Copy(begin(rank, chunk), ("own", rank, chunk)) for chunk in range(chunks)] for rank in range(ranks)]
 
 
 def _required(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] | None:
@@ -173,8 +163,12 @@ class Copy(NamedTuple):
 
     contributions: frozenset[int]
     """Ranks whose contributions are in it. For all_to_all, the chunk from s for d is number s p + d."""
-    history: int
-    """Number of its history."""
+    history: tuple[object, ...]
+    """Sums that made it, from its beginning, and where it was rounded."""
+
+    def rounded(self) -> Copy:
+        """Return the copy after a wire has rounded it; a second time changes nothing."""
+        return self if self.history[0] == "rounded" else self._replace(history=("rounded", self.history))
 
 
 Held = list[list[Copy]]
@@ -188,29 +182,9 @@ Rounding = Callable[[int, int], bool]
 nodes where the program distinguishes nodes (`landing_remote`)."""
 
 
-class Histories:
-    """Numbers of histories: equal ones have one number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._rounded: set[int] = set()
-
-    def of(self, *what: object) -> int:
-        """Return the number of a history."""
-        return self._numbers.setdefault(what, len(self._numbers))
-
-    def rounded(self, history: int) -> int:
-        """Return the history after a wire has rounded it; a second time changes nothing."""
-        if history in self._rounded:
-            return history
-        number = self.of("rounded", history)
-        self._rounded.add(number)
-        return number
-
-
-def _end(place: RoundRef, transfers: Round, sent: Sent, copies: list[Copy], histories: Histories) -> None:
+def _end(place: RoundRef, transfers: Round, sent: Sent, copies: list[Copy]) -> None:
     """End a round: sum and replace chunks. Raises ScheduleError for a contribution that is there already."""
-    terms: dict[int, list[tuple[int, int]]] = {}  # (rank, history) of what is summed into a chunk
+    terms: dict[int, list[tuple[int, object]]] = {}  # (rank, history) of what is summed into a chunk
     for action, peer, first, _ in transfers:
         message = sent[place.lane, peer, place.rank].popleft() if action is not Action.SEND else ()
         for chunk, copy in enumerate(message, first):
@@ -223,10 +197,9 @@ def _end(place: RoundRef, transfers: Round, sent: Sent, copies: list[Copy], hist
             terms.setdefault(chunk, [(place.rank, own.history)]).append((peer, copy.history))
             copies[chunk] = own._replace(contributions=own.contributions | copy.contributions)
     for chunk, summed in terms.items():
-        in_rank_order = [history for _, history in sorted(summed)]
-        if len(in_rank_order) == 2:  # a + b has the bits of b + a
-            in_rank_order.sort()
-        copies[chunk] = copies[chunk]._replace(history=histories.of("sum", *in_rank_order))
+        in_rank_order = [history for _, history in sorted(summed, key=itemgetter(0))]
+        history = frozenset(in_rank_order) if len(summed) == 2 else tuple(in_rank_order)  # a + b has the bits of b + a
+        copies[chunk] = copies[chunk]._replace(history=("sum", history))
 
 
 def check_program(rank: int, ranks: int, program: Program, first: Program) -> None:
@@ -293,9 +266,9 @@ def check_placement(rank: int, program: Program, placement: Placement) -> None:
 
 def _check_races(where: str, transfers: Round) -> None:
     """Refuse a RECEIVE that shares chunks, and two ADDs whose chunks partly overlap; rule 2 allows the rest."""
-    for one, other in combinations(transfers, 2):
-        overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
-        actions = {one.action, other.action}
-        same = (one.chunk, one.span) == (other.chunk, other.span)
+    for first, second in combinations(transfers, 2):
+        overlap = first.chunk < second.chunk + second.span and second.chunk < first.chunk + first.span
+        actions = {first.action, second.action}
+        same = (first.chunk, first.span) == (second.chunk, second.span)
         if overlap and (Action.RECEIVE in actions or (actions == {Action.ADD} and not same)):
-            raise ScheduleError(f"{where}: {describe(one)} and {describe(other)} race for a chunk")
+            raise ScheduleError(f"{where}: {describe(first)} and {describe(second)} race for a chunk")

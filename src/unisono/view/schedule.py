@@ -110,17 +110,17 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     boxes = [dict[tuple[int, str, Action], Span]() for _ in range(lanes * ranks)]
     for message in messages:
         step, first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
-        found = boxes[first + message.receiver]
-        if (message.step, message.chunks, message.action) not in found:
-            begin = step.boxes + sum(number == message.step for number, *_ in found)
+        row = boxes[first + message.receiver]
+        if (message.step, message.chunks, message.action) not in row:
+            begin = step.boxes + sum(number == message.step for number, *_ in row)
             box = Span(begin, begin + 1, message.chunks, meaning, f"chunk {message.chunks} {meaning}")
-            found[message.step, message.chunks, message.action] = box
+            row[message.step, message.chunks, message.action] = box
         arrows.append((Place(first + message.sender, step.begin), Place(first + message.receiver, step.boxes)))
     heads = [f"node {node}, " for node in nodes] or [""] * ranks
     names = [
         f"lane {lane}, " * (lanes > 1) + f"{heads[rank]}rank {rank}" for lane in range(lanes) for rank in range(ranks)
     ]
-    rows = [SpanRow(row, list(found.values())) for row, found in zip(names, boxes, strict=True)]
+    rows = [SpanRow(name, list(row.values())) for name, row in zip(names, boxes, strict=True)]
     unit = "round" if _in_step(messages, programs) else "step"
     chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
     title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
@@ -136,14 +136,14 @@ class _DrawnStep(NamedTuple):
 
 def _steps(messages: Sequence[TimedMessage]) -> list[_DrawnStep]:
     """Return the places of the steps. The more messages an end has in a step, the wider are its arrows."""
-    found, begin = list[_DrawnStep](), 0.0
+    steps, begin = list[_DrawnStep](), 0.0
     for step in range(1 + max((message.step for message in messages), default=-1)):
         now = [message for message in messages if message.step == step]
         ends = Counter((m.lane, rank) for m in now for rank in (m.sender, m.receiver))
         boxes = Counter((lane, to) for lane, to, *_ in {(m.lane, m.receiver, m.chunks, m.action) for m in now})
-        found.append(_DrawnStep(begin, begin + ARROW + max(ends.values()) / 4))
-        begin = found[-1].boxes + max(boxes.values())
-    return found
+        steps.append(_DrawnStep(begin, begin + ARROW + max(ends.values()) / 4))
+        begin = steps[-1].boxes + max(boxes.values())
+    return steps
 
 
 def _in_step(messages: Sequence[TimedMessage], programs: Sequence[Program]) -> bool:
