@@ -34,7 +34,6 @@ import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional
 
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
@@ -88,7 +87,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
 
     Raises UsageError where the model refuses such inputs.
     """
-    found: list[BenchLayer] = []
+    layers: list[BenchLayer] = []
     shadow = copy.deepcopy(model).to("meta")
     names = {module: name for name, module in shadow.named_modules() if not any(module.children())}
     own = dict(model.named_modules())
@@ -96,7 +95,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     def record(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
             name = names[module]
-            found.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
+            layers.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
 
     hooks = [module.register_forward_hook(record) for module in names]
     try:
@@ -106,7 +105,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [layer for layer in found if not isinstance(layer.module, nn.Flatten | nn.Identity)]
+    return [layer for layer in layers if not isinstance(layer.module, nn.Flatten | nn.Identity)]
 
 
 def measure_layers(
@@ -145,18 +144,19 @@ class TimedPass(NamedTuple):
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
-    module = layer.module
-    if isinstance(module, nn.Conv2d) and plannable(module, layer.inputs):
-        passes = _of_convolution(module, layer, plan, dtype)
-    elif isinstance(module, nn.Linear):
-        passes = _of_linear(module, layer, dtype)
-    else:
-        passes = _of_other(module, layer, dtype)
-    for which, call, operations, least_bytes, algorithm in passes:
+    for which, call, operations, least_bytes, algorithm in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind = type(module).__name__
+            kind = type(layer.module).__name__
             yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, algorithm())
+
+
+def _passes(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype) -> Iterator[TimedPass]:
+    """Yield the passes of a layer, the forward pass first."""
+    module = layer.module
+    if isinstance(module, nn.Conv2d) and plannable(module, layer.inputs):
+        return _of_convolution(module, layer, plan, dtype)
+    return _of_linear(module, layer, dtype) if isinstance(module, nn.Linear) else _of_other(module, layer, dtype)
 
 
 def _of_convolution(
@@ -219,12 +219,12 @@ def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -
 
 def medians(rows: Sequence[LayerTiming], peak: Peak) -> dict[str, float]:
     """Return, for each pass, the share of the bound that the median convolution reaches."""
-    found = {}
+    shares_of_passes = {}
     for which in Pass:
         shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.pass_name == which.value]
         if shares:
-            found[which.value] = statistics.median(shares)
-    return found
+            shares_of_passes[which.value] = statistics.median(shares)
+    return shares_of_passes
 
 
 def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
@@ -273,11 +273,12 @@ def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
     return row.pass_name, f"{1e3 * row.seconds:.2f}", *rates, share, row.algorithm
 
 
-MATMUL_SIZES = ((2048, 2048, 2048), (16384, 512, 512))
-"""Sizes of the products: rows, terms of each sum, columns."""
-
-CONVOLUTION_SIZE = (8, 64, 56)
-"""Samples, channels, height and width in pixels of the 3 x 3 convolution."""
+PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (
+    (partial(nn.Linear, 2048, 2048), (2048, 2048)),
+    (partial(nn.Linear, 512, 512), (16384, 512)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56)),
+)
+"""Layers whose forward passes are the large products, with the shape of their inputs, which is that of the outputs."""
 
 COPY_BYTES = 256 << 20
 """Bytes of the copy."""
@@ -302,26 +303,13 @@ class Peak:
 
 
 def measure_peak(dtype: torch.dtype) -> Peak:
-    """Return the peak of products in `dtype`, and of copies."""
-    products = max(*(_product(*sizes, dtype) for sizes in MATMUL_SIZES), _convolution(*CONVOLUTION_SIZE, dtype))
+    """Return the peak of products in `dtype`, and of copies. Convolutions are the library's."""
+    library = ConvolutionPlan(frozen=True)
+    passes = (next(_passes(BenchLayer("", make(), shape, shape), library, dtype)) for make, shape in PEAK_LAYERS)
+    products = max(forward.operations / fastest(forward.call) for forward in passes)
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
     return Peak(products, 2 * COPY_BYTES / fastest(lambda: target.copy_(source)))
-
-
-def _product(rows: int, between: int, columns: int, dtype: torch.dtype) -> float:
-    """Return operations per second of a product; the second matrix is transposed, as a layer's weight is."""
-    left, right = torch.randn(rows, between).to(dtype), torch.randn(columns, between).to(dtype)
-    product = torch.empty(rows, columns, dtype=dtype)
-    return 2 * rows * between * columns / fastest(lambda: torch.mm(left, right.t(), out=product))
-
-
-def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> float:
-    """Return operations per second of the library's 3 x 3 convolution."""
-    inputs, weight = _random((samples, channels, size, size), dtype), _random((channels, channels, 3, 3), dtype)
-    with torch.no_grad():
-        seconds = fastest(lambda: functional.conv2d(inputs, weight, padding=1))
-    return 2 * 9 * channels**2 * samples * size**2 / seconds
 
 
 def fastest(work: Callable[[], object]) -> float:

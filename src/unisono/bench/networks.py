@@ -113,9 +113,9 @@ def reset_peak() -> None:
 
 def peak_bytes() -> int:
     """Return the peak resident memory of this process, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, "Linux has this line"
-    return 1024 * int(found[1])
+    line = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert line, "Linux has this line"
+    return 1024 * int(line[1])
 
 
 class ContenderProcess:
@@ -162,8 +162,8 @@ class ContenderProcess:
             raise UsageError(
                 f"{self._name} ended with exit code {self._process.wait()}, see above; try a smaller --batch"
             )
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def measure_networks(
@@ -173,7 +173,7 @@ def measure_networks(
 
     The WARMUP_STEPS first steps are not counted. Timings of algorithms are added to `plan`.
     """
-    found = []
+    results = []
     for name in names:
         seconds = {contender: list[float]() for contender in CONTENDERS}
         peak = dict.fromkeys(CONTENDERS, 0)
@@ -190,17 +190,17 @@ def measure_networks(
                         seconds[contender].append(result["seconds"])
                         peak[contender] = max(peak[contender], int(result["peak_bytes"]))
             plan.measured.update(started[OURS].plan())
-        found.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
-    return found
+        results.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
+    return results
 
 
-def as_markdown(found: Sequence[dict[str, Any]]) -> str:
+def as_markdown(results: Sequence[dict[str, Any]]) -> str:
     """Return a table: images/s of each contender, median and range, ratios of ours to the others, and memory."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]
     rows = []
-    for row in found:
+    for row in results:
         batch, seconds = row["batch"], row["seconds"]
         middle = {name: statistics.median(seconds[name]) for name in CONTENDERS}
         rates = [
