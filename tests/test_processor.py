@@ -67,11 +67,11 @@ def test_a_tick_of_a_core_does_not_count() -> None:
 
 
 def test_the_difference_of_two_readings() -> None:
-    before = Counters(1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
-    after = Counters(3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
-    found = use_between(before, after, "a")
+    before = Counters("a", 1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
+    after = Counters("a", 3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
+    found = use_between(before, after)
     assert found == RankUse("a", (1,), 2.0, 1.0, 0.5, 20, 2.0, 0.5), "of the core that the rank was bound to meanwhile"
-    assert use_between(before._replace(delayed=None), after, "a").delayed == inf
+    assert use_between(before._replace(delayed=None), after).delayed == inf
 
 
 def test_a_reading_of_this_process() -> None:

@@ -168,9 +168,7 @@ def timeout_of(timeout: float | None) -> float:
 
     Raises UsageError where it is no number above 0.
     """
-    value = os.environ.get("UNISONO_TIMEOUT") if timeout is None else timeout
-    if value is None:
-        return TIMEOUT
+    value = os.environ.get("UNISONO_TIMEOUT", TIMEOUT) if timeout is None else timeout
     try:
         seconds = float(value)
     except ValueError:

@@ -45,6 +45,8 @@ TICK = 0.01
 class Counters(NamedTuple):
     """Counters of a rank at one time, in seconds."""
 
+    machine: str
+    """Identity of the running kernel: ranks with the same one share cores. Empty where the system has none."""
     wall: float
     cpu: float
     """CPU time of all threads."""
@@ -60,7 +62,6 @@ class RankUse(NamedTuple):
     """Use of the cores of one rank between two times, in seconds."""
 
     machine: str
-    """Identity of the running kernel: ranks with the same one share cores."""
     cores: tuple[int, ...]
     wall: float
     cpu: float
@@ -99,23 +100,25 @@ ALONE = ProcessorUse()
 
 def read_counters() -> Counters:
     """Return the counters of this process now."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return Counters(time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
+    used, machine = resource.getrusage(resource.RUSAGE_SELF), ""
+    with suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Counters(machine, time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
 
 
 def use_since(before: Counters) -> RankUse:
     """Return the use of this rank's cores since `before` was read."""
-    return use_between(before, read_counters(), _machine())
+    return use_between(before, read_counters())
 
 
-def use_between(before: Counters, after: Counters, machine: str) -> RankUse:
+def use_between(before: Counters, after: Counters) -> RankUse:
     """Return the use of a rank's cores between two readings."""
     cores = tuple(sorted(after.cores.keys() & before.cores.keys()))
     busy, stolen = (sum(after.cores[core][kind] - before.cores[core][kind] for core in cores) for kind in (0, 1))
     known = before.delayed is not None and after.delayed is not None
     delayed = after.delayed - before.delayed if known else inf  # type: ignore[operator]  # both are numbers then
     wall, cpu, switches = after.wall - before.wall, after.cpu - before.cpu, after.switches - before.switches
-    return RankUse(machine, cores, wall, cpu, delayed, switches, busy, stolen)
+    return RankUse(after.machine, cores, wall, cpu, delayed, switches, busy, stolen)
 
 
 def processor_use(ranks: Sequence[RankUse]) -> ProcessorUse:
@@ -183,13 +186,6 @@ def _delayed() -> float | None:
         with suppress(OSError):  # the thread has ended
             nanoseconds.append(int(thread.read_text().split()[1]))
     return 1e-9 * sum(nanoseconds) if nanoseconds else None
-
-
-def _machine() -> str:
-    """Return the identity of the running kernel; empty where the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 CPUINFO = Path("/proc/cpuinfo")

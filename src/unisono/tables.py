@@ -40,14 +40,9 @@ LIMITS = {"above": ("above", operator.gt), "at_least": ("at least", operator.ge)
 """Limits of a number: their names in a field, their words, and the comparison that holds within them."""
 
 
-def number(default: Any = MISSING, above: float | None = None, at_least: float | None = None) -> Any:
-    """Return a dataclass field for a number within limits; each number in a table of them."""
-    return field(default=default, metadata={"above": above, "at_least": at_least})
-
-
-def numbers(*default: float, at_least: float, below: float) -> Any:
-    """Return a dataclass field for as many numbers as the default has, each within limits."""
-    return field(default=default, metadata={"at_least": at_least, "below": below})
+def number(default: Any = MISSING, **limits: float) -> Any:
+    """Return a dataclass field for a number within LIMITS; each number in a list or a table of them."""
+    return field(default=default, metadata=limits)
 
 
 def choice(default: str, *names: str) -> Any:

@@ -12,7 +12,7 @@ from unisono.data.options import DataOptions
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
 from unisono.rules.options import all_options
-from unisono.tables import choice, flat, number, numbers, texts_or
+from unisono.tables import choice, flat, number, texts_or
 from unisono.training.learning_rate import POLICIES
 
 OWN = "own"
@@ -54,7 +54,7 @@ class OptimizerRecipe:
     """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
     """Momentum; for `lamb`, Adam's first beta; not used by `adamw`."""
-    betas: tuple[float, float] = numbers(0.9, 0.999, at_least=0, below=1)
+    betas: tuple[float, float] = number((0.9, 0.999), at_least=0, below=1)
     """Shares of the past in the means of gradients and of their squares, for `adamw`."""
     nesterov: bool = False
     """True for Nesterov momentum, of "sgd"."""
