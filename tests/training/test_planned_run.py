@@ -29,7 +29,6 @@ from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
-from unisono.training.named_rule import make_rule
 from unisono.training.planned_run import (
     SampleRecipe,
     example_of,
@@ -43,6 +42,7 @@ from unisono.training.planned_run import (
     what_if,
 )
 from unisono.training.recipe import ParallelRecipe
+from unisono.training.recipe_check import make_rule
 from unisono.training.recipe_file import find_recipe, read_recipe
 
 MACHINE = find_machine("aws_c4_8xlarge")

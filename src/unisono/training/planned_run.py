@@ -43,8 +43,8 @@ from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.named_rule import make_rule
 from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe_check import make_rule
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source, find
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.recipe import Recipe
-from unisono.training.scoring.file_inputs import FileInputs, open_inputs
-from unisono.training.scoring.test_set import open_test_set
-from unisono.training.scoring.text_prediction import TextInputs
+from unisono.training.scoring.evaluate import open_test_set
+from unisono.training.scoring.predict import FileInputs, TextInputs, open_inputs
 
 Samples = Callable[..., Path]
 
