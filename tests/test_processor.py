@@ -67,11 +67,11 @@ def test_a_tick_of_a_core_does_not_count() -> None:
 
 
 def test_the_difference_of_two_readings() -> None:
-    before = Counters(1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
-    after = Counters(3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
-    found = use_between(before, after, "a")
+    before = Counters("a", 1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
+    after = Counters("a", 3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
+    found = use_between(before, after)
     assert found == RankUse("a", (1,), 2.0, 1.0, 0.5, 20, 2.0, 0.5), "of the core that the rank was bound to meanwhile"
-    assert use_between(before._replace(delayed=None), after, "a").delayed == inf
+    assert use_between(before._replace(delayed=None), after).delayed == inf
 
 
 def test_a_reading_of_this_process() -> None:
@@ -119,18 +119,15 @@ flags\t\t: fpu
 
 
 def test_a_processor_with_tiles() -> None:
-    assert parse(XEON) == Processor("Intel(R) Xeon(R)", tiles=True, vectors=True)
-    assert parse(XEON).bfloat16
+    assert parse(XEON) == Processor("Intel(R) Xeon(R)", bfloat16=True)
 
 
 def test_a_processor_without_bfloat16() -> None:
-    found = parse("model name : AMD EPYC\nflags : avx2 avx512f\n")
-    assert found == Processor("AMD EPYC")
-    assert not found.bfloat16
+    assert parse("model name : AMD EPYC\nflags : avx2 avx512f\n") == Processor("AMD EPYC", bfloat16=False)
 
 
 def test_arm() -> None:
-    assert parse("Features : fp asimd bf16\n").vectors
+    assert parse("Features : fp asimd bf16\n").bfloat16
 
 
 def test_this_one_has_a_name() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import RecipeError, UsageError
-from unisono.tables import as_json, change, choice, flat, from_json, known, number, numbers, parse, rows
+from unisono.tables import as_json, change, choice, flat, from_json, known, number, parse, rows
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cake:
     eggs: int = number(2, at_least=1)
     name: str = "plain"
     icing: Icing = field(default_factory=Icing)
-    layers: tuple[float, float] = numbers(0.5, 0.25, at_least=0, below=1)
+    layers: tuple[float, float] = number((0.5, 0.25), at_least=0, below=1)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 
 from unisono.launch import cores
 from unisono.processor import processor
-from unisono.training.curves import Curve, draw
+from unisono.training.measures import Curve, draw
 
 HERE = Path(__file__).parent
 

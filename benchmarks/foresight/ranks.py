@@ -26,7 +26,6 @@ from slept import SleptNetwork
 import unisono
 from unisono.errors import UsageError
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
-from unisono.foresight.predictions import planned_prediction
 from unisono.foresight.seal import Measurement, RunFacts, SealedPrediction, measure
 from unisono.models import input_shape
 from unisono.plan.layer_costs import product_seconds
@@ -35,6 +34,7 @@ from unisono.plan.planned_run import PlannedRun
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP, BaseRule, Exchange, find_rule
 from unisono.tables import parse
+from unisono.training.foresight import planned_prediction
 from unisono.training.planned_run import TRACED_SAMPLES as TRACED
 from unisono.training.planned_run import traced_network
 from unisono.training.recorder import KINDS

@@ -17,10 +17,9 @@ import torch._dynamo
 from torch import Tensor, nn, relu_
 
 from unisono.bench.layers import measure_peak
-from unisono.compute import AUTO
 from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
-from unisono.processor import processor
+from unisono.processor import AUTO, processor
 
 HERE = Path(__file__).parent
 

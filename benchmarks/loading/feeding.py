@@ -14,11 +14,11 @@ from files import Files
 from torch.utils.data import DataLoader
 
 import unisono
-from unisono.data.kinds import TransformOptions
 from unisono.data.kinds.image import image_options
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.data.packed_feed import packed_feed
 from unisono.models import MODELS
 
 BATCH, STEPS, ROUNDS = 128, 40, 3
@@ -32,11 +32,10 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 def main(output: str, pack: str, folder: str) -> None:
     """STEPS steps each by turns, ROUNDS times, after some that are not timed, in which workers start."""
     world = unisono.init()
-    transform = TransformOptions(size=32, augment="shift")
-    options = FeedOptions(Path(pack), transform=transform)
-    index = read_index(options.folder / "train")
+    options = DataOptions(pack=pack, size=32, augment="shift")
+    index = read_index(Path(pack) / "train")
     feed = packed_feed(options, world, 0)
-    files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, transform))
+    files = Files(Path(folder), keys_of(index), index.label.tolist(), image_options(index, options))
     model = MODELS.load("resnet20")(feed.classes, feed.channels)
     trainer = unisono.Trainer(model, world, unisono.BSP(unisono.Exchange()), torch.optim.SGD(model.parameters(), 0.1))
     steps = steps_of(len(index), BATCH)

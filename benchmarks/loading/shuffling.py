@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import unisono
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation
 from unisono.data.pack.index import read_index
-from unisono.data.storage.ownership import owners_in_epoch
-from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.partitioned import PartitionedStorage, owners_in_epoch
 from unisono.data.storage.sample_store import nbytes_of
 from unisono.data.storage.shuffle import shuffle
 from unisono.mpi import MPI
@@ -36,7 +36,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
     """By turns: a shuffle to a new epoch's holders, and an exchange of as many bytes by the library alone."""
     world = unisono.init()
     index = read_index(Path(pack))
-    memory = PartitionedStorage(index, world, segment_bytes=int(segment))
+    memory = PartitionedStorage(index, world, DataOptions(), segment_bytes=int(segment))
     ours, whole, bare = list[float](), list[float](), list[float]()
     sent = 0
     for epoch in range(0, 2 * ROUNDS + 2, 2):

@@ -15,12 +15,11 @@ import torch
 
 from unisono.bench.layers import as_data, draw, layers_of, measure_layers, measure_peak
 from unisono.bench.networks import CLASSES, CONTENDERS, as_markdown, measure_networks
-from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import choose_dtype
 from unisono.launch import keep_memory
 from unisono.models import input_shape, make_network
-from unisono.processor import processor
+from unisono.processor import AUTO, processor
 
 HERE = Path(__file__).parent
 NAMES = ("resnet50", "vgg16", "alexnet", "googlenet")

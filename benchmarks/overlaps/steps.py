@@ -23,8 +23,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono
-from unisono.addresses import address_towards, interface_of
+from unisono.bench.collectives import interface_of
 from unisono.step.costs import Computing, Cost
+from unisono.torch_backend.rendezvous import address_towards
 from unisono.world import World
 
 RATIOS = (0.25, 0.5, 1.0, 2.0)

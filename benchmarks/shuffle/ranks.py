@@ -16,11 +16,10 @@ import numpy as np
 from traffic import shuffle_traffic
 
 import unisono
+from unisono.data.options import DataOptions
 from unisono.data.order import epoch_order, parse_shuffle, ranks_of
 from unisono.data.pack.index import Index, read_index
-from unisono.data.storage import StorageOptions
-from unisono.data.storage.ownership import owners_in_epoch
-from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.partitioned import PartitionedStorage, owners_in_epoch
 from unisono.data.storage.sample_store import nbytes_of
 from unisono.world import World
 
@@ -47,7 +46,7 @@ def main(output: str, pack: str) -> None:
 
 def measured(index: Index, world: World, placed: World, groups: int, shuffle: str, numbering: str) -> dict[str, object]:
     """Return seconds, memory and predicted bytes of an epoch; the slowest rank counts, `placed` has the supernodes."""
-    storage, options = PartitionedStorage(index, world, StorageOptions(groups=groups)), parse_shuffle(shuffle)
+    storage, options = PartitionedStorage(index, world, DataOptions(groups=groups)), parse_shuffle(shuffle)
     owners = ranks_of(len(index), len(index), storage.members)
     seconds, uplinks, sent = list[float](), list[int](), list[int]()
     for epoch in range(EPOCHS):

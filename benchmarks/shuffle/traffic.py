@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.order import ShuffleOptions, epoch_order, ranks_of
-from unisono.data.storage.ownership import Groups, Owners, form_groups, owners_in_epoch
+from unisono.data.storage.partitioned import Groups, Owners, form_groups, owners_in_epoch
 from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import unisono
 from unisono.data.feed import Feed
+from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, packed_feed
-from unisono.data.storage import StorageOptions
+from unisono.data.packed_feed import packed_feed
 from unisono.world import World
 
 ROUNDS, BATCH, COMPUTING_SECONDS = 5, 128, 0.03
@@ -54,14 +54,16 @@ def main(output: str, pack: str) -> None:
     world, folder = unisono.init(), Path(pack)
     index = read_index(folder / "train")
     buffer = index.nbytes // 8  # the two windows in memory are a quarter of the pack
-    whole = StorageOptions("streamed", buffer=buffer)
+    whole = DataOptions(pack=pack, storage="streamed", buffer_megabytes=buffer / MEGABYTE)
     places = {
-        "partitioned": StorageOptions(),
+        "partitioned": DataOptions(pack=pack),
         "streamed": whole,
         "streamed from disk": whole,
-        "streamed from disk, an eighth cached": replace(whole, buffer=buffer // 2, cache=index.nbytes // 8),
+        "streamed from disk, an eighth cached": replace(
+            whole, buffer_megabytes=buffer // 2 / MEGABYTE, cache_megabytes=index.nbytes // 8 / MEGABYTE
+        ),
     }
-    feeds = {name: packed_feed(FeedOptions(folder, place), world, 0) for name, place in places.items()}
+    feeds = {name: packed_feed(place, world, 0) for name, place in places.items()}
     found: dict[str, list[tuple[float, float]]] = {}
     numbers = {name: count() for name in places}  # epochs of each follow one another, as in training
     for _ in range(ROUNDS + 1):
@@ -72,7 +74,7 @@ def main(output: str, pack: str) -> None:
                 times = epoch(feed, world, next(numbers[name]), computing)
                 key = f"{name}, {'steps of 30 ms' if computing else 'loading alone'}"
                 found.setdefault(key, []).append(times)
-    held = {name: max(world.all_gather_object(feed._train.nbytes)) for name, feed in feeds.items()}
+    held = {name: max(world.all_gather_object(feed._train.sampler.nbytes)) for name, feed in feeds.items()}
     if world.rank == 0:
         rows = {
             key: {

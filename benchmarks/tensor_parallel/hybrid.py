@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import unisono
 from unisono.plan.split import predict_splits
-from unisono.plan.trace import time_steps, trace_values
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_links, of_slowest_rank
+from unisono.tensor_parallel.choose_plan import measured_inputs
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
@@ -199,15 +197,7 @@ def references(problem: Problem, world: World) -> dict[str, float]:
 
 def predictions(problem: Problem, world: World) -> dict[str, float]:
     """Return the predicted seconds of a step, from traced and whole steps, two allreduces and two all-gathers."""
-    model, inputs = network(problem), share(problem, world)[0]
-    traces = [trace_values(model, (inputs,), nullcontext()).layers for _ in range(6)][1:]
-    passes = [[(one.forward_seconds, one.backward_seconds) for one in layers] for layers in traces]
-    names = [one.name for one in traces[-1]]
-    traced = torch.tensor(passes, dtype=torch.float64).median(0).values
-    slowest, after = of_slowest_rank(traced, time_steps(model, (inputs,), nullcontext, 5, world.barrier), world)
-    seconds = dict(zip(names, map(tuple, slowest.tolist()), strict=True))
-    facts = facts_of(model, traces[-1], set(names), len(inputs), world.size)
-    known = inputs_of(facts, seconds, float(problem.batch), measure_links(world), after)
+    known = measured_inputs(network(problem), world, share(problem, world)[0])
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     predicted = {}
     for suffix, overlap in (("", "chain"), (", no overlap", "none")):

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from unisono.addresses import address_towards, interface_of
+from unisono.bench.collectives import interface_of
 from unisono.measure.timing import times, timing_of
+from unisono.torch_backend.rendezvous import address_towards
 from unisono.world import World
 
 SIZES = (4, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000)

@@ -43,27 +43,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BSP": "unisono.rules",
-    "DiLoCo": "unisono.rules",
-    "EASGD": "unisono.rules",
-    "Exchange": "unisono.rules",
-    "KVStore": "unisono.step.store",
-    "LocalSGD": "unisono.rules",
-    "Sharded": "unisono.rules",
-    "Trainer": "unisono.training.trainer",
-    "UnisonoError": "unisono.errors",
-    "World": "unisono.world",
-    "add_samples": "unisono.data_parallel",
-    "init": "unisono.initialize",
-    "no_sync": "unisono.data_parallel",
-    "parallel": "unisono.data_parallel",
-    "synchronize": "unisono.data_parallel",
+    "unisono.data_parallel": ("add_samples", "no_sync", "parallel", "synchronize"),
+    "unisono.errors": ("UnisonoError",),
+    "unisono.initialize": ("init",),
+    "unisono.rules": ("BSP", "DiLoCo", "EASGD", "Exchange", "LocalSGD", "Sharded"),
+    "unisono.step.store": ("KVStore",),
+    "unisono.training.trainer": ("Trainer",),
+    "unisono.world": ("World",),
 }
 
 register_with_torch()
 
-
-__getattr__ = lazy_attributes(__name__, _HOMES)
+__getattr__ = lazy_attributes(__name__, {name: module for module, names in _HOMES.items() for name in names})
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from unisono.launch import cores
@@ -74,8 +75,8 @@ def _share(masks: Sequence[frozenset[int]], rank: int, locations: CoreLocations,
     """Return the share of a rank; ranks with the same mask divide its cores in their order."""
     mask = masks[rank]
     real = _real_cores(mask, locations)
-    users = [other for other, one in enumerate(masks) if one & mask]
-    if any(masks[other] != mask for other in users) or (mask and len(mask) < len(users)):
+    users = [user for user, used in enumerate(masks) if used & mask]
+    if any(masks[user] != mask for user in users) or (mask and len(mask) < len(users)):
         return CoreShare(tuple(sorted(mask)), max(1, len(real) // len(users)), False)
     parts = real if len(users) <= len(real) else [(core,) for threads in real for core in threads]
     first, last = bounds(len(parts), max(1, len(users)), users.index(rank) if users else 0)
@@ -88,10 +89,10 @@ def _share(masks: Sequence[frozenset[int]], rank: int, locations: CoreLocations,
 
 def _real_cores(mask: Iterable[int], locations: CoreLocations) -> list[tuple[int, ...]]:
     """Return the hardware threads of each physical core, those of a socket side by side."""
-    found: dict[tuple[int, int], list[int]] = {}
+    threads: dict[tuple[int, int], list[int]] = {}
     for core in sorted(mask):
-        found.setdefault(_location(core, locations), []).append(core)
-    return [tuple(found[location]) for location in sorted(found)]
+        threads.setdefault(_location(core, locations), []).append(core)
+    return [tuple(threads[location]) for location in sorted(threads)]
 
 
 def _location(core: int, locations: CoreLocations) -> tuple[int, int]:
@@ -122,7 +123,7 @@ def oversubscribed(masks: Sequence[frozenset[int]]) -> bool:
 def bind(share: CoreShare) -> None:
     """Bind this process, with all its threads, to the cores of its share."""
     if share.bound and share.cores and hasattr(os, "sched_setaffinity"):
-        for thread in _threads_here():
+        for thread in [int(thread.name) for thread in TASK_DIRECTORY.glob("*")] or [0]:
             with suppress(ProcessLookupError):  # it has ended since
                 os.sched_setaffinity(thread, share.cores)
 
@@ -137,29 +138,19 @@ def report(shares: Sequence[CoreShare]) -> str:
     """
     if not any(share.cores for share in shares):
         return "cores: not known on this system"
-    said = [f"rank {rank} on {_words(share.cores)}" for rank, share in enumerate(shares) if share.bound]
+    lines = [f"rank {rank} on {_words(share.cores)}" for rank, share in enumerate(shares) if share.bound]
     turns = [share for share in shares if not share.bound]
     if turns:
         every = sorted({core for share in turns for core in share.cores})
         remedy = "fewer ranks would be faster" if len(every) < len(turns) else "the launcher has bound them so"
-        said.append(f"{len(turns)} ranks take turns on {len(every)} cores ({_words(every)}); {remedy}")
-    return "cores: " + ", ".join(said)
-
-
-def _threads_here() -> Iterable[int]:
-    return [int(thread.name) for thread in TASK_DIRECTORY.iterdir()] if TASK_DIRECTORY.is_dir() else [0]
+        lines.append(f"{len(turns)} ranks take turns on {len(every)} cores ({_words(every)}); {remedy}")
+    return "cores: " + ", ".join(lines)
 
 
 def _words(cores: Sequence[int]) -> str:
     """Return cores in words, with neighbours as a range: 0 to 3, 8."""
-    stretches: list[list[int]] = []
-    for core in cores:
-        if stretches and core == stretches[-1][-1] + 1:
-            stretches[-1].append(core)
-        else:
-            stretches.append([core])
     words = []
-    for stretch in stretches:
-        between = "" if len(stretch) == 1 else f" and {stretch[-1]}" if len(stretch) == 2 else f" to {stretch[-1]}"
-        words.append(f"{stretch[0]}{between}")
+    for _, run in groupby(enumerate(cores), lambda pair: pair[1] - pair[0]):
+        first, *others = [core for _, core in run]
+        words.append(f"{first} {'to' if len(others) > 1 else 'and'} {others[-1]}" if others else f"{first}")
     return ", ".join(words)

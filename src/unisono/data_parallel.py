@@ -28,8 +28,8 @@ from unisono.tensor_parallel.model import (
     split_model,
     split_of,
 )
-from unisono.tensor_parallel.norms import check_split_optimizer
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
+from unisono.tensor_parallel.whole_state import check_split_optimizer
 from unisono.world import World
 
 SPLIT_LOOP = (
@@ -72,28 +72,8 @@ def parallel(
     copied.
     """
     chosen = rule or BSP()
-    state, sharded = chosen.traits.state, chosen.traits.state is RankState.SHARDED
-    if (state.differs or sharded) and optimizer is None:
-        does = "updates shards of the weights in" if sharded else "averages weights after"
-        raise UsageError(
-            f"{type(chosen).__name__} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)"
-        )
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"the optimizer is a {type(optimizer).__name__}, which is no torch.optim.Optimizer, so its steps cannot be "
-            "followed: pass the optimizer that it calls"
-        )
-    if state.differs and optimizer is not None:
-        check_parameters(model, optimizer, chosen)
-    former = reducer_of(model)
-    if former is not None and former.structure.differs(model):
-        former.give_back()  # while its world can gather the state
-    if sharded and optimizer is not None:
-        check_optimizer(optimizer)
-    if chosen.traits.members is Members.SERVERS:
-        raise UsageError(
-            f"{type(chosen).__name__} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)"
-        )
+    sharded = chosen.traits.state is RankState.SHARDED
+    _check_rule(model, chosen, optimizer)
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
@@ -101,11 +81,34 @@ def parallel(
     reducer = attach(model, world, chosen, plan)
     if optimizer is not None:
         check_split_optimizer(model, optimizer, sharded)
-    if sharded and optimizer is not None:
-        reducer.shard(optimizer, own_loop=True)
-    elif optimizer is not None:
-        reducer.follow(optimizer)
+        if sharded:
+            reducer.shard(optimizer, own_loop=True)
+        else:
+            reducer.follow(optimizer)
     return model
+
+
+def _check_rule(model: torch.nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise UsageError for an optimizer that the rule lacks or cannot follow, and for a rule with servers."""
+    name, state = type(rule).__name__, rule.traits.state
+    sharded = state is RankState.SHARDED
+    if (state.differs or sharded) and optimizer is None:
+        does = "updates shards of the weights in" if sharded else "averages weights after"
+        raise UsageError(f"{name} {does} the optimizer's step: call unisono.parallel(model, world, rule, optimizer)")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"the optimizer is a {type(optimizer).__name__}, which is no torch.optim.Optimizer, so its steps cannot be "
+            "followed: pass the optimizer that it calls"
+        )
+    if state.differs and optimizer is not None:
+        _check_parameters(model, optimizer, name)
+    former = reducer_of(model)
+    if former is not None and former.structure.differs(model):
+        former.give_back()  # while its world can gather the state
+    if sharded and optimizer is not None:
+        check_optimizer(optimizer)
+    if rule.traits.members is Members.SERVERS:
+        raise UsageError(f"{name} has servers, which `unisono train` runs: name the rule in a recipe (rule.name)")
 
 
 def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -172,14 +175,14 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     return reducer
 
 
-def check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: BaseRule) -> None:
+def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: str) -> None:
     """Raise UsageError for a trainable parameter that the optimizer does not have: its step would not be the last
     change of weights before they are averaged."""
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in zip(*trainable(model), strict=True):
         if id(parameter) not in known:
             raise UsageError(
-                f"{type(rule).__name__} averages all weights after the step of one optimizer, which does not have "
+                f"{rule} averages all weights after the step of one optimizer, which does not have "
                 f"parameter {name}: give it all parameters, in groups where their options differ, or freeze {name} by "
                 "requires_grad_(False)"
             )

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 
 from unisono.errors import TensorError, UsageError
-
-AUTO, HOST = "auto", "cpu"
-"""Names of devices: this node's accelerators, one for each of its ranks, or else the processor; and the processor."""
+from unisono.processor import AUTO, HOST
 
 PIECE_BYTES = 4 << 20
 """Length in bytes of the pieces in which a tensor is copied, while others are exchanged."""
@@ -39,8 +37,10 @@ def choose_device(name: str, local_rank: int, local_ranks: int) -> torch.device:
     present = torch.accelerator.current_accelerator(check_available=True)
     if name == HOST or (name == AUTO and present is None):
         return torch.device(HOST)
-    wanted = present if name == AUTO else _parsed(name)
-    assert wanted is not None, "a kind is named, or an accelerator is there"
+    try:
+        wanted = present if present is not None and name == AUTO else torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f'device = "{name}" is no device of PyTorch\'s; take "auto", "cpu" or "cuda"') from error
     if present is None or present.type != wanted.type:
         there = "no accelerator" if present is None else f"{present.type} alone"
         raise UsageError(f'device = "{name}": PyTorch finds {there} here; take "auto", or "cpu"')
@@ -65,13 +65,6 @@ def open_device(name: str, local_rank: int) -> None:
         index = int(number) if number.isdigit() else local_rank % count
         if index < count:
             torch.zeros(1, device=f"{present.type}:{index}")
-
-
-def _parsed(name: str) -> torch.device:
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f'device = "{name}" is no device of PyTorch\'s; take "auto", "cpu" or "cuda"') from error
 
 
 def device_of(tensors: Sequence[torch.Tensor], what: str) -> torch.device:
@@ -163,32 +156,26 @@ class CopyStreams:
         if event is not None:
             self._module.current_stream(self.device).wait_event(event)
 
-    @contextmanager
-    def outgoing(self, *events: Any) -> Iterator[Any]:
+    def outgoing(self, *events: Any) -> AbstractContextManager[Any]:
         """Return a context whose work is queued on the stream to the host, behind events."""
-        with self._on(self._out, events):
-            yield self._out
+        return self._on(self._out, events)
 
-    @contextmanager
-    def incoming(self, *events: Any) -> Iterator[Any]:
+    def incoming(self, *events: Any) -> AbstractContextManager[Any]:
         """Return a context whose work is queued on the stream from the host, behind events."""
-        with self._on(self._in, events):
-            yield self._in
+        return self._on(self._in, events)
 
-    @contextmanager
-    def apart(self, *events: Any) -> Iterator[Any]:
+    def apart(self, *events: Any) -> AbstractContextManager[Any]:
         """Return a context whose work is queued on a stream of the calling thread's own, behind events."""
         if not hasattr(self._of_threads, "stream"):
             self._of_threads.stream = self._module.Stream(self.device)
-        with self._on(self._of_threads.stream, events):
-            yield self._of_threads.stream
+        return self._on(self._of_threads.stream, events)
 
     @contextmanager
-    def _on(self, stream: Any, events: Sequence[Any]) -> Iterator[None]:
+    def _on(self, stream: Any, events: Sequence[Any]) -> Iterator[Any]:
         with self._module.stream(stream), torch.no_grad():
             for event in events:
                 self.wait(event)
-            yield
+            yield stream
 
 
 @cache
@@ -215,7 +202,7 @@ def copy_behind(target: torch.Tensor, source: torch.Tensor, computed: Any) -> No
 def pieces_of(length: int, itemsize: int) -> list[slice]:
     """Return slices of so many elements, of at most `PIECE_BYTES` each; none for no elements.
 
-    >>> [(one.start, one.stop) for one in pieces_of(3 << 20, 4)]
+    >>> [(piece.start, piece.stop) for piece in pieces_of(3 << 20, 4)]
     [(0, 1048576), (1048576, 2097152), (2097152, 3145728)]
     """
     step = max(1, PIECE_BYTES // itemsize)

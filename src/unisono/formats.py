@@ -74,22 +74,13 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> Ite
         yield "  ".join(cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in cells).rstrip()
 
 
-BYTES: Mapping[str, int] = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
+BYTES: Mapping[str, int] = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9} | {
     "kib": 1 << 10,
     "mib": 1 << 20,
     "gib": 1 << 30,
 }
-SECONDS: Mapping[str, int | Fraction] = {
-    "": 1,
-    "s": 1,
-    "ms": Fraction(1, 10**3),
-    "us": Fraction(1, 10**6),
-    "ns": Fraction(1, 10**9),
+SECONDS: Mapping[str, Fraction] = {"": Fraction(1)} | {
+    unit: Fraction(1, 1000**power) for power, unit in enumerate(("s", "ms", "us", "ns"))
 }
 
 MAX_DIGITS = 18
@@ -134,7 +125,7 @@ def parse_seconds(text: str, option: str) -> float:
     return float(value)
 
 
-def parse_quantity(text: str, units: Mapping[str, int | Fraction]) -> Fraction | None:
+def parse_quantity(text: str, units: Mapping[str, int] | Mapping[str, Fraction]) -> Fraction | None:
     """Return a number with one of the units, times the unit; None for any other form."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     return None if match is None or match[2] not in units else Fraction(match[1]) * units[match[2]]

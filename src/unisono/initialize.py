@@ -117,6 +117,6 @@ def _unlink_launcher_files() -> None:
     born = started_at(os.getppid())
     for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):
         with suppress(FileNotFoundError):
-            found = path.stat()
-            if found.st_uid == os.geteuid() and found.st_mtime >= born - 1:
+            about = path.stat()
+            if about.st_uid == os.geteuid() and about.st_mtime >= born - 1:
                 path.unlink()

@@ -12,8 +12,13 @@ from pathlib import Path
 
 from unisono.errors import LaunchError, UsageError, install_command
 
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_SIZE")
-"""Variables with the number of ranks, of launchers of the MPICH family (Intel MPI, Cray MPICH), Open MPI and PALS."""
+SIZE_VARIABLES, RANK_VARIABLES, LOCAL_SIZE_VARIABLES, LOCAL_RANK_VARIABLES = zip(
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),  # the MPICH family, Intel and Cray among it
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_SIZE", "PALS_LOCAL_RANKID"),
+    strict=True,
+)
+"""Variables in which launchers, one a row, count all ranks and number this one; count and number those of its node."""
 
 INSTALL_HINT = f"install one with: {install_command('mpich')}"
 
@@ -24,42 +29,31 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
     Slurm's batch scripts and interactive shells have SLURM_PROCID too, but are no ranks: only the tasks of a step with
     several tasks are.
     """
-    for name in SIZE_VARIABLES:
-        if name in environment:
-            return int(environment[name])
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    return tasks if tasks > 1 and "SLURM_PROCID" in environment else None
-
-
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID")
-"""Variables in which the same launchers number a rank."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_PROCID" in environment else "1"
+    return _number(SIZE_VARIABLES, environment) or (int(tasks) if int(tasks) > 1 else None)
 
 
 def rank_started(environment: Mapping[str, str]) -> int:
     """Return the rank that the launcher gave to this process; 0 where no launcher started it."""
-    return int(next((environment[name] for name in (*RANK_VARIABLES, "SLURM_PROCID") if name in environment), "0"))
-
-
-LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+    return _number((*RANK_VARIABLES, "SLURM_PROCID"), environment) or 0
 
 
 def local_rank_started(environment: Mapping[str, str]) -> int:
     """Return the number of this process among its node's, as its launcher has given it; 0 without a launcher."""
-    return int(next((environment[name] for name in LOCAL_RANK_VARIABLES if name in environment), "0"))
-
-
-LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
-"""Variables in which the same launchers count the ranks on this node."""
+    return _number((*LOCAL_RANK_VARIABLES, "SLURM_LOCALID"), environment) or 0
 
 
 def on_one_node(environment: Mapping[str, str]) -> bool:
     """Return True if a launcher says that it has started all ranks on this node."""
     started = ranks_started(environment)
-    if started is None:
-        return False
-    if "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
+    if started is not None and "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
         return int(environment["SLURM_STEP_NUM_NODES"]) == 1
-    return any(environment.get(name) == str(started) for name in LOCAL_SIZE_VARIABLES)
+    return started is not None and started == _number(LOCAL_SIZE_VARIABLES, environment)
+
+
+def _number(names: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Return the number in the first of these variables that is set."""
+    return next((int(environment[name]) for name in names if name in environment), None)
 
 
 LIBRARY_VERSION = re.compile(r"(Open MPI|Intel|MVAPICH2?|CRAY MPICH|MPICH)\D*(\d[\w.]*)")
@@ -75,8 +69,8 @@ def describe_mismatch(environment: Mapping[str, str], started: int, size: int, l
     `library` is the text with which the library describes itself. Slurm connects no ranks unless `--mpi` names the
     protocol of the library.
     """
-    found = LIBRARY_VERSION.search(library)
-    name, version = found.groups() if found else (library.splitlines()[0].strip(), "")
+    match = LIBRARY_VERSION.search(library)
+    name, version = match.groups() if match else (library.splitlines()[0].strip(), "")
     shown = f"{name.replace('CRAY', 'Cray').replace('Intel', 'Intel MPI')} {version}".strip()
     remedy = "use that library's mpiexec"
     if "SLURM_JOB_ID" in environment:
@@ -101,13 +95,12 @@ def find_mpiexec() -> Path:
 
     Raises LaunchError naming the extra that provides one.
     """
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    if beside.exists():
-        return beside
-    found = shutil.which("mpiexec")
-    if found is None:
-        raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {INSTALL_HINT}")
-    return Path(found)
+    mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
+    if mpiexec.exists():
+        return mpiexec
+    if on_path := shutil.which("mpiexec"):
+        return Path(on_path)
+    raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {INSTALL_HINT}")
 
 
 def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -123,21 +116,22 @@ SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca",
 
 def survival_options(mpiexec: Path) -> tuple[str, ...]:
     """Return the options with which ranks survive the death of another; empty for a launcher that has none."""
+    return SURVIVAL if is_open_mpi(mpiexec) else ()
+
+
+def is_open_mpi(mpiexec: Path) -> bool:
+    """Return True for Open MPI's mpiexec, False for one of the MPICH family, and for what is no program."""
     try:
         version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return SURVIVAL if "Open MPI" in version else ()
+        return False
+    return "Open MPI" in version
 
 
 MALLOC_ENVIRONMENT = {
-    "GLIBC_TUNABLES": ":".join(
-        (
-            "glibc.malloc.hugetlb=1",  # ask Linux for pages of 2 MB
-            "glibc.malloc.mmap_max=0",  # no mmap for large tensors, which would be returned when freed
-            f"glibc.malloc.trim_threshold={1 << 36}",  # keep freed memory for the next step
-        )
-    )
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"  # ask Linux for pages of 2 MB
+    ":glibc.malloc.mmap_max=0"  # no mmap for large tensors, which would be returned when freed
+    f":glibc.malloc.trim_threshold={1 << 36}"  # keep freed memory for the next step
 }
 """Settings of glibc's memory allocation. Without them, memory that a step keeps for its backward pass is returned to
 the system and allocated anew in each step: a fifth of a step of ResNet-50 on two cores of a virtual machine
@@ -174,9 +168,7 @@ def timeout_of(timeout: float | None) -> float:
 
     Raises UsageError where it is no number above 0.
     """
-    value = os.environ.get("UNISONO_TIMEOUT") if timeout is None else timeout
-    if value is None:
-        return TIMEOUT
+    value = os.environ.get("UNISONO_TIMEOUT", TIMEOUT) if timeout is None else timeout
     try:
         seconds = float(value)
     except ValueError:

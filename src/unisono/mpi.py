@@ -70,6 +70,6 @@ def allreduce_min(comm: MPI.Intracomm, value: int) -> int:
     `comm.allreduce(value, MPI.MIN)` would do the same, but mpi4py 4 duplicates the communicator for it while it holds
     Python's lock: two threads of two processes that do so on two communicators deadlock.
     """
-    found = np.array([value], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, found, MPI.MIN)
-    return int(found[0])
+    least = np.array([value], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
+    return int(least[0])

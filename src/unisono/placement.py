@@ -97,13 +97,13 @@ def model_groups(placement: Placement, size: int) -> Partition:
     >>> model_groups(place(["a", "a", "a", "b", "b", "b"]), 2)
     ((0, 1), (2, 5), (3, 4))
     """
-    found, left = list[tuple[int, ...]](), list[int]()
+    groups, left = list[tuple[int, ...]](), list[int]()
     for node in sorted(placement.nodes, key=lambda ranks: (placement.supernode_of(ranks[0]), ranks[0])):
         fit = len(node) - len(node) % size
-        found += [node[at : at + size] for at in range(0, fit, size)]
+        groups += [node[at : at + size] for at in range(0, fit, size)]
         left += node[fit:]
-    found += [tuple(left[at : at + size]) for at in range(0, len(left), size)]
-    return tuple(sorted(found))
+    groups += [tuple(left[at : at + size]) for at in range(0, len(left), size)]
+    return tuple(sorted(groups))
 
 
 def holders_of(groups: Partition) -> Partition:

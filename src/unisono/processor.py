@@ -1,4 +1,4 @@
-"""The processor: its name and its units, and the use of the ranks' cores by other processes.
+"""The processor: its name, as a device and on sale, and the use of the ranks' cores by other processes.
 
 Properties are read from /proc/cpuinfo on Linux; elsewhere only the name is known. Use is computed from counters of the
 system at two times:
@@ -28,6 +28,10 @@ from typing import NamedTuple
 
 from unisono.launch import available_cores
 
+AUTO, HOST = "auto", "cpu"
+"""Names of devices in a recipe: this node's accelerators, one for each of its ranks, or else the processor; and the
+processor."""
+
 SHARED = 0.1
 """Share of a rank's cores from which they count as shared with other processes."""
 
@@ -41,6 +45,8 @@ TICK = 0.01
 class Counters(NamedTuple):
     """Counters of a rank at one time, in seconds."""
 
+    machine: str
+    """Identity of the running kernel: ranks with the same one share cores. Empty where the system has none."""
     wall: float
     cpu: float
     """CPU time of all threads."""
@@ -56,7 +62,6 @@ class RankUse(NamedTuple):
     """Use of the cores of one rank between two times, in seconds."""
 
     machine: str
-    """Identity of the running kernel: ranks with the same one share cores."""
     cores: tuple[int, ...]
     wall: float
     cpu: float
@@ -95,29 +100,31 @@ ALONE = ProcessorUse()
 
 def read_counters() -> Counters:
     """Return the counters of this process now."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return Counters(time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
+    used, machine = resource.getrusage(resource.RUSAGE_SELF), ""
+    with suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Counters(machine, time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
 
 
 def use_since(before: Counters) -> RankUse:
     """Return the use of this rank's cores since `before` was read."""
-    return use_between(before, read_counters(), _machine())
+    return use_between(before, read_counters())
 
 
-def use_between(before: Counters, after: Counters, machine: str) -> RankUse:
+def use_between(before: Counters, after: Counters) -> RankUse:
     """Return the use of a rank's cores between two readings."""
     cores = tuple(sorted(after.cores.keys() & before.cores.keys()))
     busy, stolen = (sum(after.cores[core][kind] - before.cores[core][kind] for core in cores) for kind in (0, 1))
     known = before.delayed is not None and after.delayed is not None
     delayed = after.delayed - before.delayed if known else inf  # type: ignore[operator]  # both are numbers then
     wall, cpu, switches = after.wall - before.wall, after.cpu - before.cpu, after.switches - before.switches
-    return RankUse(machine, cores, wall, cpu, delayed, switches, busy, stolen)
+    return RankUse(after.machine, cores, wall, cpu, delayed, switches, busy, stolen)
 
 
 def processor_use(ranks: Sequence[RankUse]) -> ProcessorUse:
     """Return the use of the ranks' cores by others, from that of every rank."""
     uses = [_use_of(rank, ranks) for rank in ranks]
-    return max(uses, key=lambda one: (one.taken, one.switches), default=ALONE)
+    return max(uses, key=lambda use: (use.taken, use.switches), default=ALONE)
 
 
 def compare_use(first: ProcessorUse | None, later: ProcessorUse) -> str:
@@ -151,8 +158,8 @@ def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
     if not rank.cores or rank.wall <= 0:
         return ALONE
     mine = set(rank.cores)
-    users = [one for one in ranks if one.machine == rank.machine and one.cores]
-    own = sum(one.cpu * len(mine.intersection(one.cores)) / len(one.cores) for one in users)
+    users = [user for user in ranks if user.machine == rank.machine and user.cores]
+    own = sum(user.cpu * len(mine.intersection(user.cores)) / len(user.cores) for user in users)
     possible = rank.wall * len(mine)
     others = max(0.0, rank.busy - own - TICK * len(mine)) / possible
     others = min(others, max(0.0, rank.delayed / rank.wall))
@@ -161,15 +168,15 @@ def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
 
 def _cores() -> dict[int, tuple[float, float]]:
     """Return the busy and the stolen seconds of each core that this process may use."""
-    found = dict[int, tuple[float, float]]()
+    seconds = dict[int, tuple[float, float]]()
     with suppress(OSError):
         cores, tick = available_cores(), os.sysconf("SC_CLK_TCK")
         for line in Path("/proc/stat").read_text().splitlines():
             name, *times = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
                 user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, times)
-                found[int(name[3:])] = (user + nice + system + interrupts + soft) / tick, stolen / tick
-    return found
+                seconds[int(name[3:])] = (user + nice + system + interrupts + soft) / tick, stolen / tick
+    return seconds
 
 
 def _delayed() -> float | None:
@@ -181,31 +188,18 @@ def _delayed() -> float | None:
     return 1e-9 * sum(nanoseconds) if nanoseconds else None
 
 
-def _machine() -> str:
-    """Return the identity of the running kernel; empty where the system has none."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
 CPUINFO = Path("/proc/cpuinfo")
 
-TILES_FLAG, VECTORS_FLAGS = "amx_bf16", ("avx512_bf16", "bf16")
-"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX); in vectors (x86, and ARM's)."""
+BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
+"""Names of CPU flags for bfloat16 arithmetic: in tiles (Intel's AMX), in vectors (x86), and ARM's."""
 
 
-@dataclass(frozen=True)
-class Processor:
-    """Name of a processor, and its units for bfloat16."""
+class Processor(NamedTuple):
+    """Name of a processor, and what it is fast at."""
 
     name: str
-    tiles: bool = False
-    vectors: bool = False
-
-    @property
-    def bfloat16(self) -> bool:
-        """True where bfloat16 is faster than float32."""
-        return self.tiles or self.vectors
+    bfloat16: bool = False
+    """True where bfloat16 is faster than float32."""
 
 
 def processor() -> Processor:
@@ -217,7 +211,7 @@ def parse(cpuinfo: str) -> Processor:
     """Return the processor described by the text of /proc/cpuinfo.
 
     >>> parse("model name : Xeon\\nflags : avx2 amx_bf16\\n")
-    Processor(name='Xeon', tiles=True, vectors=False)
+    Processor(name='Xeon', bfloat16=True)
     """
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
@@ -225,5 +219,4 @@ def parse(cpuinfo: str) -> Processor:
         if colon:
             fields.setdefault(key.strip(), value.strip())
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    name = fields.get("model name") or platform.machine()
-    return Processor(name, TILES_FLAG in flags, any(flag in flags for flag in VECTORS_FLAGS))
+    return Processor(fields.get("model name") or platform.machine(), not BFLOAT16_FLAGS.isdisjoint(flags))

@@ -141,16 +141,12 @@ class Startup:
         self._wait_for_processes()
         self.close()
         if code not in (0, 2):  # 2: the ranks have reported bad input
-            if self._size > 1:  # a single rank has no witness, which ends the start
-                self._report_end(stop_requested)
+            if self._size > 1 and stop_requested:  # a single rank has no witness, which ends the start
+                _report("stopped by a signal during the start of the ranks")
+            elif self._size > 1 and self._dead is not None:
+                _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
             remove_leftover_files(self._begun)
         return code
-
-    def _report_end(self, stop_requested: bool) -> None:
-        if stop_requested:
-            _report("stopped by a signal during the start of the ranks")
-        elif self._dead is not None:
-            _report(f"{self._name(self._dead[0])} ended during the start of the ranks")
 
     def _wait_for_processes(self) -> None:
         """Wait at most GRACE_SECONDS for the processes of the launcher, which may end before them."""
@@ -175,7 +171,7 @@ def find_processes(launcher: int) -> LaunchedProcesses:
     waiting = [(launcher, False)]
     while waiting:
         parent, in_rank = waiting.pop()
-        for process in _children(parent):
+        for process in map(int, read_process(parent, f"task/{parent}/children").split()):
             command = read_process(process, "cmdline").split(b"\0")
             if witness.__file__.encode() in command:
                 return LaunchedProcesses(ranks, True, frozenset(helpers))
@@ -196,10 +192,6 @@ def rank_of(environment: bytes) -> int | None:
         if name.decode(errors="replace") in RANK_VARIABLES:
             return int(value)
     return None
-
-
-def _children(process: int) -> Sequence[int]:
-    return [int(child) for child in read_process(process, f"task/{process}/children").split()]
 
 
 def read_process(process: int, name: str) -> bytes:
@@ -225,7 +217,9 @@ def remove_leftover_files(begun: float) -> None:
             with suppress(OSError):
                 about = path.stat()
                 theirs = any(begun <= started <= about.st_mtime for started in others)
-                if about.st_uid == os.getuid() and about.st_mtime >= begun and not theirs and not _in_use(path, mine):
+                if about.st_uid != os.getuid() or about.st_mtime < begun or theirs:
+                    continue
+                if not any(os.fsencode(path) in read_process(process, "maps") for process in mine):
                     path.unlink()
 
 
@@ -241,10 +235,6 @@ def started_at(process: int) -> float:
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     runs = bool(numbers) and numbers[0] != b"Z"
     return booted + int(numbers[19]) / os.sysconf("SC_CLK_TCK") if runs else 0.0
-
-
-def _in_use(path: Path, processes: Sequence[int]) -> bool:
-    return any(os.fsencode(path) in read_process(process, "maps") for process in processes)
 
 
 def _report(report: str) -> None:

@@ -9,6 +9,7 @@
     tuple[Row, ...]            rows, each a table of the dataclass Row
     tuple[float, float]        a list of as many numbers
     tuple[str, ...]            a list of strings
+    tuple[tuple[str, int],...] a list of such lists
     Mapping[str, str]          a table of strings by keys of any name, also with dots
     Mapping[int, float]        a table of numbers by whole numbers from 0
     Mapping[str, Any]          a table of any form
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import operator
 import reprlib
 import tomllib
 from collections.abc import Mapping
@@ -34,15 +36,13 @@ Value = TypeVar("Value")
 
 MAX_NUMBER = (1 << 63) - 1
 
-
-def number(default: Any = MISSING, above: float | None = None, at_least: float | None = None) -> Any:
-    """Return a dataclass field for a number within limits; each number in a table of them."""
-    return field(default=default, metadata={"above": above, "at_least": at_least})
+LIMITS = {"above": ("above", operator.gt), "at_least": ("at least", operator.ge), "below": ("below", operator.lt)}
+"""Limits of a number: their names in a field, their words, and the comparison that holds within them."""
 
 
-def numbers(*default: float, at_least: float, below: float) -> Any:
-    """Return a dataclass field for as many numbers as the default has, each within limits."""
-    return field(default=default, metadata={"at_least": at_least, "below": below})
+def number(default: Any = MISSING, **limits: float) -> Any:
+    """Return a dataclass field for a number within LIMITS; each number in a list or a table of them."""
+    return field(default=default, metadata=limits)
 
 
 def choice(default: str, *names: str) -> Any:
@@ -79,20 +79,20 @@ def parse(
     unless files of later releases, which may have more, are read as well: not `strict`.
     """
     try:
-        found: Value = _dataclass(kind, content, name, strict)
+        value: Value = _dataclass(kind, content, name, strict)
     except _UnfitError as unfit:
         raise error(f"{source}: {unfit}") from None
-    return found
+    return value
 
 
 def known(value: Any) -> dict[str, Any]:
     """Return the table of a dataclass, as `parse` reads it, without keys whose values are the defaults."""
-    found = {}
-    for one in dataclasses.fields(value):
-        held = getattr(value, one.name)
-        if held != (one.default if one.default_factory is MISSING else one.default_factory()):
-            found[_key(one)] = _plain(held)
-    return found
+    table = {}
+    for each in dataclasses.fields(value):
+        held = getattr(value, each.name)
+        if held != (each.default if each.default_factory is MISSING else each.default_factory()):
+            table[_key(each)] = _plain(held)
+    return table
 
 
 def as_json(value: Any, **derived: Any) -> bytes:
@@ -131,46 +131,45 @@ def change(content: dict[str, Any], wanted: str) -> None:
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested tables as one table, with dots in its keys."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in content.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values
 
 
 class _UnfitError(Exception):
     """Sentence about a key or a value that does not fit."""
 
 
-def _key(one: dataclasses.Field[Any]) -> str:
-    return str(one.metadata.get("key", one.name))
+def _key(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("key", field.name))
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return known(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(held) for key, held in value.items()}
+    return [_plain(held) for held in value] if isinstance(value, list | tuple) else value
 
 
 def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
     content, prefix = _table(content, name), f"{name}." if name else ""
-    fields, hints = {_key(one): one for one in dataclasses.fields(kind)}, get_type_hints(kind)
-    found: dict[str, Any] = {}
+    fields, hints = {_key(each): each for each in dataclasses.fields(kind)}, get_type_hints(kind)
     for key in content if strict else ():
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
-            there = (
-                f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(prefix + one for one in fields)}"
-            )
-            raise _UnfitError(f"unknown key {prefix}{key}; {there}")
-    for key, one in fields.items():
+            there = ", ".join(f"{prefix}{known}" for known in near or fields)
+            words = f"did you mean {there}?" if near else f"there are {there}"
+            raise _UnfitError(f"unknown key {prefix}{key}; {words}")
+    values: dict[str, Any] = {}
+    for key, each in fields.items():
         if key in content:
-            found[one.name] = _parsed(hints[one.name], content[key], f"{prefix}{key}", one.metadata, strict)
-        elif one.default is MISSING and one.default_factory is MISSING:
+            values[each.name] = _parsed(hints[each.name], content[key], f"{prefix}{key}", each.metadata, strict)
+        elif each.default is MISSING and each.default_factory is MISSING:
             raise _UnfitError(f"{prefix}{key} is missing; {name or 'the whole'} has {', '.join(fields)}")
     try:
-        return kind(**found)
+        return kind(**values)
     except UsageError as error:  # a check of the dataclass itself
         raise _UnfitError(f"{name}: {error}" if name else str(error)) from error
 
@@ -193,22 +192,23 @@ def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict:
 
 
 def _mapping(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any]) -> Mapping[Any, Any]:
-    (keys, values), found = kinds, _table(value, name)
+    (keys, values), table = kinds, _table(value, name)
     if values is Any:
-        return found
-    named = _whole if keys is int else lambda key, _: key
-    return {named(key, name): _value(one, values, f'{name}."{key}"', limits) for key, one in found.items()}
+        return table
+    parse_key = _whole_number if keys is int else lambda key, _: key
+    return {parse_key(key, name): _value(held, values, f'{name}."{key}"', limits) for key, held in table.items()}
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> tuple[Any, ...]:
     count = None if kinds[-1] is ... else len(kinds)
     if not isinstance(value, list | tuple) or len(value) != (count or len(value)):
         rows = f"rows; begin each with [[{name}]]" if dataclasses.is_dataclass(kinds[0]) else "strings"
-        form = f"{count} numbers" if count else rows
+        form = f"{count} {'numbers' if kinds[0] is float else 'values'}" if count else rows
         raise _UnfitError(f"{name} = {value!r} is not a list of {form}")
     if dataclasses.is_dataclass(kinds[0]):
         return tuple(_dataclass(kinds[0], row, f"{name} row {number}", strict) for number, row in enumerate(value))
-    return tuple(_value(one, kinds[0], name, limits) for one in value)
+    each = kinds if count else [kinds[0]] * len(value)
+    return tuple(_parsed(kind, held, name, limits, strict) for kind, held in zip(each, value, strict=True))
 
 
 def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
@@ -218,7 +218,7 @@ def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
     return value
 
 
-def _whole(key: str, name: str) -> int:
+def _whole_number(key: str, name: str) -> int:
     if not (key.isascii() and key.isdecimal() and len(key) < 19 and key == str(int(key))):
         raise _UnfitError(f'{name}."{key}": the key is a whole number from 0, as in "3" = 4.0')
     return int(key)
@@ -232,12 +232,9 @@ def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:
     if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
         raise _UnfitError(f"{name} = {value!r} is out of range")
     value = float(value) if kind is float else value
-    if limits.get("above") is not None and not value > limits["above"]:
-        raise _UnfitError(f"{name} = {value!r}, but it has to be above {limits['above']}")
-    if limits.get("at_least") is not None and not value >= limits["at_least"]:
-        raise _UnfitError(f"{name} = {value!r}, but it has to be at least {limits['at_least']}")
-    if limits.get("below") is not None and not value < limits["below"]:
-        raise _UnfitError(f"{name} = {value!r}, but it has to be below {limits['below']}")
+    for limit, (words, fits_in) in LIMITS.items():
+        if limits.get(limit) is not None and not fits_in(value, limits[limit]):
+            raise _UnfitError(f"{name} = {value!r}, but it has to be {words} {limits[limit]}")
     if limits.get("one_of") and value not in limits["one_of"]:
         raise _UnfitError(f"{name} = {value!r}; it is one of {', '.join(limits['one_of'])}")
     return value

@@ -20,6 +20,8 @@ from typing import Any
 
 from unisono import witness
 
+ErrorType = type[BaseException]
+
 THREAD_PREFIX = "unisono "
 """Prefix of the names of Unisono's own threads."""
 
@@ -62,9 +64,7 @@ class ExceptionHooks:
         self._process = os.getpid()
         self._earlier_main_hook, self._earlier_thread_hook = sys.excepthook, threading.excepthook
 
-    def on_main_thread(
-        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def on_main_thread(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         """Print the traceback and end all ranks; in a forked child, end only the child."""
         if os.getpid() != self._process:
             self._call(self._earlier_main_hook, kind, error, trace)
@@ -72,7 +72,7 @@ class ExceptionHooks:
             os._exit(self._exit_code(kind))  # a normal exit would finalize MPI, which is its parent's
         if self._earlier_main_hook is not sys.__excepthook__:  # else the traceback would be printed twice
             self._call(self._earlier_main_hook, kind, error, trace)
-        witness.report_abort(self._prefixed_traceback(kind, error, trace, ""))
+        witness.report_abort(self._prefixed_traceback(kind, error, trace))
         self._abort(self._exit_code(kind))
 
     def on_other_thread(self, args: Any) -> None:
@@ -84,20 +84,19 @@ class ExceptionHooks:
         if self._earlier_thread_hook is not threading.__excepthook__:
             self._call(self._earlier_thread_hook, args)
         if name.startswith(THREAD_PREFIX):
-            witness.report_abort(self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback, ""))
+            witness.report_abort(self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback))
             self._abort(1)
         else:
-            text = self._prefixed_traceback(
-                args.exc_type, args.exc_value, args.exc_traceback, f", thread {name!r}, which ends"
-            )
-            print(text, end="", file=sys.stderr, flush=True)
+            where = f", thread {name!r}, which ends"
+            lines = self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback, where)
+            print(lines, end="", file=sys.stderr, flush=True)
 
     @staticmethod
-    def _exit_code(kind: type[BaseException]) -> int:
+    def _exit_code(kind: ErrorType) -> int:
         return 130 if issubclass(kind, KeyboardInterrupt) else 1
 
     def _prefixed_traceback(
-        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, where: str
+        self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None, where: str = ""
     ) -> str:
         lines = "".join(traceback.format_exception(kind, error, frames_of_program(error, trace))).splitlines()
         return "".join(f"rank {self._rank} of {self._size}{where}: {line}\n" for line in lines)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,14 @@ class UserFunction:
 
     def check(self) -> None:
         """Raise RecipeError if there is no such module. Does not import it."""
-        module, _ = self._parts()
-        with self._search_path():
-            if importlib.util.find_spec(module.partition(".")[0]) is None:
-                raise self._no_module(module)
+        module, spec = self._spec()
+        if spec is None:
+            raise self._no_module(module)
 
     def where(self) -> str:
         """Return a description of the module and its location. Does not import it."""
-        module, _ = self._parts()
-        with self._search_path():
-            found = importlib.util.find_spec(module.partition(".")[0])
-        origin = None if found is None else found.origin or next(iter(found.submodule_search_locations or ()), None)
+        module, spec = self._spec()
+        origin = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
         keys = f"{self.table}.name = {self.name!r}, {self.table}.folder = {self.folder!r}"
         return f"module {module}, from {origin or 'nowhere'} ({keys})"
 
@@ -71,7 +69,7 @@ class UserFunction:
                 raise self._no_module(name) from error
             function = getattr(module, word, None)
             if not callable(function):
-                callables = [one for one in vars(module) if callable(getattr(module, one))]
+                callables = [known for known, value in vars(module).items() if callable(value)]
                 near = difflib.get_close_matches(word, callables, n=1)
                 hint = f"; did you mean {name}:{near[0]}?" if near else ""
                 raise self.error(f"{module.__file__} has no function {word}{hint}")
@@ -85,6 +83,12 @@ class UserFunction:
     def error(self, words: str) -> RecipeError:
         """Return an error that names the key."""
         return RecipeError(f"{self.table}.name = {self.name!r}: {words}")
+
+    def _spec(self) -> tuple[str, ModuleSpec | None]:
+        """Return the name of the module, and where its package is found."""
+        module, _ = self._parts()
+        with self._search_path():
+            return module, importlib.util.find_spec(module.partition(".")[0])
 
     def _parts(self) -> tuple[str, str]:
         module, _, function = self.name.partition(":")

@@ -24,7 +24,7 @@ from unisono.errors import UnisonoError, UsageError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
-from unisono.placement import Placement, place
+from unisono.placement import Partition, Placement, place
 
 Result = TypeVar("Result")
 
@@ -37,13 +37,6 @@ class Resource(Protocol):
 
 
 Made = TypeVar("Made", bound=Resource)
-
-_SPLIT, _DUP, _CALL_ON_ROOT = call_of("split()"), call_of("dup()"), call_of("call_on_root()")
-_ALL_GATHER_OBJECT, _AGREE_ON_ERRORS, _FREE = (
-    call_of("all_gather_object()"),
-    call_of("agree_on_errors()"),
-    call_of("free()"),
-)
 
 ERROR_AGREEMENT_SECONDS = 3.0
 """Seconds within which all ranks must fail for their failures to count as one."""
@@ -79,7 +72,7 @@ class World:
         self._dups: list[World] = []
         self._resources: dict[Callable[[World], Resource], Resource] = {}
         self._freed = False
-        self._node_world: World | None = None
+        self._groups: dict[Partition, World] = {}
         self.placement = placement
         """Ranks of every node, and the supernode of every node."""
         self.comm = comm
@@ -178,7 +171,7 @@ class World:
 
     def split(self, color: int, key: int | None = None) -> World:
         """Return the world of the ranks that give the same `color` (0 or more), ordered by `key`, or else by rank."""
-        with self._group.enter_library_call(_SPLIT):
+        with self._group.enter_library_call(call_of("split()")):
             comm: MPI.Intracomm = self.comm.Split(color, self.rank if key is None else key)  # type: ignore[assignment]
             sites = comm.allgather((self.node, self.supernode))
             placement = place([node for node, _ in sites], [supernode for _, supernode in sites])
@@ -190,7 +183,7 @@ class World:
         It can use the memory that `empty` of this world has returned. Created by all ranks together; freed with this
         world.
         """
-        with self._group.enter_library_call(_DUP):
+        with self._group.enter_library_call(call_of("dup()")):
             dup = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("dup"))
         self._dups.append(dup)
         return dup
@@ -200,11 +193,17 @@ class World:
         self._parts += 1
         return f"{kind} ({self._parts}) of {self.name}"
 
+    def group_world(self, partition: Partition) -> World:
+        """Return the world of this rank's group in a partition, with its ranks in the group's order. The first call is
+        made by all ranks together; it is freed with this world."""
+        if partition not in self._groups:
+            color = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
+            self._groups[partition] = self.split(color, partition[color].index(self.rank))
+        return self._groups[partition]
+
     def node_world(self) -> World:
         """Return the world of the ranks on this rank's node; the first call is made by all ranks together."""
-        if self._node_world is None:
-            self._node_world = self if self.nodes == 1 else self.split(self.node)
-        return self._node_world
+        return self if self.nodes == 1 else self.group_world(self.placement.nodes)
 
     def call_on_root(self, function: Callable[[], Result]) -> Result:
         """Call `function` on rank 0 alone; every rank returns its result (pickled), or raises its error.
@@ -217,7 +216,7 @@ class World:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
-        with self._group.enter_library_call(_CALL_ON_ROOT):
+        with self._group.enter_library_call(call_of("call_on_root()")):
             result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
         if failure is not None:
             raise failure
@@ -241,7 +240,7 @@ class World:
 
     def all_gather_object(self, value: Result) -> list[Result]:
         """Return the values of all ranks, by rank, on every rank (pickled)."""
-        with self._group.enter_library_call(_ALL_GATHER_OBJECT):
+        with self._group.enter_library_call(call_of("all_gather_object()")):
             return self.comm.allgather(value)
 
     @contextmanager
@@ -251,7 +250,7 @@ class World:
         If only some ranks raise one, the others might wait for them forever. Then the error is printed with its rank,
         and all ranks end with exit code 2.
         """
-        with self._group.enter_library_call(_AGREE_ON_ERRORS):
+        with self._group.enter_library_call(call_of("agree_on_errors()")):
             agreement = self.comm.Dup()
         try:
             yield
@@ -298,14 +297,14 @@ class World:
         if self._freed:
             return
         if self.size > 1 and not self._group.broken:
-            self._group.barrier(_FREE)
+            self._group.barrier(call_of("free()"))
         for resource in reversed(self._resources.values()):
             resource.close()
         self._resources.clear()
         while self._dups:
             self._dups.pop().free()
-        if self._node_world is not None and self._node_world is not self:
-            self._node_world.free()
+        while self._groups:
+            self._groups.popitem()[1].free()
         self._group.free()
         if not self._group.broken:
             self.comm.Free()

@@ -1,8 +1,10 @@
 import json
+import socket
 
 import pytest
 
-from unisono.bench.collectives import bound_of, draw, simulated, table
+from unisono.bench.collectives import bound_of, draw, interface_of, simulated, table
+from unisono.torch_backend.rendezvous import address_towards
 
 
 def entry(median: float, predicted: float | None = None) -> dict[str, float | None]:
@@ -21,6 +23,11 @@ FOUND = {
          "MPI library": entry(2200), "gloo": entry(1210), "ring": entry(1100, 1210)}},
     ],
 }  # fmt: skip
+
+
+def test_this_machine_is_reached_by_its_own_interface() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert interface_of("127.0.0.1") in {name for _, name in socket.if_nameindex()}
 
 
 def test_the_table_has_ratios_to_peers_and_to_the_bound() -> None:

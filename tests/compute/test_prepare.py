@@ -30,7 +30,7 @@ def test_layers_change_and_parameters_stay() -> None:
     torch.testing.assert_close(model(inputs), right)
 
 
-PLAIN, AMX = Processor("plain"), Processor("new", tiles=True)
+PLAIN, AMX = Processor("plain"), Processor("new", bfloat16=True)
 FLOAT, BFLOAT16, DOUBLE = torch.float32, torch.bfloat16, torch.float64
 
 

@@ -13,11 +13,12 @@ import torch
 from unisono.data import dimd, partitioned_load
 from unisono.data.kinds import RAW
 from unisono.data.loading import Batch
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation, share
 from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
-from unisono.data.storage import StorageOptions, choose
+from unisono.data.storage import choose
 from unisono.errors import PackError, UsageError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -129,7 +130,7 @@ def test_more_samples_than_a_rank_holds_are_refused(on_ranks: OnRanks, numbered:
 def test_a_pack_that_does_not_fit_is_refused(
     on_ranks: OnRanks, numbered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = StorageOptions("streamed"), "partitions would take 9 GB"
+    chosen = DataOptions(storage="streamed"), "partitions would take 9 GB"
     monkeypatch.setattr(choose, "resolve_storage", lambda *_: chosen)
     with pytest.raises(PackError, match="does not fit: partitions would take 9 GB; take Loader, which streams it"):
         on_ranks(2, lambda world: partitioned_load(numbered, world))

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.builtin import Dataset, Samples, in_memory_feed
-from unisono.data.kinds import AUDIO, IMAGE, RAW, TransformOptions
+from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
 from unisono.data.kinds.image import image_options
 from unisono.data.loading import Batch
-from unisono.data.order import ShuffleOptions, permutation, steps_of
+from unisono.data.options import DataOptions
+from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.packed_feed import FeedOptions, check_splits, packed_feed
-from unisono.data.storage import StorageOptions
+from unisono.data.packed_feed import check_alike, packed_feed
 from unisono.engine import OperationSpan
 from unisono.errors import PackError
 
@@ -51,7 +51,7 @@ def numbers_in(batches: list[Batch], folder: Path) -> list[list[int]]:
 
 
 def epoch_on(
-    on_ranks: OnRanks, ranks: int, options: FeedOptions, epoch: int, first: int = 0, last: int | None = None
+    on_ranks: OnRanks, ranks: int, options: DataOptions, epoch: int, first: int = 0, last: int | None = None
 ) -> list[Batch]:
     """The whole batches of an epoch's steps from `first` to `last` - 1, with everything made anew."""
 
@@ -92,14 +92,14 @@ def test_any_number_of_ranks_sees_the_batches_that_one_sees(on_ranks: OnRanks, n
     options = augmented(numbered, augment)
     alone = epoch_on(on_ranks, 1, options, 2)
     for ranks, groups in ((2, 1), (3, 1), (6, 2), (9, 1)):
-        together = epoch_on(on_ranks, ranks, replace(options, storage=StorageOptions(groups=groups)), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
 
 
 def test_an_epoch_follows_its_order_with_the_labels_of_the_pack(on_ranks: OnRanks, numbered: Path) -> None:
-    batches = epoch_on(on_ranks, 3, FeedOptions(numbered), 1)
+    batches = epoch_on(on_ranks, 3, DataOptions(pack=str(numbered)), 1)
     seen = [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
     assert seen == permutation(151, SEED, 1).tolist()
     labels = [label for _, labels in batches for label in labels.tolist()]
@@ -114,7 +114,7 @@ def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once
 ) -> None:
     first, seen = 0, list[int]()
     for ranks, last in legs:
-        batches = epoch_on(on_ranks, ranks, FeedOptions(numbered), 1, first, last)
+        batches = epoch_on(on_ranks, ranks, DataOptions(pack=str(numbered)), 1, first, last)
         seen += [number for numbers in numbers_in(batches, numbered / "train") for number in numbers]
         first = last or first
     assert sorted(seen) == list(range(151))
@@ -122,7 +122,7 @@ def test_two_resumes_within_an_epoch_and_one_on_other_ranks_see_each_sample_once
 
 
 def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -> None:
-    options = FeedOptions(numbered, transform=TransformOptions(augment="shift"), threads=2)
+    options = DataOptions(pack=str(numbered), augment="shift", threads=2)
 
     def work(world: Any) -> list[list[Batch]]:
         feed = packed_feed(options, world, SEED)
@@ -144,7 +144,7 @@ def test_the_test_set_is_seen_once_as_it_is(on_ranks: OnRanks, numbered: Path) -
 
 def test_an_epoch_that_is_over_gives_nothing_of_the_next_one(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
-        feed = packed_feed(FeedOptions(numbered), world, SEED)
+        feed = packed_feed(DataOptions(pack=str(numbered)), world, SEED)
         old = feed.epoch(0, BATCH, 0)
         next(old)
         new = feed.epoch(1, BATCH, 0)
@@ -162,7 +162,7 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            packed_feed(FeedOptions(tmp_path if world.rank == 2 else numbered), world, SEED)
+            packed_feed(DataOptions(pack=str(tmp_path if world.rank == 2 else numbered)), world, SEED)
         return str(caught.value)
 
     words = on_ranks(3, work)
@@ -171,28 +171,31 @@ def test_all_ranks_have_the_same_pack(on_ranks: OnRanks, numbered: Path, tmp_pat
     ]
 
 
+def about(classes: tuple[str, ...], kind: str = RAW, shape: tuple[int, ...] | None = (8, 8)) -> Index:
+    none = np.zeros(0, np.int32)
+    return Index(About(kind, classes, shape), none, none, none, none, none, Path("packs/a"))
+
+
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("train", "test", "words"),
     [
-        ({"kind": AUDIO}, r"holds image samples , test audio ; pack both in the same way"),
-        ({"classes": ("a", "c")}, "has 2 classes and test 2, which differ in b, so"),
-        ({"classes": ("b", "a")}, "which differ in their order, so"),
-        ({"kind": RAW, "shape": (8, 8)}, r"holds image samples , test raw \(8, 8\); pack both in the same way"),
+        (about(("a", "b")), about(("b", "a")), "packs/a has other classes than packs/a, .*: the same in another order"),
+        (about(("a", "b")), about(("a", "c")), "it lacks b; it adds c; pack samples of the same classes"),
+        (about((*"a0123456",)), about(("a",)), "it lacks 0, 1, 2, 3, 4 and 2 more"),
+        (about(("a",)), about(("a",), AUDIO, None), "holds audio samples, but packs/a, .*, raw samples of 8 x 8; pack"),
+        (about(("a",)), about(("a",), shape=(9, 9)), "raw samples of 9 x 9"),
+        (about(("a", "b"), TEXT), about(("a", "c"), TEXT), "has other tokens .*it lacks b; .* with the same --tokeniz"),
+        (about(("a",), TEXT, (5,)), about(("a",), TEXT, (9,)), "text samples of 9, but .*, text samples of 5"),
     ],
 )
-def test_both_parts_are_of_one_data_set(other: dict[str, Any], words: str) -> None:
-    about, nothing = About(IMAGE, ("a", "b")), np.zeros(0, np.int32)
-    train, test = (
-        Index(each, nothing, nothing, nothing, nothing, nothing, Path(name))
-        for each, name in ((about, "train"), (replace(about, **other), "test"))
-    )
-    check_splits(train, train)
+def test_both_parts_are_of_one_data_set(train: Index, test: Index, words: str) -> None:
+    check_alike(train, train)
     with pytest.raises(PackError, match=words):
-        check_splits(train, test)
+        check_alike(train, test)
 
 
-def augmented(folder: Path, augment: str) -> FeedOptions:
-    return FeedOptions(folder, transform=TransformOptions(augment=augment))
+def augmented(folder: Path, augment: str) -> DataOptions:
+    return DataOptions(pack=str(folder), augment=augment)
 
 
 def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path, chirps: Path) -> None:
@@ -205,26 +208,25 @@ def test_what_cannot_be_trained_on_is_refused(on_ranks: OnRanks, numbered: Path,
     ):
         on_ranks(1, lambda world: packed_feed(augmented(numbered, "mask"), world, 0))
     with pytest.raises(PackError, match=r"rank 0: .* has no pack named train or training"):
-        on_ranks(2, lambda world: packed_feed(FeedOptions(numbered / "train"), world, 0))
+        on_ranks(2, lambda world: packed_feed(DataOptions(pack=str(numbered / "train")), world, 0))
     with pytest.raises(PackError, match="2 ranks cannot form 3 groups"):
-        on_ranks(2, lambda world: packed_feed(FeedOptions(numbered, StorageOptions(groups=3)), world, 0))
-    streamed = FeedOptions(numbered, StorageOptions("streamed"), shuffle=ShuffleOptions(4))
+        on_ranks(2, lambda world: packed_feed(DataOptions(pack=str(numbered), groups=3), world, 0))
+    streamed = DataOptions(pack=str(numbered), storage="streamed", shuffle="every:4")
     with pytest.raises(PackError, match=r'data\.shuffle = "every:4", but .* is streamed, and nothing moves between'):
         on_ranks(2, lambda world: packed_feed(streamed, world, 0))
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "mask"])
 def test_any_number_of_ranks_has_the_same_windows_as_one_rank(on_ranks: OnRanks, chirps: Path, augment: str) -> None:
-    transform = TransformOptions(augment=augment, windows=3, context=1)
-    options = FeedOptions(chirps, transform=transform, threads=2)
+    options = DataOptions(pack=str(chirps), augment=augment, windows=3, context=1, threads=2)
     alone = epoch_on(on_ranks, 1, options, 2)
     assert [tuple(inputs.shape) for inputs, _ in alone] == [(BATCH, 3, 120)] * 7 + [(8, 3, 120)]
     for ranks, groups in ((2, 1), (3, 1), (6, 2)):
-        together = epoch_on(on_ranks, ranks, replace(options, storage=StorageOptions(groups=groups)), 2)
+        together = epoch_on(on_ranks, ranks, replace(options, groups=groups), 2)
         for one, other in zip(alone, together, strict=True):
             assert torch.equal(one[0], other[0])
             assert torch.equal(one[1], other[1])
-    changed = epoch_on(on_ranks, 1, replace(options, transform=replace(transform, augment="none")), 2)
+    changed = epoch_on(on_ranks, 1, replace(options, augment="none"), 2)
     unlike = [(one[0] != other[0]).flatten(1).any(dim=1) for one, other in zip(alone, changed, strict=True)]
     assert (torch.cat(unlike).float().mean() > 0.5) == (augment != "none")
 
@@ -233,8 +235,8 @@ def test_from_recordings_a_network_learns_which_tones_climb(on_ranks: OnRanks, c
     """Windows come in their order, with their labels, and what is in the test set is heard as what was trained on."""
 
     def work(world: Any) -> float:
-        transform = TransformOptions(augment="shift", windows=4, context=4)
-        feed = packed_feed(FeedOptions(chirps, transform=transform), world, SEED)
+        options = DataOptions(pack=str(chirps), augment="shift", windows=4, context=4)
+        feed = packed_feed(options, world, SEED)
         assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (120, 40, 2, 360)
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * feed.channels, feed.classes))
@@ -257,8 +259,8 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
     about = About(IMAGE, ("a",), shape, (0.5,) * 3, (0.25,) * 3)
     index = Index(about, nothing, nothing, nothing, nothing, nothing)
     with pytest.raises(PackError, match=r"images of different sizes; set data\.size"):
-        image_options(index, TransformOptions())
-    found = image_options(index, TransformOptions(size=5, augment="scale"))
+        image_options(index, DataOptions())
+    found = image_options(index, DataOptions(size=5, augment="scale"))
     assert (found.size, found.channels, found.mean, found.std, found.augment) == (
         5,
         3,
@@ -273,7 +275,7 @@ def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered
 
     def work(world: Any) -> Counter[tuple[str, str]]:
         spans = list[OperationSpan]()
-        feed = packed_feed(FeedOptions(numbered, threads=2), world, SEED, observe=spans.append)
+        feed = packed_feed(DataOptions(pack=str(numbered), threads=2), world, SEED, observe=spans.append)
         assert [span.name for span in spans] == ["read training set", "read test set"]
         list(feed.epoch(0, BATCH, 0))
         list(feed.test_batches(BATCH))

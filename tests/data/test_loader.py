@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data import Loader
-from unisono.data.kinds import TransformOptions
 from unisono.data.loading import Batch
+from unisono.data.options import DataOptions
 from unisono.data.order import epoch_order, parse_shuffle, permutation
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.data.packed_feed import packed_feed
 from unisono.errors import PackError, UsageError
 from unisono.placement import place
 
@@ -52,7 +52,7 @@ def numbers_in(everyone: list[list[Batch]], folder: Path) -> list[int]:
 
 def test_a_loop_gets_the_batches_of_a_run(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
-        options = FeedOptions(numbered, transform=TransformOptions(augment="shift"))
+        options = DataOptions(pack=str(numbered), augment="shift")
         feed = packed_feed(options, world, SEED)
         expected = [kept(feed.epoch(epoch, BATCH, 0)) for epoch in range(2)]
         tested = kept(feed.test_batches(BATCH))
@@ -175,7 +175,7 @@ def test_a_state_under_which_samples_would_be_left_out_is_refused(
 def test_what_cannot_be_loaded_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
     with pytest.raises(UsageError, match="3 ranks share batches of 2 samples, so some would have none"):
         on_ranks(3, lambda world: Loader(numbered, world, 2))
-    with pytest.raises(PackError, match="there is no storage 'floppy'"):
+    with pytest.raises(UsageError, match="storage = 'floppy'; it is one of partitioned, replicated, streamed, auto"):
         on_ranks(1, lambda world: loader_of(numbered, world, storage="floppy"))
     with pytest.raises(PackError, match=r"data\.augment = 'mask'"):
         on_ranks(1, lambda world: loader_of(numbered, world, augment="mask"))
@@ -231,11 +231,11 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
     ("options", "words"),
     [
         ({"threads": 0}, "threads = 0; it is 1 at least"),
-        ({"groups": 0}, "groups = 0; it is 1 at least"),
-        ({"storage": "streamed", "buffer_megabytes": 0}, "buffer_megabytes = 0; it is 1 at least"),
-        ({"storage": "streamed", "cache_megabytes": -1}, "cache_megabytes = -1; it is 0 at least"),
-        ({"size": -3}, "size = -3; it is 0 at least"),
-        ({"windows": 0}, "windows = 0; it is 1 at least"),
+        ({"groups": 0}, "Loader: groups = 0, but it has to be at least 1"),
+        ({"storage": "streamed", "buffer_megabytes": 0}, "Loader: buffer_megabytes = 0.0, but it has to be at least 1"),
+        ({"storage": "streamed", "cache_megabytes": -1}, "Loader: cache_megabytes = -1.0, but it has to be at least 0"),
+        ({"size": -3}, "Loader: size = -3, but it has to be at least 0"),
+        ({"windows": 0}, "Loader: windows = 0, but it has to be at least 1"),
         ({"seed": -1}, "seed = -1; it is 0 at least"),
         ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
     ],

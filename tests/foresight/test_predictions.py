@@ -11,13 +11,13 @@ from tests.plan.test_choose import NETWORK, ask, at, loads
 from tests.plan.test_run_plan import MACHINE, network
 from tests.plan.test_run_plan import RUN as PLANNED
 
-from unisono.foresight.predictions import planned_prediction, program_of, tuned_prediction
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, candidates, predicted
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
 from unisono.processor import ProcessorUse
 from unisono.rules import BSP, BaseRule, Exchange, LocalSGD, Sharded
+from unisono.training.foresight import planned_prediction, program_of, tuned_prediction
 
 MIB = 1 << 20
 

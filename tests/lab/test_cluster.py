@@ -48,14 +48,14 @@ LAB = Lab(supernodes=1, hosts=2, rate=200_000_000, ranks_per_host=3)
 
 
 def test_hydra_reaches_every_host_by_the_script() -> None:
-    command = " ".join(mpiexec_command(LAB, "/x/mpiexec", "HYDRA build details:", "/here", ("a", "b c")))
+    command = " ".join(mpiexec_command(LAB, "/x/mpiexec", False, "/here", ("a", "b c")))
     assert command.startswith("/x/mpiexec -launcher ssh -launcher-exec /dev/shm/lab/enter -localhost labhead ")
     assert "-hosts h0,h1 -ppn 3 -wdir / unshare --mount " in command
     assert command.endswith("/here a b c")
 
 
 def test_open_mpi_starts_all_helpers_from_one_place_and_binds_no_rank() -> None:
-    command = " ".join(mpiexec_command(LAB, "/x/mpiexec", "mpiexec (Open MPI) 5.0.11", "/here", ("a",)))
+    command = " ".join(mpiexec_command(LAB, "/x/mpiexec", True, "/here", ("a",)))
     assert "--prtemca plm_ssh_agent /dev/shm/lab/enter --prtemca plm_ssh_no_tree_spawn 1 " in command
     assert "--mca pml ob1 --mca btl tcp,self,sm " in command
     assert "--bind-to none --wdir / --host h0:3,h1:3 unshare --mount " in command

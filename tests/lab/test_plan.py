@@ -97,7 +97,7 @@ def test_every_host_has_a_name_and_an_address_of_its_own(lab: Lab) -> None:
     assert len({host.name for host in members}) == len({host.address for host in members}) == len(members)
     assert HEAD_ADDRESS not in {host.address for host in members}
     for host in members:
-        assert host.number == host.supernode * lab.hosts + host.index
+        assert host.number == host.supernode * lab.hosts + host.within
         assert all(1 <= int(part) <= 254 for part in host.address.split(".")[2:])
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from unisono.models.resnet import BasicBlock, Bottleneck, ResNet50, resnet_cifar
+from unisono.models.resnet import BasicBlock, Bottleneck, resnet50, resnet_cifar
 
 
 def test_size_and_shape() -> None:
@@ -31,7 +31,7 @@ def test_the_shortcut_is_strided_and_padded_with_zeros() -> None:
 
 def test_size_and_shape_of_resnet50() -> None:
     with torch.device("meta"):
-        model = ResNet50(1000)
+        model = resnet50(1000)
         assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
         assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
         features = model.blocks(model.pool(model.first(torch.zeros(2, 3, 224, 224))))
@@ -40,7 +40,7 @@ def test_size_and_shape_of_resnet50() -> None:
 
 def test_it_has_50_layers() -> None:
     with torch.device("meta"):
-        model = ResNet50(10)
+        model = resnet50(10)
     layers = (torch.nn.Conv2d, torch.nn.Linear)
     names = [name for name, module in model.named_modules() if isinstance(module, layers) and "short" not in name]
     assert len(names) == 50
@@ -59,7 +59,7 @@ def test_a_network_begins_as_its_shortcuts() -> None:
     block = Bottleneck(8, 2, 1)
     inputs = torch.rand(2, 8, 5, 5)
     assert not torch.equal(block(inputs), inputs)
-    network = ResNet50(3)
+    network = resnet50(3)
     plain = [block for block in network.blocks if isinstance(block.short, torch.nn.Identity)]
     assert len(plain) == 12
     assert float(network.classifier.weight.detach().std()) == pytest.approx(0.01, rel=0.05)

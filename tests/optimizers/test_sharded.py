@@ -10,8 +10,9 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.optimizers import LAMB, LARS
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.segments import Segment, cut, join
-from unisono.optimizers.sharded import ELEMENTWISE, SegmentUpdate, ShardedStep, check_optimizer, needs_norms
+from unisono.optimizers.sharded import ELEMENTWISE, SegmentUpdate, ShardedStep, check_optimizer
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -61,7 +62,7 @@ def test_segments_are_stepped_like_wholes(name: str) -> None:
         plain.step()
         play(optimizers, sharded)
     for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
-        exact = not needs_norms(plain)
+        exact = not isinstance(plain, LayerwiseOptimizer)
         torch.testing.assert_close(one, other, rtol=0, atol=0 if exact else 1e-12)
         parts = [(key, state) for optimizer in optimizers for key, state in optimizer.state.items()]
         found = join([(key, state) for key, state in parts if key.number == number], other)  # type: ignore[attr-defined]
@@ -83,7 +84,7 @@ def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Para
                 )
         updates.append(mine)
     steps = [ShardedStep(optimizer, parameters) for optimizer in optimizers]
-    if needs_norms(optimizers[0]):
+    if isinstance(optimizers[0], LayerwiseOptimizer):
         squares = sum(step.measure(mine) for step, mine in zip(steps, updates, strict=True))
         for step in steps:
             step.set_norms(squares)  # type: ignore[arg-type]

@@ -34,11 +34,12 @@ class Weights:
         self._anchor = anchor
         programs: Any = SimpleNamespace(
             memory=self.memory,
+            buffers=Buffers(self.model),
             collectives=OtherRank(),
             traits=Traits(RankState.WHOLE if not differs else RankState.OWN if anchor is None else RankState.ANCHORED),
             rule_memory=SimpleNamespace(write_anchor=self._write_anchor),
         )
-        self.weights = ModelWeights(self.model, programs, Buffers(self.model), lambda: self.waits.append(None))
+        self.weights = ModelWeights(self.model, programs, lambda: self.waits.append(None))
 
     def _write_anchor(self) -> bool:
         with torch.no_grad():

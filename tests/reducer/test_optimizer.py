@@ -17,10 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
-from unisono.reducer.backward_pass import ModelReplica
-from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, ControlMessage
 from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
+from unisono.reducer.replica import ModelReplica
 from unisono.step.build import updates
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS, CollectiveTasks
@@ -63,9 +62,9 @@ class Engine:
             parameter.grad = None
         buckets = [Bucket(1, tuple(numbers)) for numbers in self._parts]
         layout = Layout(1, len(self.parameters), tuple(buckets), updates=step.updates, clip=self._clip)
-        memory: Any = MagicMock(parameters=self.parameters)
-        agreement = Agreement(ControlMessage(1.0))
-        begun = ModelReplica(memory, Buffers(torch.nn.Identity()), layout, agreement, step.update)
+        programs: Any = MagicMock()
+        programs.memory.parameters = self.parameters
+        begun = ModelReplica(programs, layout, Agreement(ControlMessage(1.0)), step.update)
 
         def settled(key: int) -> None:
             for task in updates(layout, key, CollectiveTasks(layout, OVERLAPS["chain"], 1)):

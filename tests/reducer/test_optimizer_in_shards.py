@@ -15,11 +15,12 @@ from unisono.optimizers.segments import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, ControlMessage
-from unisono.reducer.family_replicas import ShardedReplica
 from unisono.reducer.optimizer import ShardedOptimizer
 from unisono.reducer.reducer import Reducer
+from unisono.reducer.replica import ShardedReplica
 from unisono.reducer.scattered_gradient import ScatteredGradient
 from unisono.step.layout import Layout
+from unisono.step.replica import RuleMemory
 
 
 class Runner:
@@ -53,7 +54,12 @@ class Rank:
         self.runner = Runner()
         collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
         self.programs = SimpleNamespace(
-            memory=self.memory, collectives=collectives, layout=lambda: self.layout, layer_norms=True
+            memory=self.memory,
+            buffers=Buffers(torch.nn.Identity()),
+            collectives=collectives,
+            rule_memory=SimpleNamespace(kept=RuleMemory()),
+            layout=lambda: self.layout,
+            layer_norms=True,
         )
         self.structure = SimpleNamespace(names=("a", "b"))
         self.sharded: ShardedOptimizer | None = None
@@ -74,8 +80,8 @@ class Rank:
 
     def begin(self) -> ShardedReplica:
         """Begin a pass in which the first parameter has a gradient, up to the optimizer's step."""
-        parts = self.memory, Buffers(torch.nn.Identity()), self.layout, Agreement(ControlMessage())
-        begun = ShardedReplica(0, None, *parts)
+        programs: Any = self.programs
+        begun = ShardedReplica(programs, self.layout, Agreement(ControlMessage()), None)
         begun.gradients.update({0: torch.full((4,), 0.5), 1: None})
         for key in self.layout.keys:
             begun.pack(key)

@@ -10,6 +10,7 @@ from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.plan.choose import INITIAL_BUCKET_BYTES
 from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.buffers import Buffers
 from unisono.reducer.programs import Programs
 from unisono.reducer.tuning import StepTimes
 from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
@@ -35,7 +36,8 @@ class One:
         parameters = [torch.nn.Parameter(torch.ones(16)) for _ in range(3)]
         self.memory, self.lines = Laid(parameters, Allocator()), list[str]()  # type: ignore[arg-type]
         collectives: Any = Ranks(ranks, rank)
-        self.programs = Programs(rule, self.memory, collectives, StepTimes(3), lambda _: None, buffers=False)
+        buffers = Buffers(torch.nn.Identity())
+        self.programs = Programs(rule, self.memory, buffers, collectives, StepTimes(3), lambda _: None)
         self.programs.log_with(self.lines.append)
 
 

@@ -1,4 +1,4 @@
-"""Facts of a model's layers for the prediction: bytes, sizes, and layers that are left whole."""
+"""Facts of a model's layers for the prediction: bytes, sizes, pairs, and layers that are left whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.placement import one_rank_per_node
 from unisono.plan.split import LayerFacts, LinkCosts, known_links
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
-from unisono.tensor_parallel.choose_plan import facts_of, inputs_of
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, pairs_of
 
 ANY = Cost(0.0, 1.0)
 
@@ -78,8 +78,8 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     assert [bool(one.sizes) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
     inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, known_links(one_rank_per_node(4), LinkCosts(ANY, ANY)))
-    assert (inputs.step.computing.whole, inputs.weights) == (9, (4 * 72,) * 3)
-    assert (inputs.numbers, inputs.samples) == ({"0": 0, "1": 1, "2": 2}, 2)
+    assert (inputs.step.computing.whole, inputs.samples) == (9, 2)
+    assert list(inputs.weights.items()) == [(name, 4 * 72) for name in "012"]
 
 
 def test_frozen_weights_are_not_exchanged() -> None:
@@ -87,3 +87,58 @@ def test_frozen_weights_are_not_exchanged() -> None:
     model[0].requires_grad_(False)
     found = facts(model, torch.zeros(2, 8))
     assert (found["0"].weights, found["1"].weights) == (0, 4 * 72)
+
+
+def once(model: nn.Module) -> set[str]:
+    return {name for name, _ in model.named_modules()}
+
+
+def pairs(*layers: nn.Module) -> dict[str, str]:
+    model = nn.Sequential(*layers)
+    return pairs_of(model, once(model))
+
+
+def fc() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+def test_linear_layers_with_elementwise_modules_between() -> None:
+    assert pairs(fc(), fc()) == {"0": "1"}
+    assert pairs(fc(), nn.ReLU(), nn.Dropout(), fc(), nn.GELU(), fc()) == {"0": "3", "3": "5"}
+    nested = nn.ModuleDict({"head": nn.Sequential(nn.Flatten(), fc(), nn.Tanh(), fc())})
+    assert pairs_of(nested, once(nested)) == {"head.1": "head.3"}
+
+
+def test_modules_that_need_all_features_are_not_crossed() -> None:
+    for between in (
+        nn.LayerNorm(4),
+        nn.Softmax(-1),
+        nn.Flatten(),
+        nn.PReLU(),
+        nn.Sequential(nn.ReLU()),
+        nn.Conv1d(4, 4, 1),
+    ):
+        assert pairs(fc(), between, fc()) == {}
+
+
+def test_what_others_may_read_is_not_paired() -> None:
+    relu, first = nn.ReLU(), fc()
+    assert pairs(first, relu, fc(), relu, fc()) == {"0": "2"}  # the second has another name
+    twice = nn.Sequential(first, relu, fc(), relu, fc())
+    assert pairs_of(twice, once(twice) - {"1"}) == {}
+    norm = nn.LayerNorm(4)
+    assert pairs(norm, fc(), norm, fc()) == {}
+    assert pairs(first, nn.ReLU(), first) == {}
+    seen = fc()
+    seen.register_forward_hook(lambda *_: None)
+    assert pairs(seen, fc()) == {}
+
+    class Skipping(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    odd = Skipping(fc(), fc())
+    assert pairs_of(odd, once(odd)) == {}
+    model = nn.Sequential(fc(), nn.ReLU(), fc())
+    for name in ("", "0", "1", "2"):
+        assert pairs_of(model, once(model) - {name}) == {}

@@ -17,7 +17,6 @@ def test_parts_are_equal_and_make_the_whole(ranks: int, length: int, dim: int) -
     parts = [WeightPart(ranks, member, dim, length) for member in range(ranks)]
     cut = [part.cut(whole) for part in parts]
     for part, one in zip(parts, cut, strict=True):
-        assert one.shape == part.shape(whole.shape)
         assert part.whole_shape(one.shape) == whole.shape
         assert one.shape[dim] == -(-length // ranks)
     assert torch.equal(parts[0].join(torch.stack(cut)), whole)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.curves import Curve, curves_of, draw, finite_part, summarize
-from unisono.training.measures import PERPLEXITY
+from unisono.training.measures import PERPLEXITY, Curve, curves_of, draw, finite_part, summarize
 from unisono.training.run_directory import METRICS, add_metrics
 
 

@@ -14,6 +14,7 @@ import torch
 from tests.plan.test_split import FAST, SLOW
 from torch import nn
 
+from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
@@ -28,7 +29,6 @@ from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import inputs_of
-from unisono.training.named_rule import make_rule
 from unisono.training.planned_run import (
     SampleRecipe,
     example_of,
@@ -41,7 +41,8 @@ from unisono.training.planned_run import (
     traced_network,
     what_if,
 )
-from unisono.training.recipe import DataRecipe, ParallelRecipe
+from unisono.training.recipe import ParallelRecipe
+from unisono.training.recipe_check import make_rule
 from unisono.training.recipe_file import find_recipe, read_recipe
 
 MACHINE = find_machine("aws_c4_8xlarge")
@@ -225,10 +226,10 @@ def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:
-    assert samples_of(DataRecipe()) == SampleRecipe(classes=10, train=1437, test=360)
+    assert samples_of(DataOptions()) == SampleRecipe(classes=10, train=1437, test=360)
     assert run_of().samples == SampleFacts(threads=MAX_DECODING_THREADS)
     with pytest.raises(RecipeError, match=r"data\.name = 'digit'; there are digits"):
-        samples_of(DataRecipe(name="digit"))
+        samples_of(DataOptions(name="digit"))
 
 
 def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Path], tmp_path: Path) -> None:
@@ -236,13 +237,13 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
         part = find(image_samples(tmp_path / "source" / name, count=count))[""]
         pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
     files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
-    found = samples_of(DataRecipe(pack=str(tmp_path / "pack"), threads=3, groups=2))
+    found = samples_of(DataOptions(pack=str(tmp_path / "pack"), threads=3, groups=2))
     nbytes = round(sum(path.stat().st_size for path in files) / 12)
     assert found == SampleRecipe("", 2, 12, 4, nbytes, 40 * 32)
 
 
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
-    assert samples_of(DataRecipe(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
+    assert samples_of(DataOptions(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
     words = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
     assert run_of(*words).samples == SampleFacts(threads=3, copies=2)
     assert run_of(*words, "data.groups=1", "data.storage=replicated").samples.copies == 0

@@ -28,7 +28,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (
             ["data.storage=replicated", "data.groups=2"],
             2,
-            'data.groups = 2, but data.storage = "replicated": only "partitioned" takes groups',
+            'data: groups = 2, but storage = "replicated": only "partitioned" takes groups',
         ),
         (["data.shuffle=weekly"], 2, 'data.shuffle = "weekly"; it is "epoch", "every:N" or "once"'),
         (
@@ -37,7 +37,7 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
             "data.shuffle has 65 parts, but training.batch = 64",
         ),
         (["data.shuffle=once", "rule.name=easgd"], 2, 'data.shuffle = "once", but workers of rule.name = "easgd" have'),
-        (["data.storage=auto", "data.groups=2"], 2, 'data.groups = 2, but data.storage = "auto": only'),
+        (["data.storage=auto", "data.groups=2"], 2, 'groups = 2, but storage = "auto": only'),
         (["model.name=vgg"], 1, "model.name = 'vgg'; there are small_convnet"),
         (["model.name=nowhere:wide"], 1, "model.name = 'nowhere:wide': there is no module nowhere in"),
         (["model.name=nowhere:"], 1, "a network is named module:function"),

@@ -12,9 +12,8 @@ from unisono.models import MODELS
 from unisono.rules import EASGD, RULES
 from unisono.rules.options import own_options
 from unisono.training.learning_rate import rate_at
-from unisono.training.named_rule import describe_unused, make_rule
 from unisono.training.recipe import Recipe, to_dict
-from unisono.training.recipe_check import check_run
+from unisono.training.recipe_check import check_run, describe_unused, make_rule
 from unisono.training.recipe_file import FOLDER, find_recipe, names, parse_recipe, read_recipe
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"

@@ -16,6 +16,7 @@ from unisono.training.run_directory import (
     CHECKPOINTS,
     METRICS,
     STEPS,
+    RunLock,
     add_metrics,
     create_run,
     is_finished,
@@ -26,7 +27,6 @@ from unisono.training.run_directory import (
     truncate_metrics,
     write_steps,
 )
-from unisono.training.run_lock import RunLock
 
 
 def test_a_run_keeps_its_recipe(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.run_lock import LOCK, RunLock
+from unisono.training.run_directory import LOCK, RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
 {prepare}
-from unisono.training.run_lock import RunLock
+from unisono.training.run_directory import RunLock
 lock = RunLock()
 lock.take(Path(sys.argv[1]))
 print("held", flush=True)

@@ -29,8 +29,7 @@ def log_path(run: Path, server: int) -> Path:
 
 def logged_servers(run: Path) -> list[int]:
     """Return the numbers of the servers that have logs, in order."""
-    found = (run / FOLDER).glob("server-*.jsonl")
-    return sorted(int(path.stem.removeprefix("server-")) for path in found)
+    return sorted(int(path.stem.removeprefix("server-")) for path in (run / FOLDER).glob("server-*.jsonl"))
 
 
 class EventLog:
@@ -64,13 +63,13 @@ def read_events(run: Path, server: int) -> list[dict[str, Any]]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise CheckpointError(f"{run} has no events of server {server}: {error.strerror or error}") from error
-    found = []
+    events = []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            events.append(json.loads(line))
         except ValueError:  # cut off when the run was killed
             break
-    return found
+    return events
 
 
 def read_order(run: Path, server: int, limit: int | None = None) -> list[int]:
@@ -86,12 +85,13 @@ def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> N
     removed.
     """
     path = log_path(run, server)
-    if path.exists():
-        # a death of that number came before the exchange
-        kept = [event for event in read_events(run, server) if event["number"] < number + ("worker" not in event)]
-        kept += [{"inexact": inexact, "number": number}] if inexact else []
-        if not kept:
-            path.unlink()
-            return
-        with write_atomically(path) as aside:
-            aside.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    if not path.exists():
+        return
+    # a death of that number came before the exchange
+    kept = [event for event in read_events(run, server) if event["number"] < number + ("worker" not in event)]
+    kept += [{"inexact": inexact, "number": number}] if inexact else []
+    if not kept:
+        path.unlink()
+        return
+    with write_atomically(path) as aside:
+        aside.write_text("".join(json.dumps(event) + "\n" for event in kept))

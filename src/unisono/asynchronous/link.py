@@ -41,17 +41,11 @@ class MpiLink:
     """Link to the rank `peer` of a communicator. Raises StallError after `timeout` seconds without its message."""
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        peer: int,
-        worker: bool,
-        timeout: float,
-        stopped: Callable[[], bool] = lambda: False,
+        self, comm: MPI.Intracomm, peer: int, worker: bool, timeout: float, stopped: Callable[[], bool] = lambda: False
     ) -> None:
         """Make one end of the link; `worker`: True on the worker's end. `stopped` returns True where the other end is
         known to be stopped."""
-        self._stopped = stopped
-        self._comm, self.peer, self._timeout = comm, peer, timeout
+        self._comm, self.peer, self._timeout, self._stopped = comm, peer, timeout, stopped
         self._sends, self._receives = (TO_SERVER, TO_WORKER) if worker else (TO_WORKER, TO_SERVER)
         self._role = "server" if worker else "worker"
         self._abandoned: list[MPI.Request] = []
@@ -63,8 +57,8 @@ class MpiLink:
 
     def swap(self, mine: torch.Tensor | None, came: torch.Tensor | None) -> None:
         """Send one tensor and receive another, at the same time. Tensors are contiguous; None is not sent."""
-        received = [] if came is None else [self._comm.Irecv(one, self.peer, self._receives) for one in _pieces(came)]
-        sent = [] if mine is None else [self._comm.Isend(one, self.peer, self._sends) for one in _pieces(mine)]
+        received = [self._comm.Irecv(piece, self.peer, self._receives) for piece in _pieces(came)]
+        sent = [self._comm.Isend(piece, self.peer, self._sends) for piece in _pieces(mine)]
         self._wait([*received, *sent])
 
     def send(self, mine: torch.Tensor) -> None:
@@ -97,7 +91,10 @@ class MpiLink:
             raise
 
 
-def _pieces(tensor: torch.Tensor) -> list[list[object]]:
+def _pieces(tensor: torch.Tensor | None) -> list[list[object]]:
+    """Return the messages of a tensor; none for None."""
+    if tensor is None:
+        return []
     content = tensor.view(-1).view(torch.uint8).numpy()
     starts = range(0, max(1, len(content)), PIECE_BYTES)
     return [[content[start : start + PIECE_BYTES], MPI.BYTE] for start in starts]
@@ -124,13 +121,20 @@ def process_failed(error: BaseException | None) -> bool:
     return False
 
 
+def _failed_ranks(comm: MPI.Intracomm) -> frozenset[int]:
+    """Return the ranks of a communicator that the library knows to have died."""
+    failed = comm.Get_failed()
+    ranks = frozenset(failed.Translate_ranks(None, comm.group)) if failed.size else frozenset[int]()
+    failed.Free()
+    return ranks
+
+
 class MpiPort:
     """Arrivals at the server of this rank. Workers are the first ranks of the communicator."""
 
     def __init__(self, comm: MPI.Intracomm, workers: int, timeout: float, processes: Mapping[int, int]) -> None:
         """Make the port; `processes` are those of the workers on this host, by worker."""
-        self._processes = processes
-        self._comm = comm
+        self._comm, self._processes = comm, processes
         self._links = [
             MpiLink(comm, worker, False, min(timeout, SILENCE_SECONDS), partial(self.stopped, worker))
             for worker in range(workers)
@@ -172,18 +176,12 @@ class MpiPort:
 
     def lost(self, error: Exception) -> bool:
         """Return True for an error of a message whose other end has died."""
-        if process_failed(error):
-            self._look()
-            return True
-        return False
-
-    def _look(self) -> None:
-        """Ask the library who has died, and accept it: later messages from anyone are received again."""
-        failed = self._comm.Get_failed()
-        ranks = failed.Translate_ranks(None, self._comm.group) if failed.size else []
-        self._dead = self._dead | frozenset(rank for rank in ranks if 0 <= rank < len(self._links))
+        if not process_failed(error):
+            return False
+        # ask the library who has died, and accept it: later messages from anyone are received again
+        self._dead |= _failed_ranks(self._comm) & frozenset(range(len(self._links)))
         self._comm.Ack_failed(self._comm.size)
-        failed.Free()
+        return True
 
 
 class ServerLinks:
@@ -203,9 +201,7 @@ class ServerLinks:
 
     def first_living(self) -> int:
         """Return the first worker that is not known to have died; needs an MPI library that tells."""
-        failed = self.comm.Get_failed()
-        dead = set(failed.Translate_ranks(None, self.comm.group)) if failed.size else set()
-        failed.Free()
+        dead = _failed_ranks(self.comm)
         return next(worker for worker in range(self.seats.workers) if worker not in dead)
 
     def __call__(self, pair: RankGroup) -> MpiLink:

@@ -7,6 +7,7 @@ worker ◀── Reply: number, progress, orders to the worker ─────�
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -124,7 +125,7 @@ class Reply(NamedTuple):
     def encode(self) -> torch.Tensor:
         """Return the reply as a float64 tensor."""
         *plain, seconds, workers = self
-        return torch.tensor([*plain, *seconds, *(one for worker in workers for one in worker)], dtype=torch.float64)
+        return torch.tensor([*plain, *seconds, *chain(*workers)], dtype=torch.float64)
 
 
 PLAIN_FIELDS = len(Reply._fields) - 2
@@ -137,9 +138,8 @@ def reply_length(workers: int) -> int:
 
 def decode_reply(numbers: torch.Tensor) -> Reply:
     """Return the reply that `encode` made a tensor."""
-    found = numbers.tolist()
-    number, samples, before, orders, epoch, ended, loss, loss_samples, cut, elapsed, since = found[:PLAIN_FIELDS]
-    seconds, rest = found[PLAIN_FIELDS : PLAIN_FIELDS + KINDS_OF_TIME], found[PLAIN_FIELDS + KINDS_OF_TIME :]
-    workers = tuple(WorkerProgress(int(a), int(b)) for a, b in zip(rest[::2], rest[1::2], strict=True))
-    whole = (int(number), int(samples), int(before), Order(int(orders)), int(epoch), int(ended), loss)
-    return Reply(*whole, int(loss_samples), int(cut), elapsed, since, tuple(seconds), workers)
+    plain, seconds, progress = torch.split(numbers, [PLAIN_FIELDS, KINDS_OF_TIME, len(numbers) - reply_length(0)])
+    number, samples, before, orders, epoch, ended, loss, loss_samples, cut, elapsed, since = plain.tolist()
+    workers = tuple(WorkerProgress(*map(int, pair)) for pair in progress.view(-1, 2).tolist())
+    first = (int(number), int(samples), int(before), Order(int(orders)), int(epoch), int(ended), loss)
+    return Reply(*first, int(loss_samples), int(cut), elapsed, since, tuple(seconds.tolist()), workers)

@@ -73,18 +73,19 @@ class Server:
     _done: bool = False
 
     def __post_init__(self) -> None:
-        self._replay = None if self.recorded is None else Replay(self.number, self.recorded)
+        self._replay = None if self.recorded is None else Replay(self.recorded)
 
     def run(self) -> None:
         """Serve until the run is over."""
         idle, since = POLL_SECONDS, time.monotonic()
         while not self._done:
-            found = self._collect()
-            if self._serve_next() or found:
+            announced = self._collect()
+            if self._serve_next() or announced:
                 idle, since = POLL_SECONDS, time.monotonic()
                 continue
             seconds = time.monotonic() - since
-            self._mark_dead()
+            for worker in sorted(self.port.dead() - self.gone):
+                self._mark_gone(worker, "has died")
             self._check_replay(seconds)
             self._mark_absent(seconds)
             time.sleep(idle)
@@ -104,11 +105,11 @@ class Server:
         return [worker for worker in range(len(self.state.workers)) if worker not in self.gone]
 
     def _collect(self) -> bool:
-        """Take in the headers that have come. Return True where there was one."""
-        found = False
-        while (came := self.port.poll()) is not None:
-            found = True
-            worker, header = came
+        """Take in the headers that have been announced. Return True where there was one."""
+        announced = False
+        while (arrival := self.port.poll()) is not None:
+            announced = True
+            worker, header = arrival
             if worker in self.gone:
                 self.gone.discard(worker)
                 self.report(f"worker {worker} is back")
@@ -121,7 +122,7 @@ class Server:
                 self._order_fetch()
             else:
                 self._dismiss(worker)
-        return found
+        return announced
 
     def _serve_next(self) -> bool:
         """Serve the next worker, if it has come. Return True where one was served."""
@@ -129,18 +130,17 @@ class Server:
         worker, applied = self._choose(waiting)
         if worker is None:
             return False
-        place = waiting.index(worker)
-        header = self._arrived[place][1]
-        del self._arrived[place]
-        self._try(worker, lambda one: self._serve(one, header, applied))
+        header = self._arrived[waiting.index(worker)][1]
+        del self._arrived[waiting.index(worker)]
+        self._try(worker, lambda served: self._serve(served, header, applied))
         return True
 
     def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
         """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
         if self._replay is not None:
             return self._replay.choose(waiting)
-        last = [one.exchange for one in self.state.workers]
-        living = [one for one in self.living if one not in self._ended]
+        last = [progress.exchange for progress in self.state.workers]
+        living = [worker for worker in self.living if worker not in self._ended]
         return next_worker(waiting, last, self.state.number, self.staleness, living), True
 
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
@@ -169,7 +169,7 @@ class Server:
 
     def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
         if self._replay is not None:
-            self._replay.advance()
+            self._replay.popleft()
         if self.log is not None:
             stale = missed(reply.number, self.state.workers[worker].exchange)
             self.log.add(number=reply.number, worker=worker, sent=header.step, applied=header.step, stale=stale)
@@ -205,26 +205,26 @@ class Server:
         if self.number == 0:
             for worker in self.living:
                 if worker != first:
-                    self._try(worker, lambda one: self._send_order(one, Order.LEAVE))
+                    self._try(worker, lambda other: self._send_order(other, Order.LEAVE))
         self._done = True
 
     def _send_order(self, worker: int, order: Order) -> None:
         self.port.link(worker).send(Reply(orders=order, workers=self.state.workers).encode())
 
-    def _mark_dead(self) -> None:
-        for worker in sorted(self.port.dead() - self.gone):
-            self._mark_gone(worker, "has died")
-
     def _check_replay(self, seconds: float) -> None:
         """Raise StallError where the worker of the next recorded exchange will not come."""
-        if self._replay is None or (worker := self._replay.next) is None:
+        if not self._replay:
             return
+        worker = self._replay[0]
         if worker in self._ended:
-            raise self._replay.error(worker, "has ended", self.state.number)
-        if self.port.stopped(worker) and seconds > IDLE_SECONDS:
-            raise self._replay.error(worker, "is stopped", self.state.number)
-        if seconds > self.timeout:
-            raise self._replay.error(worker, f"has not come for {seconds:.0f} s", self.state.number)
+            why = "has ended"
+        elif self.port.stopped(worker) and seconds > IDLE_SECONDS:
+            why = "is stopped"
+        elif seconds > self.timeout:
+            why = f"has not come for {seconds:.0f} s"
+        else:
+            return
+        raise self._replay.error(self.number, worker, why, self.state.number)
 
     def _mark_absent(self, seconds: float) -> None:
         """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
@@ -240,8 +240,8 @@ class Server:
     def _mark_gone(self, worker: int, why: str) -> None:
         if worker in self.gone:
             return
-        if self._replay is not None and self._replay.needs(worker):
-            raise self._replay.error(worker, why, self.state.number)
+        if self._replay is not None and worker in self._replay:
+            raise self._replay.error(self.number, worker, why, self.state.number)
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})
@@ -255,38 +255,20 @@ class Server:
             self._done = True
 
 
-class Replay:
-    """Exchanges of a log that are still to come at one server."""
-
-    def __init__(self, server: int, recorded: Sequence[int]) -> None:
-        """Begin with the first exchange; `recorded` are the workers in the order of the log."""
-        self._server, self._left = server, deque(recorded)
-
-    @property
-    def next(self) -> int | None:
-        """Worker of the next exchange; None where no more were recorded."""
-        return self._left[0] if self._left else None
-
-    def needs(self, worker: int) -> bool:
-        """Return True where a worker has exchanges to come."""
-        return worker in self._left
+class Replay(deque[int]):
+    """Workers of the exchanges of a log that are still to come at one server, in order."""
 
     def choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
         """Return the worker to serve next of those `waiting`, and False where no such exchange was recorded: it is not
         applied."""
-        surplus = next((worker for worker in waiting if worker not in self._left), None)
+        surplus = next((worker for worker in waiting if worker not in self), None)
         if surplus is not None:
             return surplus, False
-        return self.next if self.next in waiting else None, True
+        return self[0] if self and self[0] in waiting else None, True
 
-    def advance(self) -> None:
-        """Advance to the next exchange: this one was applied."""
-        self._left.popleft()
-
-    def error(self, worker: int, why: str, number: int) -> StallError:
+    def error(self, server: int, worker: int, why: str, number: int) -> StallError:
         """Return the error of a recorded worker that does not come; `number` exchanges were applied."""
         return StallError(
-            f"server {self._server}: the log that is replayed has worker {worker} in exchange "
-            f"{number + self._left.index(worker)}, but it {why}: "
-            "replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
+            f"server {server}: the log that is replayed has worker {worker} in exchange {number + self.index(worker)}, "
+            f"but it {why}: replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
         )

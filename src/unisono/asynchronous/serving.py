@@ -45,11 +45,6 @@ def missed(number: int, last: int) -> int:
     return number - last - 1
 
 
-def mean_seconds(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the seconds of each kind of time, as the mean over the workers."""
-    return tuple(sum(one) / len(seconds) for one in zip(*seconds, strict=True))
-
-
 @dataclass(frozen=True)
 class Budget:
     """Length of a run and its checkpoints."""
@@ -88,7 +83,7 @@ class RunState:
     @property
     def steps(self) -> int:
         """Steps of all workers together."""
-        return sum(one.step for one in self.workers)
+        return sum(progress.step for progress in self.workers)
 
 
 def begin(workers: int) -> RunState:
@@ -104,11 +99,11 @@ def resumed_states(replies: Sequence[Reply]) -> tuple[RunState, ...]:
     first = replies[0]
     return tuple(
         RunState(
-            *(one.workers, one.number, first.samples_before, first.epoch, first.loss, first.loss_samples),
+            *(reply.workers, reply.number, first.samples_before, first.epoch, first.loss, first.loss_samples),
             first.elapsed - first.epoch_seconds,
             seconds=(first.seconds,) * len(first.workers),
         )
-        for one in replies
+        for reply in replies
     )
 
 
@@ -118,19 +113,20 @@ def resized(states: Sequence[RunState], workers: int, servers: int) -> tuple[Run
     A server that there was before goes on with its numbers; a new one begins with 0. The workers share the steps made
     so far, so that the names of checkpoints go on. They begin afresh.
     """
-    first, total = states[0], states[0].steps
-    steps = [last - start for start, last in (bounds(total, workers, worker) for worker in range(workers))]
-    progress = tuple(WorkerProgress(step) for step in steps)
+    first = states[0]
+    shares = [bounds(first.steps, workers, worker) for worker in range(workers)]
+    progress = tuple(WorkerProgress(last - start) for start, last in shares)
     plain = replace(first, number=0, workers=progress, seconds=first.seconds[:1] * workers)
-    numbers = [one.number for one in states[:servers]] + [0] * (servers - len(states))
+    numbers = [state.number for state in states[:servers]] + [0] * (servers - len(states))
     return tuple(afresh(replace(plain, number=number), range(workers)) for number in numbers)
 
 
 def afresh(state: RunState, workers: Collection[int]) -> RunState:
     """Return the state in which `workers` begin at the centre: they have missed no exchange, as if the last one had
     been theirs. So a bound of staleness neither breaks nor waits for what they did before."""
-    found = (one._replace(exchange=state.number - 1) if n in workers else one for n, one in enumerate(state.workers))
-    return replace(state, workers=tuple(found))
+    exchange, progress = state.number - 1, enumerate(state.workers)
+    renewed = (known._replace(exchange=exchange) if worker in workers else known for worker, known in progress)
+    return replace(state, workers=tuple(renewed))
 
 
 def reply_of(
@@ -144,8 +140,9 @@ def reply_of(
 ) -> Reply:
     """Return the reply of a server in this state, after `samples` samples and so many seconds of the run; `seconds` are
     those of each kind of time, of each worker."""
+    means = tuple(sum(kind) / len(seconds) for kind in zip(*seconds, strict=True))
     before = (state.epoch, ended, state.loss, state.loss_samples, cut, elapsed, elapsed - state.epoch_began)
-    return Reply(state.number, samples, state.samples, orders, *before, mean_seconds(seconds), state.workers)
+    return Reply(state.number, samples, state.samples, orders, *before, means, state.workers)
 
 
 def answer(
@@ -156,7 +153,7 @@ def answer(
     `elapsed` is the seconds of the run; `due`: True where a checkpoint is due by the clock.
     """
     samples = state.samples + header.samples
-    seconds = tuple(header.seconds if n == worker else one for n, one in enumerate(state.seconds))
+    seconds = (*state.seconds[:worker], header.seconds, *state.seconds[worker + 1 :])
     epoch = min(samples // budget.samples, budget.epochs)
     finished = samples >= budget.samples * budget.epochs
     ends = epoch > state.epoch and not state.stopping and not finished  # the last epoch ends with the final centre
@@ -172,7 +169,7 @@ def answer(
     served = WorkerProgress(header.step, state.number)
     after = replace(
         state,
-        workers=tuple(served if n == worker else one for n, one in enumerate(state.workers)),
+        workers=(*state.workers[:worker], served, *state.workers[worker + 1 :]),
         number=state.number + 1,
         samples=samples,
         epoch=epoch if ends else state.epoch,

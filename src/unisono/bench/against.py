@@ -100,8 +100,8 @@ def _turn(name: str, ranks: int, settings: Mapping[str, Sequence[Any]]) -> dict[
     with TemporaryDirectory() as folder:
         output = Path(folder) / "results.json"
         run([*command, str(output), json.dumps(settings)], environment, TURN_SECONDS * len(settings["collectives"]))
-        found: dict[str, Any] = json.loads(output.read_text())
-    return found
+        results: dict[str, Any] = json.loads(output.read_text())
+    return results
 
 
 def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -109,17 +109,15 @@ def merge(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
     The copy of as many bytes is in each row but the barrier's.
     """
-    found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
-    for run_of_round in (one for of in runs.values() for one in of):
-        for row in run_of_round["rows"]:
-            contenders = found.setdefault((row["collective"], row["bytes"]), {})
-            us = contenders.setdefault(row["contender"], {timing: [] for timing in TIMINGS})
-            for timing in TIMINGS:
-                us[timing].append(row[timing])
-    copies = {nbytes: us for (collective, nbytes), us in found.items() if collective == COPY}
+    times: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
+    for row in (row for turns in runs.values() for turn in turns for row in turn["rows"]):
+        contenders = times.setdefault((row["collective"], row["bytes"]), {})
+        us = contenders.setdefault(row["contender"], {timing: [] for timing in TIMINGS})
+        for timing in TIMINGS:
+            us[timing].append(row[timing])
     rows = [
-        {"collective": collective, "bytes": nbytes, "us": {**us, **copies.get(nbytes, {})}}
-        for (collective, nbytes), us in found.items()
+        {"collective": collective, "bytes": nbytes, "us": {**us, **times.get((COPY, nbytes), {})}}
+        for (collective, nbytes), us in times.items()
         if collective != COPY
     ]
     return {"libraries": {name: of[0]["library"] for name, of in runs.items()}, "rows": rows}
@@ -144,12 +142,12 @@ def install(peer: str, log: Log) -> None:
 
 def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
-    whole = launch_environment(environment, terminal=False)
+    own = launch_environment(environment, terminal=False)
     if contender not in WHEELS:
         program = ["-m", "unisono.bench.collectives", contender]
-        return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], whole
+        return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], own
     programs = folder_of(contender, environment) / "bin"
-    kept = {key: value for key, value in whole.items() if not key.startswith(HIDDEN)}
+    kept = {key: value for key, value in own.items() if not key.startswith(HIDDEN)}
     program = ["-m", "mpi4py", str(PROGRAM), contender]
     path = os.pathsep.join([str(programs), environment.get("PATH", os.defpath)])
     return [str(programs / "mpiexec"), "-n", str(ranks), str(programs / "python"), *program], {**kept, "PATH": path}
@@ -200,13 +198,13 @@ def cell_of(row: Mapping[str, Any], memory: str, timing: str) -> Cell:
     return Cell(median(us[memory]) / median(us[peer]), min(ratios), max(ratios), peer)
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
     """Return a Markdown table: ratios to the best peer by collective and size, and all medians in microseconds."""
-    names = list(found["rows"][0]["us"])
+    names = list(results["rows"][0]["us"])
     head = ["collective", "bytes", *map(", ".join, COLUMNS), *(f"{name}, us" for name in names)]
     lines = [
-        f"{found['ranks']} ranks on one machine, medians of {found['rounds']} rounds; "
-        + "; ".join(f"{name}: {library}" for name, library in found["libraries"].items()),
+        f"{results['ranks']} ranks on one machine, medians of {results['rounds']} rounds; "
+        + "; ".join(f"{name}: {library}" for name, library in results["libraries"].items()),
         "",
         "Ours / best peer (least to largest ratio of a round) and that peer, in bold where ours is slower than "
         f"{LIMITS[0]} times. Microseconds: {' / '.join(TIMINGS)}; the copy is one rank's.",
@@ -218,7 +216,7 @@ def table(found: Mapping[str, Any]) -> str:
             *(_text(cell_of(row, *column)) for column in COLUMNS),
             *(_times(row["us"].get(name)) for name in names),
         ]
-        for row in found["rows"]
+        for row in results["rows"]
     ]
     return "\n".join([*lines, *markdown_table(head, rows)])
 
@@ -232,23 +230,23 @@ def _text(cell: Cell) -> str:
     return f"{bold}{cell.ratio:.2f}{bold} ({cell.low:.2f}-{cell.high:.2f}) {cell.peer}"
 
 
-def summary(found: Mapping[str, Any]) -> list[str]:
+def summary(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each memory and timing: the share of cells within LIMITS."""
-    return [_shares(column, [cell_of(row, *column).ratio for row in found["rows"]]) for column in COLUMNS]
+    lines = []
+    for column in COLUMNS:
+        ratios = [cell_of(row, *column).ratio for row in results["rows"]]
+        within = [f"{sum(ratio <= limit for ratio in ratios) / len(ratios):.0%} at most {limit}" for limit in LIMITS]
+        lines.append(f"{', '.join(column)}: of {len(ratios)} cells {', '.join(within)}")
+    return lines
 
 
-def _shares(column: tuple[str, str], ratios: Sequence[float]) -> str:
-    within = [f"{sum(ratio <= limit for ratio in ratios) / len(ratios):.0%} at most {limit}" for limit in LIMITS]
-    return f"{', '.join(column)}: of {len(ratios)} cells {', '.join(within)}"
-
-
-def draw(found: Mapping[str, Any]) -> bytes:
+def draw(results: Mapping[str, Any]) -> bytes:
     """Return the ratios as a heat map, as SVG: green where ours is faster, red where it is slower, up to 4 times."""
-    rows = found["rows"]
+    rows = results["rows"]
     cells = [[cell_of(row, *column) for column in COLUMNS] for row in rows]
     drawn = [[view.HeatCell(f"{cell.ratio:.2f} {cell.peer}", _share(cell.ratio)) for cell in of] for of in cells]
     names = [f"{row['collective']}, {format_bytes(row['bytes'])}" for row in rows]
-    title = f"ours / best peer: {found['ranks']} ranks on one machine, medians of {found['rounds']} rounds"
+    title = f"ours / best peer: {results['ranks']} ranks on one machine, medians of {results['rounds']} rounds"
     columns = [",\n".join(column) for column in COLUMNS]
     return view.draw_heat_maps([view.HeatMap("", ("", ""), names, columns, drawn)], title, view.DIVERGING)
 

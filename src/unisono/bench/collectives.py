@@ -9,11 +9,14 @@ As a program it times Unisono's collectives, or gloo's, as `peer_program` times 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from unisono.addresses import address_towards, interface_of
 from unisono.bench.peer_program import (
     BARRIER,
     COPY,
@@ -41,7 +43,7 @@ from unisono.mpi import MPI
 from unisono.network import NetworkError
 from unisono.plan.collective_costs import CollectiveCase, simulate_schedule
 from unisono.schedules import candidates
-from unisono.torch_backend.rendezvous import store_of
+from unisono.torch_backend.rendezvous import address_towards, store_of
 from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
@@ -77,7 +79,7 @@ def measure(
     each size.
     """
     chosen = list(algorithms) if algorithms is not None else _algorithms(world)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "ranks": world.size,
         "nodes": world.nodes,
         "supernodes": len(set(world.placement.supernodes)) or 1,
@@ -94,17 +96,12 @@ def measure(
                 row["bound_us"] = 2 * (world.nodes - 1) / world.nodes * nbytes * beta * 1e6
                 row["auto"] = world.table.choose("allreduce", world.placement, nbytes).algorithm
             for name, took in seconds.items():
-                timing = timing_of(took)
-                row["contenders"][name] = {
-                    "median_us": timing.median * 1e6,
-                    "low_us": timing.low * 1e6,
-                    "high_us": timing.high * 1e6,
-                    "simulated_us": _simulated(world, name, nbytes),
-                }
-            found["sizes"].append(row)
+                timing = {f"{end}_us": value * 1e6 for end, value in timing_of(took)._asdict().items()}
+                row["contenders"][name] = {**timing, "simulated_us": _simulated(world, name, nbytes)}
+            results["sizes"].append(row)
             best = min(row["contenders"].keys() - {COPY}, key=lambda name: float(row["contenders"][name]["median_us"]))
             log(f"{nbytes} B: fastest is {best}, {row['contenders'][best]['median_us'] / 1e3:.3f} ms")
-    return found
+    return results
 
 
 def contenders(world: World, nbytes: int, algorithms: Sequence[str]) -> dict[str, Callable[[], object]]:
@@ -157,16 +154,30 @@ def gloo_group(world: World) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+SIOCGIFADDR = 0x8915
+"""Linux's request for the address of an interface."""
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address; "lo" where none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                request = struct.pack("256s", name.encode())
+                if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+    return "lo"
+
+
 SHORT_PAYLOAD_BYTES = 256 << 10
 """Bytes up to which a payload counts as short in the plot."""
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
     """Return a Markdown table: milliseconds of each contender by size, and ratios of `auto` to peers and bound."""
-    names = list(found["sizes"][0]["contenders"])
-    about = f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes, {found['library']}"
+    names = list(results["sizes"][0]["contenders"])
     rows = []
-    for row in found["sizes"]:
+    for row in results["sizes"]:
         median = {name: row["contenders"][name]["median_us"] / 1e3 for name in names if name in row["contenders"]}
         bound = bound_of(row)
         cells = [f"{median[name]:.3f}" if name in median else "" for name in names]
@@ -174,14 +185,14 @@ def table(found: Mapping[str, Any]) -> str:
         last = [f"{bound / 1e3:.3f}", *ratios, f"{median[AUTO] * 1e3 / bound:.2f}"] if bound else ["", *ratios, ""]
         rows.append([str(row["bytes"]), *cells, *last])
     header = ["bytes", *names, "bound", "library / auto", "gloo / auto", "auto / bound"]
-    return "\n".join([f"{about}; medians in ms", "", *markdown_table(header, rows, left=())])
+    return "\n".join([f"{_setting(results)}; medians in ms", "", *markdown_table(header, rows, left=())])
 
 
-def simulated(found: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[str, int, float]]:
+def simulated(results: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[str, int, float]]:
     """Return (algorithm, bytes, simulated / measured) for payloads of `smallest` bytes or more."""
     return [
         (name, row["bytes"], entry["simulated_us"] / entry["median_us"])
-        for row in found["sizes"]
+        for row in results["sizes"]
         if row["bytes"] >= smallest
         for name, entry in row["contenders"].items()
         if entry["simulated_us"] is not None
@@ -196,14 +207,18 @@ def bound_of(row: Mapping[str, Any]) -> float | None:
     return float(copy["median_us"]) if copy else None
 
 
-def draw(found: Mapping[str, Any]) -> bytes:
+def draw(results: Mapping[str, Any]) -> bytes:
     """Return the times of short payloads, and those of long ones over their bound, as SVG."""
-    short = [row for row in found["sizes"] if row["bytes"] <= SHORT_PAYLOAD_BYTES]
-    long = [row for row in found["sizes"] if row["bytes"] >= SHORT_PAYLOAD_BYTES and bound_of(row)]
-    names = list(dict.fromkeys(name for row in found["sizes"] for name in row["contenders"] if name != COPY))
+    short = [row for row in results["sizes"] if row["bytes"] <= SHORT_PAYLOAD_BYTES]
+    long = [row for row in results["sizes"] if row["bytes"] >= SHORT_PAYLOAD_BYTES and bound_of(row)]
+    names = list(dict.fromkeys(name for row in results["sizes"] for name in row["contenders"] if name != COPY))
     lines = [{name: _times(rows, name, bounded) for name in names} for rows, bounded in ((short, False), (long, True))]
-    where = f"{found['ranks']} ranks on {found['nodes']} nodes in {found['supernodes']} supernodes"
-    return draw_times(lines[0], lines[1], (AUTO, LIBRARY, GLOO), f"allreduce, {where}, {found['library']}")
+    return draw_times(lines[0], lines[1], (AUTO, LIBRARY, GLOO), f"allreduce, {_setting(results)}")
+
+
+def _setting(results: Mapping[str, Any]) -> str:
+    ranks, nodes, supernodes = (results[name] for name in ("ranks", "nodes", "supernodes"))
+    return f"{ranks} ranks on {nodes} nodes in {supernodes} supernodes, {results['library']}"
 
 
 def _times(rows: Sequence[Mapping[str, Any]], name: str, bounded: bool) -> Times:

@@ -23,21 +23,21 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
+import timeit
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich import box
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional
 
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.geometry import Geometry, Pass
+from unisono.compute.geometry import Pass
 from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
 from unisono.view.chart import Bar, draw_bars
@@ -77,13 +77,17 @@ class LayerTiming:
         """Return the bound over the time: 1 at the bound."""
         return peak.least_seconds(self.operations, self.least_bytes) / self.seconds
 
+    def bound(self, peak: Peak) -> str:
+        """Return the name of the bound."""
+        return "memory" if peak.memory_bound(self.operations, self.least_bytes) else "products"
+
 
 def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     """Return the layers that compute something for inputs of this shape, in the order in which they run.
 
     Raises UsageError where the model refuses such inputs.
     """
-    found: list[BenchLayer] = []
+    layers: list[BenchLayer] = []
     shadow = copy.deepcopy(model).to("meta")
     names = {module: name for name, module in shadow.named_modules() if not any(module.children())}
     own = dict(model.named_modules())
@@ -91,7 +95,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     def record(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
             name = names[module]
-            found.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
+            layers.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
 
     hooks = [module.register_forward_hook(record) for module in names]
     try:
@@ -101,7 +105,7 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [layer for layer in found if not isinstance(layer.module, nn.Flatten | nn.Identity)]
+    return [layer for layer in layers if not isinstance(layer.module, nn.Flatten | nn.Identity)]
 
 
 def measure_layers(
@@ -124,77 +128,73 @@ def measure_layers(
                     f"layer {layer.name}, {layer.module}, cannot be computed in {dtype}: {error}; "
                     "try --precision float32"
                 ) from error
-        rows += [LayerTiming(**{**asdict(row), "layer": layer.name}) for row in known[key]]
+        rows += [replace(row, layer=layer.name) for row in known[key]]
     return rows
 
 
+class TimedPass(NamedTuple):
+    """Pass of a layer, to be timed."""
+
+    which: Pass
+    call: Callable[[], object]
+    operations: int
+    least_bytes: int
+    algorithm: Callable[[], str] = str
+    """Returns the algorithm, once it has been called; by default an empty string."""
+
+
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
+    for which, call, operations, least_bytes, algorithm in _passes(layer, plan, dtype):
+        if not (first and which is Pass.GRAD_INPUT):
+            seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
+            kind = type(layer.module).__name__
+            yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, algorithm())
+
+
+def _passes(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype) -> Iterator[TimedPass]:
+    """Yield the passes of a layer, the forward pass first."""
     module = layer.module
     if isinstance(module, nn.Conv2d) and plannable(module, layer.inputs):
-        passes = _of_convolution(module, layer, plan, dtype)
-    elif isinstance(module, nn.Linear):
-        passes = _of_linear(module, layer, dtype)
-    else:
-        passes = _of_other(module, layer, dtype)
-    for which, (work, operations, least_bytes, algorithm) in passes.items():
-        if not (first and which is Pass.GRAD_INPUT):
-            row = type(module).__name__, which.value, median_of(work), operations
-            yield LayerTiming(layer.name, *row, least_bytes, algorithm() if algorithm else "")
-
-
-Work = tuple[Callable[[], object], int, int, Callable[[], str] | None]
+        return _of_convolution(module, layer, plan, dtype)
+    return _of_linear(module, layer, dtype) if isinstance(module, nn.Linear) else _of_other(module, layer, dtype)
 
 
 def _of_convolution(
     module: nn.Conv2d, layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype
-) -> Mapping[Pass, Work]:
+) -> Iterator[TimedPass]:
     inputs = _random(layer.inputs, dtype)
     gradient, weight = _random(layer.outputs, dtype), module.weight.detach().to(dtype)
     geometry = geometry_of(module, inputs)
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
-
-    def work(which: Pass, geometry: Geometry) -> Work:
-        return (
-            lambda: plan.compute(which, geometry, *given[which]),
-            geometry.operations,
-            geometry.least_bytes,
-            lambda: plan.algorithm(which, geometry),
-        )
-
-    return {which: work(which, geometry) for which in given}
+    for which, tensors in given.items():
+        call, algorithm = partial(plan.compute, which, geometry, *tensors), partial(plan.algorithm, which, geometry)
+        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm)
 
 
-def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Mapping[Pass, Work]:
+def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
     inputs = _random(layer.inputs, dtype).reshape(-1, module.in_features)
     gradient, weight = _random(layer.outputs, dtype).reshape(-1, module.out_features), module.weight.detach().to(dtype)
     operations = 2 * len(inputs) * weight.numel()
     least_bytes = (inputs.numel() + gradient.numel() + weight.numel()) * dtype.itemsize
-    products: Mapping[Pass, Callable[[], object]] = {
-        Pass.FORWARD: lambda: inputs @ weight.t(),
-        Pass.GRAD_INPUT: lambda: gradient @ weight,
-        Pass.GRAD_WEIGHT: lambda: gradient.t() @ inputs,
-    }
-    return {which: (work, operations, least_bytes, None) for which, work in products.items()}
+    yield TimedPass(Pass.FORWARD, lambda: inputs @ weight.t(), operations, least_bytes)
+    yield TimedPass(Pass.GRAD_INPUT, lambda: gradient @ weight, operations, least_bytes)
+    yield TimedPass(Pass.GRAD_WEIGHT, lambda: gradient.t() @ inputs, operations, least_bytes)
 
 
-def _of_other(module: nn.Module, layer: BenchLayer, dtype: torch.dtype) -> Mapping[Pass, Work]:
-    inputs, within = _random(layer.inputs, dtype).requires_grad_(), partial(autocast_to, dtype, torch.float32, "cpu")
-    given = inputs.clone()  # layers may change it in place, which autograd forbids for a leaf
+def _of_other(module: nn.Module, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
+    inputs = _random(layer.inputs, dtype).requires_grad_()
 
-    def forward() -> Tensor:
-        with within():
+    def forward(given: Tensor) -> Tensor:
+        with autocast_to(dtype, torch.float32, "cpu"):
             outputs: Tensor = module(given)
             return outputs
 
-    with within():
-        outputs = module(inputs.clone())
+    outputs = forward(inputs.clone())  # layers may change it in place, which autograd forbids for a leaf
     gradient = torch.randn_like(outputs)
     least_bytes = inputs.nbytes + gradient.nbytes
-
-    def backward() -> object:
-        return torch.autograd.grad(outputs, inputs, gradient, retain_graph=True)
-
-    return {Pass.FORWARD: (forward, 0, least_bytes, None), Pass.GRAD_INPUT: (backward, 0, 2 * least_bytes, None)}
+    yield TimedPass(Pass.FORWARD, partial(forward, inputs.clone()), 0, least_bytes)
+    backward = partial(torch.autograd.grad, outputs, inputs, gradient, retain_graph=True)
+    yield TimedPass(Pass.GRAD_INPUT, backward, 0, 2 * least_bytes)
 
 
 def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -204,17 +204,7 @@ def _random(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 def seconds_of(work: Callable[[], object], repetitions: int) -> list[float]:
     """Return the seconds of each repetition of `work`, after an untimed one."""
-    seconds = []
-    for _ in range(1 + repetitions):
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return seconds[1:]
-
-
-def median_of(work: Callable[[], object]) -> float:
-    """Return the median seconds of `work`."""
-    return statistics.median(seconds_of(work, TIMED_REPETITIONS))
+    return timeit.repeat(work, number=1, repeat=1 + repetitions)[1:]
 
 
 def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,25 +213,18 @@ def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -
         **about,
         "peak": asdict(peak),
         "medians": medians(rows, peak),
-        "rows": [
-            {
-                **asdict(row),
-                "share_of_bound": row.share_of_bound(peak),
-                "bound": "memory" if peak.memory_bound(row.operations, row.least_bytes) else "products",
-            }
-            for row in rows
-        ],
+        "rows": [{**asdict(row), "share_of_bound": row.share_of_bound(peak), "bound": row.bound(peak)} for row in rows],
     }
 
 
 def medians(rows: Sequence[LayerTiming], peak: Peak) -> dict[str, float]:
     """Return, for each pass, the share of the bound that the median convolution reaches."""
-    found = {}
+    shares_of_passes = {}
     for which in Pass:
         shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.pass_name == which.value]
         if shares:
-            found[which.value] = statistics.median(shares)
-    return found
+            shares_of_passes[which.value] = statistics.median(shares)
+    return shares_of_passes
 
 
 def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
@@ -261,11 +244,10 @@ def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
 
 def sums(rows: Sequence[LayerTiming]) -> list[tuple[str, float]]:
     """Return the seconds of each kind of layer and pass, the longest first."""
-    found: dict[str, float] = {}
+    seconds = defaultdict[str, float](float)
     for row in rows:
-        name = f"{row.kind}, {row.pass_name}"
-        found[name] = found.get(name, 0.0) + row.seconds
-    return sorted(found.items(), key=lambda item: -item[1])
+        seconds[f"{row.kind}, {row.pass_name}"] += row.seconds
+    return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def draw(rows: Sequence[LayerTiming], peak: Peak, title: str) -> bytes:
@@ -282,26 +264,21 @@ def draw(rows: Sequence[LayerTiming], peak: Peak, title: str) -> bytes:
 
 
 def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
-    shared = f"{row.share_of_bound(peak):.0%} {'memory' if peak.memory_bound(row.operations, row.least_bytes) else ''}"
-    first = row.pass_name, f"{1e3 * row.seconds:.2f}"
-    if not row.operations:
-        return *first, "", "", "", shared.strip(), ""
-    rate = row.operations / row.seconds
-    return (
-        *first,
-        f"{rate / 1e9:.0f}",
-        f"{rate / peak.operations_per_second:.0%}",
-        f"{row.least_bytes / row.operations:.3f}",
-        shared.strip(),
-        row.algorithm,
-    )
+    share = f"{row.share_of_bound(peak):.0%}{' memory' * (row.bound(peak) == 'memory')}"
+    rates = "", "", ""
+    if row.operations:
+        rate = row.operations / row.seconds
+        of_peak = f"{rate / peak.operations_per_second:.0%}"
+        rates = f"{rate / 1e9:.0f}", of_peak, f"{row.least_bytes / row.operations:.3f}"
+    return row.pass_name, f"{1e3 * row.seconds:.2f}", *rates, share, row.algorithm
 
 
-MATMUL_SIZES = ((2048, 2048, 2048), (16384, 512, 512))
-"""Sizes of the products: rows, terms of each sum, columns."""
-
-CONVOLUTION_SIZE = (8, 64, 56)
-"""Samples, channels, height and width in pixels of the 3 x 3 convolution."""
+PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (
+    (partial(nn.Linear, 2048, 2048), (2048, 2048)),
+    (partial(nn.Linear, 512, 512), (16384, 512)),
+    (partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56)),
+)
+"""Layers whose forward passes are the large products, with the shape of their inputs, which is that of the outputs."""
 
 COPY_BYTES = 256 << 20
 """Bytes of the copy."""
@@ -326,30 +303,13 @@ class Peak:
 
 
 def measure_peak(dtype: torch.dtype) -> Peak:
-    """Return the peak of products in `dtype`, and of copies."""
-    products = max(*(_product(*sizes, dtype) for sizes in MATMUL_SIZES), _convolution(*CONVOLUTION_SIZE, dtype))
+    """Return the peak of products in `dtype`, and of copies. Convolutions are the library's."""
+    library = ConvolutionPlan(frozen=True)
+    passes = (next(_passes(BenchLayer("", make(), shape, shape), library, dtype)) for make, shape in PEAK_LAYERS)
+    products = max(forward.operations / fastest(forward.call) for forward in passes)
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
     return Peak(products, 2 * COPY_BYTES / fastest(lambda: target.copy_(source)))
-
-
-def _product(rows: int, between: int, columns: int, dtype: torch.dtype) -> float:
-    """Return operations per second of a product; the second matrix is transposed, as a layer's weight is."""
-    left, right = torch.randn(rows, between).to(dtype), torch.randn(columns, between).to(dtype)
-    product = torch.empty(rows, columns, dtype=dtype)
-    return 2 * rows * between * columns / fastest(lambda: torch.mm(left, right.t(), out=product))
-
-
-def _convolution(samples: int, channels: int, size: int, dtype: torch.dtype) -> float:
-    """Return operations per second of the library's 3 x 3 convolution."""
-    inputs, weight = (
-        torch.randn(samples, channels, size, size).to(dtype),
-        torch.randn(channels, channels, 3, 3).to(dtype),
-    )
-    inputs, weight = (one.contiguous(memory_format=torch.channels_last) for one in (inputs, weight))
-    with torch.no_grad():
-        seconds = fastest(lambda: functional.conv2d(inputs, weight, padding=1))
-    return 2 * 9 * channels**2 * samples * size**2 / seconds
 
 
 def fastest(work: Callable[[], object]) -> float:

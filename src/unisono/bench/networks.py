@@ -28,20 +28,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from unisono.compute import AUTO
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.errors import UsageError
 from unisono.formats import markdown_table
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
-from unisono.processor import processor
+from unisono.processor import AUTO, processor
 from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
@@ -99,13 +97,12 @@ def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Conten
 def serve(name: str, contender: str, batch: int) -> None:
     """Make a step for each line on standard input except the first, and answer on standard output."""
     plan = ConvolutionPlan(json.loads(sys.stdin.readline()))
-    one = make(name, contender, batch, plan)
-    for number, _ in enumerate(sys.stdin):
-        if contender in WITH_KEPT_MEMORY and number == 1:
+    trained = make(name, contender, batch, plan)
+    for step, _ in enumerate(sys.stdin):
+        if contender in WITH_KEPT_MEMORY and step == 1:
             release_free_memory()  # as a run does after the step in which algorithms are timed
         reset_peak()
-        took = one.step()
-        print(json.dumps({"seconds": took, "peak_bytes": peak_bytes()}), flush=True)
+        print(json.dumps({"seconds": trained.step(), "peak_bytes": peak_bytes()}), flush=True)
     print(json.dumps(plan.measured), flush=True)
 
 
@@ -116,9 +113,9 @@ def reset_peak() -> None:
 
 def peak_bytes() -> int:
     """Return the peak resident memory of this process, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, "Linux has this line"
-    return 1024 * int(found[1])
+    line = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert line, "Linux has this line"
+    return 1024 * int(line[1])
 
 
 class ContenderProcess:
@@ -137,9 +134,7 @@ class ContenderProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._process:
             self._process.kill()
 
@@ -167,8 +162,8 @@ class ContenderProcess:
             raise UsageError(
                 f"{self._name} ended with exit code {self._process.wait()}, see above; try a smaller --batch"
             )
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def measure_networks(
@@ -178,7 +173,7 @@ def measure_networks(
 
     The WARMUP_STEPS first steps are not counted. Timings of algorithms are added to `plan`.
     """
-    found = []
+    results = []
     for name in names:
         seconds = {contender: list[float]() for contender in CONTENDERS}
         peak = dict.fromkeys(CONTENDERS, 0)
@@ -187,25 +182,25 @@ def measure_networks(
                 contender: stack.enter_context(ContenderProcess(name, contender, batch, plan.measured))
                 for contender in CONTENDERS
             }
-            for number in range(1 - WARMUP_STEPS, 1 + steps):
-                for contender, one in started.items():
-                    log(f"{name}: step {max(0, number)} of {steps}, {contender}")
-                    result = one.step()
-                    if number > 0:
+            for step in range(1 - WARMUP_STEPS, 1 + steps):
+                for contender, process in started.items():
+                    log(f"{name}: step {max(0, step)} of {steps}, {contender}")
+                    result = process.step()
+                    if step > 0:
                         seconds[contender].append(result["seconds"])
                         peak[contender] = max(peak[contender], int(result["peak_bytes"]))
             plan.measured.update(started[OURS].plan())
-        found.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
-    return found
+        results.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
+    return results
 
 
-def as_markdown(found: Sequence[dict[str, Any]]) -> str:
+def as_markdown(results: Sequence[dict[str, Any]]) -> str:
     """Return a table: images/s of each contender, median and range, ratios of ours to the others, and memory."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
     head = ["network", "batch", *CONTENDERS, *beside, *memory]
     rows = []
-    for row in found:
+    for row in results:
         batch, seconds = row["batch"], row["seconds"]
         middle = {name: statistics.median(seconds[name]) for name in CONTENDERS}
         rates = [

@@ -13,8 +13,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from unisono.cli.bench import collectives, layers, networks
 from unisono.cli.collective import price, simulate
 from unisono.cli.draw import draw
-from unisono.cli.lab import lab
-from unisono.cli.measure import probe, tune
+from unisono.cli.measure import lab, probe, tune
 from unisono.cli.pack import pack
 from unisono.cli.plan import foresight, plan
 from unisono.cli.ranks import INTERRUPTED, Shutdown

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,6 @@ from unisono.training import run_directory
 
 if TYPE_CHECKING:
     from unisono.training.scoring.evaluation import Evaluation
-    from unisono.training.scoring.predict import FilePrediction
 
 
 def evaluate(
@@ -123,37 +122,30 @@ def predict(
     keep_memory()
     from unisono.device import choose_device
     from unisono.training.build import DTYPES, context_of
-    from unisono.training.scoring.evaluate import forward_of
-    from unisono.training.scoring.file_inputs import open_inputs
-    from unisono.training.scoring.predict import PredictOptions
+    from unisono.training.scoring.evaluate import forward_of, load_network, read_run
+    from unisono.training.scoring.predict import FilePrediction, open_inputs
     from unisono.training.scoring.predict import predict as predict_files
-    from unisono.training.scoring.saved_run import load_network, read_run
 
     saved = read_run(run)
     for note in saved.notes:
         print(note, file=sys.stderr)
     recipe = saved.recipe
-    inputs = open_inputs(recipe.data, tokenizer)
+    batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
+    inputs = open_inputs(recipe.data, tokenizer, batch)
     place = choose_device(device or recipe.compute.device, 0, 1)
     network = load_network(saved, inputs, place)
-    batch = max(1, recipe.training.batch // recipe.ranks)  # a rank's share in training, which its memory takes
     forward = forward_of(network, DTYPES[recipe.model.dtype], context_of(recipe, place), place)
-    found: list[FilePrediction] = []
-    for one in predict_files(forward, inputs, files, PredictOptions(top, batch)):
-        found.append(one)
-        if one.prediction is None:
-            print(f"unisono: {one.file}: {one.error}", file=sys.stderr, flush=True)
+    predictions = list[FilePrediction]()
+    for prediction in predict_files(forward, inputs, files, top):
+        predictions.append(prediction)
+        if prediction.broken:
+            print(f"unisono: {prediction.file}: {prediction.words}", file=sys.stderr, flush=True)
         elif not as_json:
-            print(f"{one.file}: {one.prediction.words}", flush=True)
+            print(f"{prediction.file}: {prediction.words}", flush=True)
     if as_json:
-        print(json.dumps([_data(one) for one in found], indent=1))
-    if any(one.prediction is None for one in found):
+        print(json.dumps([{"file": str(prediction.file), **prediction.data} for prediction in predictions], indent=1))
+    if any(prediction.broken for prediction in predictions):
         raise typer.Exit(1)
-
-
-def _data(one: FilePrediction) -> dict[str, Any]:
-    """Return a prediction as data for JSON."""
-    return {"file": str(one.file), **({"error": one.error} if one.prediction is None else one.prediction.data)}
 
 
 def accuracy(
@@ -169,7 +161,7 @@ def accuracy(
 
     Runs on texts have their test perplexity drawn.
     """
-    from unisono.training.curves import curves_of, draw, summarize
+    from unisono.training.measures import curves_of, draw, summarize
     from unisono.view.chart import write_picture
 
     curves = curves_of(runs)

@@ -17,9 +17,8 @@ from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
-from unisono.training.named_rule import make_rule, survives_deaths
 from unisono.training.recipe import Recipe, differences
-from unisono.training.recipe_check import check_run
+from unisono.training.recipe_check import check_run, make_rule, survives_deaths
 from unisono.training.recipe_file import find_recipe, read_recipe
 from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
@@ -170,7 +169,7 @@ def sweep(
     then 1. The same command again, or --resume, continues a sweep: runs that have ended are skipped, interrupted runs
     are resumed. SIGTERM and Ctrl-C save the current run and end the sweep with exit code 143 and 130.
     """
-    from unisono.training.sweep.session import plan_given, run_session
+    from unisono.training.sweep.run import plan_given, run_session
 
     if ranks_started(os.environ) is not None:
         raise UsageError("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")

@@ -1,10 +1,6 @@
-"""Computation of a network: device, number format, cores, and convolution algorithms."""
+"""Computation of a network: number format of its products, and algorithms of its convolutions."""
 
-import re
+from unisono.processor import AUTO
 
-AUTO, PROCESSOR = "auto", "cpu"
 PRECISIONS = (AUTO, "float32", "bfloat16")
 """Precisions that a recipe can name: `auto`, the best format for the processor, or one of these."""
-
-DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
-"""Words for the device of a rank: one of both, a kind of accelerator that PyTorch knows, or one device of a kind."""

@@ -72,9 +72,9 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (inputs, weight), needed, compute = ctx.saved_tensors, ctx.needs_input_grad, ctx.plan.compute
-        found = compute(Pass.GRAD_INPUT, ctx.geometry, gradient, weight) if needed[0] else None
-        own = compute(Pass.GRAD_WEIGHT, ctx.geometry, inputs, gradient) if needed[1] else None
-        return found, own, gradient.sum((0, 2, 3)) if needed[2] else None, None, None
+        of_inputs = compute(Pass.GRAD_INPUT, ctx.geometry, gradient, weight) if needed[0] else None
+        of_weight = compute(Pass.GRAD_WEIGHT, ctx.geometry, inputs, gradient) if needed[1] else None
+        return of_inputs, of_weight, gradient.sum((0, 2, 3)) if needed[2] else None, None, None
 
 
 def geometry_of(layer: nn.Conv2d, inputs: Tensor) -> Geometry:

@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,16 @@ GIVE_UP_RATIO_FIRST, GIVE_UP_RATIO = 10.0, 2.0
 
 FORMAT = 4
 
-RENAMED_PASSES = {"input gradient": "grad_input", "weight gradient": "grad_weight"}
-"""Passes as files of format 3 name them, and today's names."""
+RENAMED = {
+    '"format": 3': f'"format": {FORMAT}',
+    '"ways"': '"algorithms"',
+    ' input gradient"': ' grad_input"',
+    ' weight gradient"': ' grad_weight"',
+}
+"""Words of files of format 3, and today's."""
 
 Times = dict[str, float]
 """Seconds by name of an algorithm."""
-
-Clock = Callable[[], float]
 
 
 def best_of(times: Mapping[str, float]) -> str:
@@ -86,9 +90,10 @@ class ConvolutionPlan:
     """Timings measured so far, and the algorithms chosen from them."""
 
     measured: dict[str, Times] = field(default_factory=dict)
-    clock: Clock = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     frozen: bool = False
     _chosen: dict[tuple[Geometry, Pass], str] = field(default_factory=dict, repr=False)
+    """Names of algorithms, as far as they were looked up."""
 
     def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
         """Return a pass of a layer, computed by its best algorithm; see `ConvolutionAlgorithm` for the tensors."""
@@ -119,7 +124,7 @@ class ConvolutionPlan:
         same_layer = {
             int(key.split("x")[0]): times for key, times in self.measured.items() if key.partition("x")[2] == layer
         }
-        return same_layer[min(same_layer, key=lambda number: abs(number - geometry.samples))] if same_layer else {}
+        return same_layer[min(same_layer, key=lambda samples: abs(samples - geometry.samples))] if same_layer else {}
 
     def _autotune(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Times:
         """Time every algorithm that fits, on as many samples as AUTOTUNE_CALL_OPERATIONS need."""
@@ -128,14 +133,15 @@ class ConvolutionPlan:
         if samples < geometry.samples:
             geometry = replace(geometry, samples=samples)
             first, second = first[:samples], second[:samples] if which is Pass.GRAD_WEIGHT else second
+        synchronize = partial(module_of(first.device).synchronize, first.device)  # a call may return before its end
         for name, algorithm in ALGORITHMS.items():
             if not algorithm.fits(geometry):
                 continue
             for repetition in range(1 + AUTOTUNE_REPETITIONS):
-                _synchronize(first)
+                synchronize()
                 begun = self.clock()
                 algorithm.compute(which, geometry, first, second)
-                _synchronize(first)
+                synchronize()
                 seconds = self.clock() - begun
                 best = min(times.values(), default=seconds)
                 if repetition:
@@ -143,11 +149,6 @@ class ConvolutionPlan:
                 if seconds > (GIVE_UP_RATIO if repetition else GIVE_UP_RATIO_FIRST) * best:
                     break
         return times
-
-
-def _synchronize(tensor: Tensor) -> None:
-    """Wait until the tensor's device has finished: calls return before their work is done there."""
-    module_of(tensor.device).synchronize(tensor.device)
 
 
 def machine(processor: str) -> dict[str, Any]:
@@ -204,15 +205,8 @@ def check_plan(path: Path) -> None:
 
 def _plans(path: Path) -> list[dict[str, Any]]:
     """Return the timings in a file, one entry for each machine, in today's FORMAT."""
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
-    return [_convert(plan) if plan["machine"].get("format") == 3 else plan for plan in found]
-
-
-def _convert(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of format 3 in format 4, which renames the passes, and "ways" to "algorithms"."""
-    machine = {"algorithms" if name == "ways" else name: value for name, value in plan["machine"].items()}
-    measured = {}
-    for key, times in plan["measured"].items():
-        layer, _, name = key.partition(" ")
-        measured[f"{layer} {RENAMED_PASSES.get(name, name)}"] = times
-    return {"machine": {**machine, "format": FORMAT}, "measured": measured}
+    text = path.read_text() if path.is_file() else "[]"
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    plans: list[dict[str, Any]] = json.loads(text)
+    return plans

@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 
 
 class Pass(Enum):
-    """One of the three passes of a layer in a training step."""
+    """One of the three passes of a layer in a training step, by the name of its function."""
 
     FORWARD = "forward"
     GRAD_INPUT = "grad_input"
@@ -103,10 +103,10 @@ def padded(inputs: torch.Tensor, padding: Pair, least: Pair = (0, 0)) -> torch.T
     """Return (samples, height, width, channels) with zeros around, at least `least` (height, width) in size."""
     down, right = padding
     samples, height, width, channels = inputs.shape
-    whole = max(height + 2 * down, least[0]), max(width + 2 * right, least[1])
-    if whole == (height, width):
+    size = max(height + 2 * down, least[0]), max(width + 2 * right, least[1])
+    if size == (height, width):
         return inputs
-    out = inputs.new_zeros(samples, *whole, channels)
+    out = inputs.new_zeros(samples, *size, channels)
     out[:, down : down + height, right : right + width] = inputs
     return out
 
@@ -132,5 +132,5 @@ class ConvolutionAlgorithm:
 
     def compute(self, which: Pass, geometry: Geometry, first: Tensor, second: Tensor) -> Tensor:
         """Return the result of one of the passes."""
-        passes = {Pass.FORWARD: self.forward, Pass.GRAD_INPUT: self.grad_input, Pass.GRAD_WEIGHT: self.grad_weight}
-        return passes[which](geometry, first, second)
+        compute: Compute = getattr(self, which.value)
+        return compute(geometry, first, second)

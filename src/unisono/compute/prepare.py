@@ -23,9 +23,9 @@ from unisono.compute import PRECISIONS
 from unisono.compute.convolution import plan_convolutions
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.response_norm import use_response_norms
-from unisono.device import HOST, module_of
+from unisono.device import module_of
 from unisono.errors import UsageError
-from unisono.processor import Processor
+from unisono.processor import HOST, Processor
 
 
 def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:

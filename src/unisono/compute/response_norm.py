@@ -18,9 +18,8 @@ Numbers of 16 bits are computed as float32 and rounded once, at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,7 @@ ELEMENTS_PER_BLOCK = 1 << 18
 """Number of elements processed together."""
 
 
-@dataclass(frozen=True)
-class Constants:
+class Constants(NamedTuple):
     """Constants of the norm, named as in `nn.LocalResponseNorm`; `size` is n."""
 
     size: int
@@ -76,9 +74,8 @@ class _Normalise(torch.autograd.Function):
         out = torch.empty_like(source)
         factor = -2 * constants.alpha * constants.beta / constants.size
         before = constants.size // 2
-        windows, mirrored = (
-            _ChannelWindows(source, constants.size, one) for one in (before, constants.size - 1 - before)
-        )
+        windows = _ChannelWindows(source, constants.size, before)
+        mirrored = _ChannelWindows(source, constants.size, constants.size - 1 - before)
         for rows, given, to in _parts(source, slope, out):
             part = rows.to(windows.dtype)
             sums = _sums(windows, part, constants)
@@ -109,14 +106,14 @@ class _ChannelWindows:
         wide = self._wide[: len(left)]
         torch.mul(left, right, out=wide[:, self._before : self._before + self._channels])
         vector = wide.view(-1)
-        count, found, start = len(vector) - self._size + 1, list[Tensor](), 0
+        count, parts, start = len(vector) - self._size + 1, list[Tensor](), 0
         for width in (1 << bit for bit in range(self._size.bit_length())):
             if width > 1:
                 vector = vector[: -(width // 2)] + vector[width // 2 :]
             if self._size & width:
-                found.append(vector[start : start + count])
+                parts.append(vector[start : start + count])
                 start += width
-        return reduce(torch.add, found)
+        return reduce(torch.add, parts)
 
     def pixels(self, vector: Tensor) -> Tensor:
         """Return a vector without the sums between the pixels: (pixels, channels)."""
@@ -143,7 +140,7 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     flat = [tensor.view(-1, tensor.shape[-1]) for tensor in tensors]
     each = _block_pixels(tensors[0])
     for first in range(0, len(flat[0]), each):
-        yield tuple(one[first : first + each] for one in flat)
+        yield tuple(pixels[first : first + each] for pixels in flat)
 
 
 def _block_pixels(tensor: Tensor) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unisono.data.feed import Feed, FeedFacts
+from unisono.data.feed import Feed
 from unisono.data.loading import Batch, Reader
-from unisono.data.order import Numbers, ShuffleOptions
+from unisono.data.order import Numbers, parse_shuffle
 from unisono.data.storage import Sampler
 from unisono.engine import Observe, observed
 from unisono.world import World
@@ -46,6 +46,7 @@ class Dataset:
     train: Samples
     test: Samples
     classes: int
+    name: str = ""
 
 
 def load_digits() -> Dataset:
@@ -57,7 +58,7 @@ def load_digits() -> Dataset:
     in_test = torch.arange(len(targets)) % 5 == 0
     assert int(in_test.sum()) == TEST, "the file has 1,797 rows"
     train, test = (Samples(inputs[chosen], targets[chosen]) for chosen in (~in_test, in_test))
-    return Dataset(train, test, classes=10)
+    return Dataset(train, test, 10, "digits")
 
 
 BUILTIN_DATASETS: dict[str, Callable[[], Dataset]] = {"digits": load_digits}
@@ -66,35 +67,32 @@ BUILTIN_DATASETS: dict[str, Callable[[], Dataset]] = {"digits": load_digits}
 class RowReader(Reader):
     """Batches of samples in the memory of every rank."""
 
-    def __init__(self, samples: Samples, world: World, observe: Observe | None) -> None:
-        """Keep the samples. `observe` is called with the span of each batch that is read."""
-        self.sampler, self._samples, self._observe = Sampler(len(samples), world), samples, observe
+    def __init__(self, data: Dataset, samples: Samples, world: World, observe: Observe | None = None) -> None:
+        """Keep the samples, a part of `data`. `observe` is called with the span of each batch that is read."""
+        self.title, self.names, self.channels = data.name, tuple(map(str, range(data.classes))), samples.inputs.shape[1]
+        self.samples, self.sampler = len(samples), Sampler(len(samples), world)
+        self._rows, self._observe = samples, observe
 
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:  # noqa: ARG002  nothing is random
         """Yield the rows with these numbers."""
         for numbers in wanted:
             rows = torch.from_numpy(numbers)
             with observed(self._observe, "read batch", "loading"):
-                batch = self._samples.inputs[rows], self._samples.labels[rows]
+                batch = self._rows.inputs[rows], self._rows.labels[rows]
             yield batch
 
     def blank(self, samples: int) -> torch.Tensor:
         """Return zeros with the shape of the inputs of a batch."""
-        return torch.zeros(samples, *self._samples.inputs.shape[1:])
+        return torch.zeros(samples, *self._rows.inputs.shape[1:])
 
 
 def in_memory_feed(
-    data: Dataset,
-    world: World,
-    seed: int,
-    observe: Observe | None = None,
-    shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
+    data: Dataset, world: World, seed: int, observe: Observe | None = None, shuffle: str = "epoch"
 ) -> Feed:
     """Return the feed of a small data set, of which every rank holds a copy.
 
     `observe` is called with the span of each shuffle and of each batch that is read.
     """
-    train, test = (RowReader(samples, world, observe) for samples in (data.train, data.test))
-    samples, shape = len(data.train), data.train.inputs.shape[1:]
-    facts = FeedFacts(samples, len(data.test), data.classes, shape[0], torch.zeros(1, *shape), f"{samples} in memory")
-    return Feed(facts, train, test, world, seed, shuffle=shuffle, own=samples, observe=observe)
+    train, test = (RowReader(data, samples, world, observe) for samples in (data.train, data.test))
+    known = f"{train.samples} in memory"
+    return Feed(train, test, seed, known, shuffle=parse_shuffle(shuffle), own=train.samples, observe=observe)

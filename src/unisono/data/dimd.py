@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds import TransformOptions
+from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, Prefetcher
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
-from unisono.data.storage import AUTO, STREAMED, StorageOptions, read_storage
+from unisono.data.storage import AUTO, STREAMED, read_storage
 from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError
 from unisono.world import World
@@ -51,18 +52,19 @@ def partitioned_load(
     Raises PackError on every rank if the pack cannot be read or does not fit, or the groups cannot be formed.
     """
     check_installed()
+    place = {"storage": AUTO} if groups is None else {"groups": groups}
+    options = DataOptions(pack=str(pack), size=size, augment=augment, windows=windows, context=context, **place)
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
-    from unisono.data.packed_feed import check_alike, transform_of  # noqa: PLC0415
+    from unisono.data.packed_feed import check_on_all  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 
-    index = world.call_on_all(lambda: read_index(split_folder(Path(pack), TRAIN_SPLITS)))
-    check_alike(index.folder, index.fingerprint, world)
-    transform = transform_of(index, TransformOptions(size, augment, windows, context))
-    wanted = StorageOptions(AUTO) if groups is None else StorageOptions(groups=groups)
-    place, reason = resolve_storage(wanted, index, world)
-    if place.name == STREAMED:
+    index = world.call_on_all(lambda: read_index(split_folder(Path(options.pack), TRAIN_SPLITS)))
+    check_on_all(index.folder, index.fingerprint, world)
+    transform = make_transform(index, options)
+    found, reason = resolve_storage(options, index, world)
+    if found.storage == STREAMED:
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
-    loader = Prefetcher(index, read_storage(place, index, world), transform, threads)
+    loader = Prefetcher(index, read_storage(found, index, world), transform, threads)
     return InMemoryPartition(world, len(index), loader, seed)
 
 

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from unisono.data.loading import Batch, Reader
-from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of, test_ranges
+from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of
 from unisono.engine import Observe, observed
-from unisono.world import World
 
 
 class InputFacts(Protocol):
     """Facts of a network's inputs, for which it is built."""
 
-    classes: int
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        ...
+
     channels: int
     """Input channels of the network: channels of an image, or numbers in a window of a recording."""
 
@@ -69,24 +71,25 @@ class Feed(FeedFacts):
 
     def __init__(
         self,
-        facts: FeedFacts,
         train: Reader,
         test: Reader,
-        world: World,
         seed: int,
+        fingerprint: str,
         *,
         shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
         own: int = 0,
+        notes: tuple[str, ...] = (),
         observe: Observe | None = None,
     ) -> None:
         """Read batches from both sets. `own` is the number of samples that are this rank's own, if any are.
 
         `observe` is called with the span of each shuffle.
         """
-        super().__init__(**vars(facts))
-        self.facts = facts
+        facts = train.samples, test.samples, train.classes, train.channels, train.blank(1), fingerprint
+        self.facts = FeedFacts(*facts, train.labels_per_sample, notes)
         """Facts alone, without batches."""
-        self._train, self._test, self._world, self._seed = train, test, world, seed
+        super().__init__(**vars(self.facts))
+        self._train, self._test, self._world, self._seed = train, test, train.sampler.world, seed
         self._shuffle, self._own, self._observe = shuffle, own, observe
 
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
@@ -98,9 +101,12 @@ class Feed(FeedFacts):
         wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
         return self._train.batches(wanted, self._seed, epoch)
 
-    def test_batches(self, batch: int) -> Iterator[Batch]:
-        """Return this rank's share of the test set, in batches of at most ceil(batch / ranks) samples."""
-        return self._tested(batch, self._world.rank, self._world.size)
+    def test_batches(self, batch: int, alone: bool = False) -> Iterator[Batch]:
+        """Return this rank's share of the test set, in batches of at most ceil(batch / ranks) samples.
+
+        If `alone`, return all of it on this rank, in batches of at most `batch`. Not collective.
+        """
+        return self._test.in_turn(batch, alone)
 
     def own_batches(self, batch: int, step: int) -> Iterator[Batch]:
         """Return batches of `batch` samples of this rank's own, without end, from its step `step` on. Not collective.
@@ -116,10 +122,6 @@ class Feed(FeedFacts):
         for epoch, several in groupby(found, key=lambda pair: pair[0]):
             yield from self._train.batches((numbers for _, numbers in several), self._seed, epoch)
 
-    def all_test_batches(self, batch: int) -> Iterator[Batch]:
-        """Return the whole test set on this rank, in batches of at most `batch` samples. Not collective."""
-        return self._tested(batch, 0, 1)
-
     def stop_threads(self) -> None:
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
         self._train.stop()
@@ -130,6 +132,3 @@ class Feed(FeedFacts):
         self.stop_threads()
         self._train.close()
         self._test.close()
-
-    def _tested(self, batch: int, rank: int, ranks: int) -> Iterator[Batch]:
-        return self._test.batches(np.array(part) for part in test_ranges(self.test_samples, batch, rank, ranks))

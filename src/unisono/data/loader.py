@@ -33,14 +33,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from unisono.data.kinds import TransformOptions
 from unisono.data.loading import Batch, device_of_rank, to_device
-from unisono.data.order import parse_shuffle, steps_of
+from unisono.data.options import DataOptions
+from unisono.data.order import steps_of
 from unisono.data.pack.layout import check_installed
-from unisono.data.storage import StorageOptions
-from unisono.device import HOST, is_on_host
+from unisono.device import is_on_host
 from unisono.engine.closing import Closing
 from unisono.errors import UsageError
+from unisono.processor import HOST
+from unisono.tables import parse
 from unisono.world import World
 
 DEFAULTS = {"shuffle": "epoch"}
@@ -78,24 +79,24 @@ class Loader(Closing):
         another `shuffle`.
         """
         check_installed()
-        from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  of the extra `data`
+        from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  of the extra `data`
 
         if batch < world.size:
             raise UsageError(
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
-        _check_numbers(seed=seed, size=size, cache_megabytes=cache_megabytes, context=context)
-        _check_numbers(1, groups=groups, buffer_megabytes=buffer_megabytes, windows=windows, threads=threads)
-        if groups > 1 and storage != "partitioned":
-            raise UsageError(f'groups = {groups}, but storage = "{storage}": only "partitioned" takes groups; omit it')
-        place = StorageOptions(storage, groups, buffer_megabytes << 20, cache_megabytes << 20)
-        interval, transform = parse_shuffle(shuffle), TransformOptions(size, augment, windows, context)
+        _check_number("seed", seed)
+        _check_number("threads", threads, 1)
+        given = {"pack": str(pack), "storage": storage, "groups": groups, "shuffle": shuffle, "augment": augment}
+        given |= {"buffer_megabytes": buffer_megabytes, "cache_megabytes": cache_megabytes}
+        given |= {"size": size, "windows": windows, "context": context, "threads": threads}
+        options = parse(DataOptions, given, "Loader", UsageError)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
-        options = FeedOptions(Path(pack), place, transform, threads, shuffle=interval, device=self.device)
-        self._feed = packed_feed(options, world, seed)
-        self._ranks, self._seed, self._shuffle = world.size, seed, interval
+        self._feed = packed_feed(options, world, seed, device=self.device)
+        self._ranks = world.size
+        self._settings = {"batch": batch, "seed": seed, "shuffle": shuffle, "data": self._feed.fingerprint}
         self._running: Generator[Batch] | None = None
         self.batch = batch
         """Samples of a step, over all ranks."""
@@ -146,13 +147,13 @@ class Loader(Closing):
 
         Raises UsageError for a negative number.
         """
-        _check_numbers(epoch=epoch)
+        _check_number("epoch", epoch)
         if epoch != self.epoch:
             self._move(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, equal on all ranks. The batch that was handed out last counts as used."""
-        return {"epoch": self.epoch, "step": self.step, **self._settings()}
+        return {"epoch": self.epoch, "step": self.step, **self._settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the position of `state`, which may be that of another number of ranks.
@@ -162,7 +163,7 @@ class Loader(Closing):
         """
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
-        for name, own in self._settings().items():
+        for name, own in self._settings.items():
             if state.get(name, DEFAULTS.get(name)) != own:
                 raise UsageError(
                     f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
@@ -184,10 +185,6 @@ class Loader(Closing):
         super().__exit__(kind, error, trace)
         self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
 
-    def _settings(self) -> dict[str, Any]:
-        shuffle = str(self._shuffle)
-        return {"batch": self.batch, "seed": self._seed, "shuffle": shuffle, "data": self._feed.fingerprint}
-
     def _move(self, epoch: int, step: int) -> None:
         self._stop()
         self.epoch, self.step = epoch, step
@@ -199,11 +196,10 @@ class Loader(Closing):
             self._running = None
 
 
-def _check_numbers(least: int = 0, **given: int) -> None:
-    """Raise UsageError for arguments that are too small."""
-    for name, value in given.items():
-        if value < least:
-            raise UsageError(f"{name} = {value}; it is {least} at least")
+def _check_number(name: str, value: int, least: int = 0) -> None:
+    """Raise UsageError for an argument that is too small."""
+    if value < least:
+        raise UsageError(f"{name} = {value}; it is {least} at least")
 
 
 class BatchDataset(IterableDataset[Any]):

@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
-from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, uniform_numbers
-from unisono.device import HOST, CopyStreams, choose_device, host_memory, module_of
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, in_turn, uniform_numbers
+from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Observe, observed
 from unisono.errors import DecodeError
+from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from unisono.data.pack.index import Index
     from unisono.data.storage import Sampler, Storage
     from unisono.world import World
+
+PROCESSOR = torch.device(HOST)
+"""Device of a rank that has no accelerator."""
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
@@ -69,7 +73,7 @@ def device_of_rank(name: str, world: World) -> torch.device:
     Raises UsageError on all ranks where one has none.
     """
     if name == HOST:
-        return torch.device(HOST)
+        return PROCESSOR
     ranks = world.placement.nodes[world.placement.node_of(world.rank)]
     return world.call_on_all(lambda: choose_device(name, ranks.index(world.rank), len(ranks)))
 
@@ -108,14 +112,38 @@ def _received(ahead: tuple[Batch, Any], copies: CopyStreams) -> Batch:
 
 
 class Reader(ABC):
-    """Batches of the samples of one set, by their numbers."""
+    """Labelled samples of one set, which the ranks of a world read in batches, by their numbers."""
 
     sampler: Sampler
     """Order of the samples, and the place of each."""
+    title: str
+    """Name of the data set or folder of the pack."""
+    names: tuple[str, ...]
+    """Names of the classes, or of the tokens of texts."""
+    samples: int
+    """Number of samples, on all ranks together."""
+    channels: int
+    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
+    labels_are_tokens = False
+    """True for texts, which have a label for each token."""
+    labels_per_sample = 1
+    """Labels of a sample: 1, its class, or the tokens of a window of text."""
+    bytes_per_label: int | None = None
+    """Bytes of text that a label stands for; None where they differ, and for classes."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, or of tokens."""
+        return len(self.names)
 
     @abstractmethod
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
         """Yield a batch for each array of numbers; with a seed as in training, changed at random."""
+
+    def in_turn(self, batch: int, alone: bool = False) -> Generator[Batch]:
+        """Yield this rank's share of the samples, in batches of at most ceil(batch / ranks); if `alone`, of all."""
+        world = self.sampler.world
+        return self.batches(in_turn(self.samples, batch, *((0, 1) if alone else (world.rank, world.size))))
 
     @abstractmethod
     def blank(self, samples: int) -> torch.Tensor:
@@ -141,22 +169,24 @@ class Prefetcher(Reader):
         threads: int,
         name: str = DECODING,
         observe: Observe | None = None,
-        device: torch.device = torch.device(HOST),  # noqa: B008  immutable
+        device: torch.device = PROCESSOR,
     ) -> None:
-        """Start the threads, called `name`. `transform` makes the transform of each.
+        """Start the threads, called `name`; `transform` makes a transform for each.
 
-        `storage` is closed with the loader. `observe` is called with the spans of reading and decoding. The memory of
-        batches is one that `device` copies from.
+        `observe` is called with the spans of reading and decoding. The memory of batches is one that `device` copies
+        from.
         """
-        self._device = device
+        about, self._kind = index.about, find_kind(index.about.kind)
+        self.title, self.names, self.samples, self.sampler = str(index.folder), about.classes, len(index), storage
+        self.labels_are_tokens = self._kind.labels_are_tokens
+        self.labels_per_sample = self._kind.labels_per_sample(about.shape)
+        self.bytes_per_label = self._kind.bytes_per_label(about.classes)
         self._labels = torch.from_numpy(index.label.astype(np.int64))
-        self._kind = find_kind(index.about.kind)
-        self._index, self.sampler, self._make_transform = index, storage, transform
-        self._dtype = torch.int64 if self._kind.labels_are_tokens else torch.float32
+        self._dtype = torch.int64 if self.labels_are_tokens else torch.float32
         first = transform()  # loads libraries once here, not in all threads at once
-        self.shape, self._batch = first.shape, first.batch
-        self._threads, self._own = threads, threading.local()
-        self._pool, self._observe = ThreadPoolExecutor(threads, name, self._begin), observe
+        self.shape, self.channels, self._batch = first.shape, first.shape[-1], first.batch
+        self._threads, self._own, self._make_transform = threads, threading.local(), transform
+        self._pool, self._observe, self._device = ThreadPoolExecutor(threads, name, self._begin), observe, device
         self._spare: list[torch.Tensor] = []
 
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
@@ -234,7 +264,7 @@ class Prefetcher(Reader):
         try:
             self._own.transform.into(out, sample.data, rng)
         except DecodeError as error:
-            raise DecodeError(f"sample {number} of {self._index.folder}: {error}") from error
+            raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
     def _buffer(self, samples: int) -> torch.Tensor:
         """Return memory for a batch: that of a finished batch if it is large enough, else new memory."""

@@ -101,9 +101,9 @@ def permutation(samples: int, seed: int, epoch: int) -> Numbers:
     return epoch_rng(seed, epoch).permutation(samples)
 
 
-def epoch_rng(seed: int, epoch: int) -> np.random.Generator:
-    """Return the random numbers from which the order of an epoch is made."""
-    return np.random.Generator(np.random.Philox(key=(seed, epoch)))
+def epoch_rng(seed: int, epoch: int, worker: int = -1) -> np.random.Generator:
+    """Return the random numbers of the order of an epoch: of all ranks, or of one worker that draws by itself."""
+    return np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
 
 
 def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> Numbers:
@@ -127,12 +127,7 @@ def worker_order(numbers: Numbers, seed: int, worker: int, epoch: int) -> Number
 
     Workers that are out of step share no order: each draws its own.
     """
-    return worker_rng(seed, worker, epoch).permutation(numbers)
-
-
-def worker_rng(seed: int, worker: int, epoch: int) -> np.random.Generator:
-    """Return the random numbers from which the order of one worker's epoch is made."""
-    return np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
+    return epoch_rng(seed, epoch, worker).permutation(numbers)
 
 
 def own_numbers(
@@ -154,7 +149,7 @@ def own_numbers(
 
 def random_draw(numbers: Numbers, seed: int, worker: int, draw: int, samples: int) -> Numbers:
     """Return a worker's draw of so many of the samples `numbers`: none twice, independent of its other draws; int64."""
-    return worker_rng(seed, worker, draw).choice(numbers, samples, replace=False)
+    return epoch_rng(seed, draw, worker).choice(numbers, samples, replace=False)
 
 
 def steps_of(samples: int, batch: int) -> int:
@@ -169,12 +164,11 @@ def share(order: Numbers, batch: int, step: int, rank: int, ranks: int) -> Numbe
     return whole[start:stop]
 
 
-def test_ranges(samples: int, batch: int, rank: int, ranks: int) -> Iterator[range]:
-    """Yield a rank's stretch of the test samples, in order, in batches of at most ceil(batch / ranks) samples."""
+def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers]:
+    """Yield a rank's stretch of the samples, as in a test: in batches of at most ceil(batch / ranks) samples."""
     start, stop = bounds(samples, ranks, rank)
     own = -(-batch // ranks)
-    for first in range(start, stop, own):
-        yield range(first, min(stop, first + own))
+    return (np.arange(first, min(stop, first + own)) for first in range(start, stop, own))
 
 
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:

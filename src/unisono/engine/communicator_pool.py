@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,8 @@ import torch
 from unisono.engine.closing import Closing
 from unisono.engine.dependencies import ExclusiveVariable
 from unisono.engine.engine import Engine
+from unisono.placement import Partition
+from unisono.weak import weakly
 from unisono.world import World
 
 Result = TypeVar("Result")
@@ -42,10 +44,10 @@ class CommunicatorPool(Closing):
         self.engine = Engine({"communication": 1, "update": 1, "computing": 1})
         self._world, self._dups = world, list[World]()
         self._exclusive = list[ExclusiveVariable]()
-        self._parts: dict[tuple[int, ...], list[World]] = {}  # worlds of this rank's groups, by their ranks
+        self._parts: dict[Partition, list[World]] = {}  # worlds of this rank's groups
         self._users: weakref.WeakSet[CommunicatorUser] = weakref.WeakSet()
         self._registered = 0
-        self._at_exit = partial(_finish, weakref.ref(self))
+        self._at_exit = weakly(self.finish)
         atexit.register(self._at_exit)
 
     def worlds(self, number: int) -> list[World]:
@@ -54,23 +56,21 @@ class CommunicatorPool(Closing):
             self.engine.carry_out(partial(self._duplicate, number), (), (self.exclusive(0),), "dup")
         return self._dups[:number]
 
-    def part_worlds(self, partition: Sequence[Sequence[int]], number: int) -> tuple[tuple[int, ...], list[World]]:
+    def part_worlds(self, partition: Partition, number: int) -> tuple[tuple[int, ...], list[World]]:
         """Return this rank's group in a partition of all ranks, and the first `number` worlds of that group.
 
         Missing ones are created, by all ranks together.
         """
         first = self.worlds(1)[0]
-        color = next(place for place, group in enumerate(partition) if first.rank in group)
-        group = tuple(partition[color])
-        found = self._parts.setdefault(group, [])
+        worlds = self._parts.setdefault(partition, [])
 
         def create() -> None:
-            while len(found) < number:
-                found.append(found[0].dup() if found else first.split(color))
+            while len(worlds) < number:
+                worlds.append(worlds[0].dup() if worlds else first.group_world(partition))
 
-        if len(found) < number:
+        if len(worlds) < number:
             self.engine.carry_out(create, (), (self.exclusive(0),), "split")
-        return group, found[:number]
+        return next(group for group in partition if first.rank in group), worlds[:number]
 
     def exclusive(self, number: int) -> ExclusiveVariable:
         """Return the variable that keeps the exchanges of a communicator in order."""
@@ -95,19 +95,11 @@ class CommunicatorPool(Closing):
         for user in list(self._users):
             user.release()
         self.engine.close()
-        while self._parts:
-            _, worlds = self._parts.popitem()
-            worlds[0].free()
 
     def _duplicate(self, number: int) -> None:
         while len(self._dups) < number:
             self._dups.append((self._dups[0] if self._dups else self._world).dup())
         self.engine.grow("communication", number)
-
-
-def _finish(reference: weakref.ref[CommunicatorPool]) -> None:
-    if (pool := reference()) is not None:
-        pool.finish()
 
 
 def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:

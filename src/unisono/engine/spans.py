@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 
@@ -30,13 +30,10 @@ Observe = Callable[[OperationSpan], None]
 """Called with the span of an operation that was carried out, by the thread that has carried it out."""
 
 
-def observed(observe: Observe | None, name: str, kind: str) -> AbstractContextManager[None]:
-    """Return a context that reports its block as a span of this thread, once the block has ended without an error."""
-    return nullcontext() if observe is None else _report(observe, name, kind)
-
-
 @contextmanager
-def _report(observe: Observe, name: str, kind: str) -> Iterator[None]:
-    begin = time.perf_counter()
+def observed(observe: Observe | None, name: str, kind: str) -> Iterator[None]:
+    """Report the block to `observe`, if given, as a span of this thread, once it has ended without an error."""
+    begin = 0.0 if observe is None else time.perf_counter()
     yield
-    observe(OperationSpan(name, kind, threading.current_thread().name, begin, time.perf_counter()))
+    if observe is not None:
+        observe(OperationSpan(name, kind, threading.current_thread().name, begin, time.perf_counter()))

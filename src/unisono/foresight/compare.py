@@ -58,6 +58,13 @@ class PartError(NamedTuple):
         """Error relative to the prediction; None where no time was predicted."""
         return self.off / self.predicted if self.predicted else None
 
+    @property
+    def longer(self) -> str:
+        """Error in words: a share of the prediction, or where that is small a time."""
+        share = self.relative
+        size = ms(abs(self.off)) if share is None or abs(share) >= 2 else f"{abs(share):.0%}"
+        return f"{size} {'longer' if self.off > 0 else 'less'}"
+
 
 IN_TURN, OF_WAITING = ("computing", "waiting", "loading"), ("exchanges", "updates")
 """Parts that add up to the step, and those that are behind its waiting, hidden or not."""
@@ -66,15 +73,15 @@ IN_TURN, OF_WAITING = ("computing", "waiting", "loading"), ("exchanges", "update
 def errors_of(prediction: SealedPrediction, measured: Measurement) -> dict[str, PartError]:
     """Return the step and its parts by their names."""
     parts = prediction.parts
-    found = {
-        "step": (prediction.step, measured.step),
-        "computing": (parts.computing, measured.computing),
-        "waiting": (parts.communication + parts.update, measured.waiting),
-        "loading": (parts.loading, measured.loading),
-        "exchanges": (prediction.communicating, measured.communicating),
-        "updates": (prediction.updating, measured.updating),
-    }
-    return {name: PartError(name, predicted, spread) for name, (predicted, spread) in found.items()}
+    found = (
+        PartError("step", prediction.step, measured.step),
+        PartError("computing", parts.computing, measured.computing),
+        PartError("waiting", parts.communication + parts.update, measured.waiting),
+        PartError("loading", parts.loading, measured.loading),
+        PartError("exchanges", prediction.communicating, measured.communicating),
+        PartError("updates", prediction.updating, measured.updating),
+    )
+    return {error.part: error for error in found}
 
 
 def wrong_part(parts: Mapping[str, PartError]) -> PartError | None:
@@ -84,11 +91,11 @@ def wrong_part(parts: Mapping[str, PartError]) -> PartError | None:
     if abs(step.off) <= RIGHT * step.predicted:
         return None
     sign = 1.0 if step.off > 0 else -1.0
-    worst = max((parts[name] for name in IN_TURN), key=lambda one: sign * one.off)
-    if worst.part != "waiting":
-        return worst
-    cause = max((parts[name] for name in OF_WAITING), key=lambda one: sign * one.off)
-    return cause if sign * cause.off >= EXPLAINS * sign * worst.off else worst
+    worst, cause = (
+        max((parts[name] for name in names), key=lambda part: sign * part.off) for names in (IN_TURN, OF_WAITING)
+    )
+    explained = worst.part == "waiting" and sign * cause.off >= EXPLAINS * sign * worst.off
+    return cause if explained else worst
 
 
 def explain(prediction: SealedPrediction, measured: Measurement) -> str:
@@ -97,17 +104,14 @@ def explain(prediction: SealedPrediction, measured: Measurement) -> str:
     step, part = parts["step"], wrong_part(parts)
     if part is None:
         return f"the step was right: it took {ms(step.measured)}, predicted {ms(step.predicted)}"
-    which, remedy = _value_and_remedy(part, prediction, measured)
+    value, remedy = _value_and_remedy(part, prediction, measured)
     source = "the machine file says" if prediction.from_machine else "the first steps measured"
     share = ""
     if part.part in ("computing", "loading"):
-        whole = part.off / step.off
-        share = (
-            f"; that is {whole:.0%} of the step's error"
-            if round(whole, 2) <= 1
-            else "; other parts made up for some of it"
-        )
-    return f"{part.part} took {_longer(part)} than {source}: {which}; {remedy}{share}"
+        share = f"; that is {part.off / step.off:.0%} of the step's error"
+        if round(part.off / step.off, 2) > 1:
+            share = "; other parts made up for some of it"
+    return f"{part.part} took {part.longer} than {source}: {value}; {remedy}{share}"
 
 
 def summarize(prediction: SealedPrediction, measured: Measurement) -> str:
@@ -125,47 +129,33 @@ def _use_of_cores(prediction: SealedPrediction, measured: Measurement) -> str:
     return compare_use(None if prediction.from_machine else prediction.processor, measured.processor)
 
 
-def _longer(part: PartError) -> str:
-    if part.relative is None or abs(part.relative) >= 2:
-        return f"{ms(abs(part.off))} {'longer' if part.off > 0 else 'less'}"
-    return f"{abs(part.relative):.0%} {'longer' if part.off > 0 else 'less'}"
-
-
 def _value_and_remedy(part: PartError, prediction: SealedPrediction, measured: Measurement) -> tuple[str, str]:
     """Return the value that was wrong, and a remedy."""
+    high, low = ("high", "low") if part.off > 0 else ("low", "high")
+    if part.part == "loading":
+        return "loading does not keep up with the steps", "give it more threads, or a faster disk"
+    if part.part == "waiting":
+        hidden = "less" if part.off > 0 else "more"
+        remedy = "leave them a core, or try another overlap" if part.off > 0 else "no value is wrong"
+        return f"exchanges and updates took about as long as predicted, but {hidden} of them was hidden", remedy
+    if part.part == "computing":
+        mean, slowest = measured.mean_computing, measured.computing.median
+        if slowest - mean >= max(EXPLAINS * part.off, (UNEQUAL - 1) * mean) and part.off > 0:
+            times = f"{slowest / mean:.2f} times as long as the mean of ranks"
+            return f"rank {measured.slowest} computes {times}", "free its cores"
+        value = f"node.flops is too {high} for these layers"
+    elif part.part == "updates":
+        value = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
+    elif not part.predicted:
+        value = "the file gives exchanges between these ranks no time"
+    else:  # the value behind the larger share of the predicted exchanges
+        links = prediction.program.nbytes * prediction.costs.per_byte / prediction.program.period
+        value = f"link.latency is too {low}" if links < part.predicted / 2 else f"link.bandwidth is too {high}"
     again = "probe again" if prediction.from_machine else "run again on a machine that does nothing else"
     if sign := _use_of_cores(prediction, measured) or measured.disturbed:
         again = f"the machine was disturbed ({sign}): run again"
-    high, low = ("high", "low") if part.off > 0 else ("low", "high")
-    if part.part == "computing":
-        unequal = measured.computing.median - measured.mean_computing
-        if unequal >= max(EXPLAINS * part.off, (UNEQUAL - 1) * measured.mean_computing) and part.off > 0:
-            ratio = measured.computing.median / measured.mean_computing
-            return f"rank {measured.slowest} computes {ratio:.2f} times as long as the mean of ranks", "free its cores"
-        return _named(prediction, f"node.flops is too {high} for these layers", "computing has changed since"), again
-    if part.part == "loading":
-        return "loading does not keep up with the steps", "give it more threads, or a faster disk"
-    if part.part == "updates":
-        which = f"node.memory_bandwidth is too {high}" if part.predicted else "the file has no node.memory_bandwidth"
-        return _named(prediction, which, "updates have changed since"), again
-    if part.part == "exchanges":
-        return _named(prediction, _link(part, prediction, high, low), "exchanges have changed since"), again
-    hid, remedy = (
-        ("less", "leave them a core, or try another overlap") if part.off > 0 else ("more", "no value is wrong")
-    )
-    return f"exchanges and updates took about as long as predicted, but {hid} of them was hidden", remedy
-
-
-def _named(prediction: SealedPrediction, value: str, otherwise: str) -> str:
-    return value if prediction.from_machine else otherwise
-
-
-def _link(part: PartError, prediction: SealedPrediction, high: str, low: str) -> str:
-    """Return the value of a link that was wrong: that of the larger share of the predicted exchanges."""
-    if not part.predicted:
-        return "the file gives exchanges between these ranks no time"
-    links = prediction.program.nbytes * prediction.costs.per_byte / prediction.program.period
-    return f"link.latency is too {low}" if links < part.predicted / 2 else f"link.bandwidth is too {high}"
+    have = "has" if part.part == "computing" else "have"
+    return value if prediction.from_machine else f"{part.part} {have} changed since", again
 
 
 def step_words(prediction: SealedPrediction) -> str:
@@ -181,13 +171,20 @@ def ms(seconds: float) -> str:
 
 def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator[str]:
     """Yield the predicted and measured parts of a run's step, and the sentence that says which cost was wrong."""
-    yield _title(prediction, measured)
+    run, parts = prediction.run, errors_of(prediction, measured)
+    on = f"{run.ranks} rank{'s' * (run.ranks > 1)} on {run.nodes} node{'s' * (run.nodes > 1)}"
+    yield (
+        f"{run.recipe}: {run.model}, {run.rule}, {run.batch} samples a step, {on}{run.machine and f', {run.machine}'}; "
+        f"sealed {prediction.sealed}, measured over {measured.steps} steps after the first {measured.skipped}"
+    )
     yield ""
-    head = ("", "predicted", "measured", "5% - 95%", "error")
-    parts = errors_of(prediction, measured)
-    names = {**{name: name for name in (*IN_TURN, "step")}, **{name: f"{name}, hidden or not" for name in OF_WAITING}}
-    rows = [(words, *_cells(parts[name])) for name, words in names.items()]
-    yield from text_table([head, *rows], left={0})
+    rows = [("", "predicted", "measured", "5% - 95%", "error")]
+    for name in (*IN_TURN, "step", *OF_WAITING):
+        part, words = parts[name], f"{name}, hidden or not" if name in OF_WAITING else name
+        error = "-" if part.relative is None else f"{part.relative:+.1%}"
+        extent = f"{ms(part.spread.low)} - {ms(part.spread.high)}"
+        rows.append((words, ms(part.predicted), ms(part.measured), extent, error))
+    yield from text_table(rows, left={0})
     yield ""
     if prediction.has_interval:
         within = prediction.low <= measured.step.median <= prediction.high
@@ -197,8 +194,8 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
         )
     if prediction.all_steps:
         yield (
-            f"{prediction.run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took "
-            f"{measured.all_steps:,.1f} s, the run {measured.wall:,.1f} s with its start, tests and checkpoints"
+            f"{run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took {measured.all_steps:,.1f} s,"
+            f" the run {measured.wall:,.1f} s with its start, tests and checkpoints"
         )
     if prediction.doubt:
         yield f"trials decided nothing: {prediction.doubt}"
@@ -217,24 +214,9 @@ def check_data(prediction: SealedPrediction, measured: Measurement) -> dict[str,
         "prediction": asdict(prediction),
         "measurement": asdict(measured),
         "parts": [
-            {"part": one.part, "predicted": one.predicted, "measured": one.measured, "error": one.relative}
-            for one in parts.values()
+            {"part": name, "predicted": part.predicted, "measured": part.measured, "error": part.relative}
+            for name, part in parts.items()
         ],
         "wrong": None if wrong is None else wrong.part,
         "explanation": explain(prediction, measured),
     }
-
-
-def _cells(one: PartError) -> tuple[str, ...]:
-    error = "-" if one.relative is None else f"{one.relative:+.1%}"
-    return ms(one.predicted), ms(one.measured), f"{ms(one.spread.low)} - {ms(one.spread.high)}", error
-
-
-def _title(prediction: SealedPrediction, measured: Measurement) -> str:
-    run, nodes = prediction.run, prediction.run.nodes
-    on = f"{run.ranks} rank{'s' * (run.ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    machine = f", {run.machine}" if run.machine else ""
-    return (
-        f"{run.recipe}: {run.model}, {run.rule}, {run.batch} samples a step, {on}{machine}; sealed {prediction.sealed}"
-        f", measured over {measured.steps} steps after the first {measured.skipped}"
-    )

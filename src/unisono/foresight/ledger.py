@@ -27,7 +27,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,28 +77,29 @@ def append(path: Path, entry: LedgerEntry) -> None:
     """
     content = json.dumps(asdict(entry), sort_keys=True, allow_nan=False).encode()
     line = b'{"check": "%08x", "entry": %s}\n' % (zlib.crc32(content), content)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            with suppress(OSError):  # a file system without locks: the kernel appends one write after another
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            end = os.fstat(descriptor).st_size
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":
-                line = b"\n" + line
-            written = os.write(descriptor, line)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise UsageError(f"cannot append to the ledger {path}: {error.strerror}") from error
+    with _appending(path), path.open("ab+", buffering=0) as file:
+        with suppress(OSError):  # a file system without locks: the kernel appends one write after another
+            fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            line = b"\n" + line
+        written = os.write(file.fileno(), line)
+        os.fsync(file)
     if written < len(line):
         raise UsageError(f"cannot append to the ledger {path}: {written} of {len(line)} bytes written; free space")
 
 
 def check_appendable(path: Path) -> None:
     """Raise UsageError where nothing can be appended to the ledger, so that this is known before the run."""
-    try:
+    with _appending(path):
         path.open("ab").close()
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[None]:
+    """Within the block, turn an OSError into a UsageError."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"cannot append to the ledger {path}: {error.strerror}") from error
 
@@ -207,16 +208,16 @@ class Calibration(NamedTuple):
 def calibrate(entries: Sequence[LedgerEntry], by: str = "version") -> list[Calibration]:
     """Return the calibration of each group, in the order of their names."""
     groups: dict[str, list[LedgerEntry]] = {}
-    for one in entries:
-        groups.setdefault(group_of(one, by), []).append(one)
-    return [_calibration(name, groups[name]) for name in sorted(groups)]
-
-
-def _calibration(name: str, entries: Sequence[LedgerEntry]) -> Calibration:
-    median, high = np.percentile([one.error for one in entries], [50, 95]).tolist()
-    intervals = [one for one in entries if one.prediction.has_interval]
-    share = float(np.mean([one.prediction.share for one in intervals])) if intervals else 0.0
-    return Calibration(name, len(entries), median, high, len(intervals), sum(one.covered for one in intervals), share)
+    for entry in entries:
+        groups.setdefault(group_of(entry, by), []).append(entry)
+    found = []
+    for name, runs in sorted(groups.items()):
+        median, high = np.percentile([run.error for run in runs], [50, 95]).tolist()
+        shares = [run.prediction.share for run in runs if run.prediction.has_interval]
+        covered = sum(run.covered for run in runs if run.prediction.has_interval)
+        share = float(np.mean(shares)) if shares else 0.0
+        found.append(Calibration(name, len(runs), median, high, len(shares), covered, share))
+    return found
 
 
 def group_of(entry: LedgerEntry, by: str) -> str:
@@ -248,22 +249,16 @@ def facts_of(entry: LedgerEntry) -> Mapping[str, str]:
     }
 
 
-def worst_runs(entries: Sequence[LedgerEntry], count: int) -> list[LedgerEntry]:
-    """Return the `count` runs with the largest errors, the worst first."""
-    return sorted(entries, key=lambda one: one.error, reverse=True)[:count]
-
-
 def ledger_lines(entries: Sequence[LedgerEntry], by: str) -> Iterator[str]:
     """Yield a table of the groups, and the worst runs with the cost that was wrong."""
     rows = [(by, "runs", "error, median", "95th percentile", "within the interval")]
-    for found in calibrate(entries, by):
-        cover = f"{found.covered} of {found.intervals}, nominally {found.share:.0%}"
-        errors = f"{found.median:.1%}", f"{found.high:.1%}"
-        rows.append((found.group, str(found.runs), *errors, cover if found.intervals else "no intervals"))
+    for name, runs, median, high, intervals, covered, share in calibrate(entries, by):
+        cover = f"{covered} of {intervals}, nominally {share:.0%}" if intervals else "no intervals"
+        rows.append((name, str(runs), f"{median:.1%}", f"{high:.1%}", cover))
     yield from text_table(rows, left={0})
     yield ""
     yield "the largest errors of a step, |predicted - measured| / measured:"
-    for one in worst_runs(entries, WORST):
+    for one in sorted(entries, key=lambda run: run.error, reverse=True)[:WORST]:
         name = one.run or one.prediction.run.recipe
         step = f"predicted {ms(one.prediction.step)}, measured {ms(one.measurement.step.median)}"
         yield f"{one.error:6.1%}  {name}, {one.version}: {step}; {explain(one.prediction, one.measurement)}"

@@ -266,12 +266,10 @@ def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) 
         return None
     kept = seconds[:, skip : skip + periods * period].astype(np.float64)
     means = kept.reshape(ranks, periods, period, len(kinds)).mean(axis=2)
-    of = {kind: means[..., number] for number, kind in enumerate(kinds)}
-    computing = np.median(of["computing"], axis=1)
+    computing = np.median(means[..., kinds.index("computing")], axis=1)
     slowest = int(computing.argmax())
-    of = {kind: times[slowest] for kind, times in of.items()}
+    of = {kind: means[slowest, :, number] for number, kind in enumerate(kinds)}
     step = of["loading"] + of["computing"] + of["waiting"]
-    sequential = [kinds.index(kind) for kind in ("loading", "computing", "waiting")]
     return Measurement(
         steps=periods * period,
         step=spread(step),
@@ -284,7 +282,6 @@ def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) 
         slowest=slowest,
         skipped=skip,
         period=period,
-        all_steps=float(seconds[slowest][:, sequential].sum(dtype=np.float64)),
         disturbed=disturbance(step),
     )
 

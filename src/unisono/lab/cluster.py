@@ -29,7 +29,7 @@ from types import FrameType
 
 from unisono.errors import LabError
 from unisono.lab.plan import HEAD, HOME, MACHINE_TMP, NAMESPACE_KINDS, OTHER_TMP, Command, Lab, commands, hosts_file
-from unisono.launch import launch_environment
+from unisono.launch import is_open_mpi, launch_environment
 
 PACKAGES = {
     "ip": "iproute2",
@@ -52,9 +52,8 @@ def run(lab: Lab, mpiexec: Path, command: Sequence[str]) -> int:
     check_machine()
     if shutil.which(mpiexec) is None:
         raise LabError(f"--mpiexec {mpiexec}: there is no such program")
-    given = json.dumps(asdict(lab)), str(mpiexec.absolute()), *command
-    inside = (sys.executable, "-P", "-m", "unisono.lab.cluster", *given)
-    with subprocess.Popen((*ISOLATE, *inside)) as process:
+    inside = (sys.executable, "-P", "-m", "unisono.lab.cluster", json.dumps(asdict(lab)), str(mpiexec.absolute()))
+    with subprocess.Popen((*ISOLATE, *inside, *command)) as process:
         return _wait(process)
 
 
@@ -65,9 +64,7 @@ def check_machine() -> None:
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             raise LabError(f"there is no `{program}` on PATH; install {package}, or add /usr/sbin to PATH")
-    probe = subprocess.run((*ISOLATE, "true"), capture_output=True, text=True, check=False)
-    if probe.returncode:
-        reason = " ".join(probe.stderr.split()) or f"exit code {probe.returncode}"
+    if reason := _failure((*ISOLATE, "true")):
         raise LabError(f"the kernel refuses new namespaces ({reason}); in a container, it must be a privileged one")
 
 
@@ -85,9 +82,12 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if received:
-        return 128 + received[0]
-    return code if code >= 0 else 128 - code
+    return 128 + received[0] if received else _exit_code(code)
+
+
+def _exit_code(returned: int) -> int:
+    """Return the exit code of a process as a shell gives it, given its return code: a signal is negative there."""
+    return returned if returned >= 0 else 128 - returned
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -103,9 +103,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 ENTER = f"{HOME}/enter"
-
-OPEN_MPI = "Open MPI"
-"""Name of Open MPI in its mpiexec's version text."""
 
 UNCOVER = 'umount --lazy /tmp && cd "$0" && exec "$@"'
 """First command of a rank: leave the /tmp of the launcher's helper, and change to the rank's own folder."""
@@ -124,7 +121,9 @@ def main(arguments: Sequence[str]) -> int:
     except LabError as error:
         print(f"unisono: {error}", file=sys.stderr)
         return 2
-    return _run_mpiexec(lab, mpiexec, command)
+    environment = lab_environment(launch_environment(os.environ, sys.stdout.isatty()))
+    full = mpiexec_command(lab, mpiexec, is_open_mpi(Path(mpiexec)), str(Path.cwd()), command)
+    return _exit_code(subprocess.run(full, env=environment, check=False).returncode)
 
 
 def build(lab: Lab) -> None:
@@ -133,14 +132,6 @@ def build(lab: Lab) -> None:
     _write_files(lab)
     for command in commands(lab):
         _run_checked(command)
-
-
-def _run_mpiexec(lab: Lab, mpiexec: str, command: Sequence[str]) -> int:
-    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
-    environment = lab_environment(launch_environment(os.environ, sys.stdout.isatty()))
-    full = mpiexec_command(lab, mpiexec, version, str(Path.cwd()), command)
-    code = subprocess.run(full, env=environment, check=False).returncode
-    return code if code >= 0 else 128 - code
 
 
 def _write_files(lab: Lab) -> None:
@@ -159,10 +150,14 @@ def _write_files(lab: Lab) -> None:
 
 
 def _run_checked(command: Command) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    if reason := _failure(command):
         raise LabError(f"cannot build the lab: `{' '.join(command)}` failed: {reason}")
+
+
+def _failure(command: Command) -> str:
+    """Return the reason why a command fails; empty if it does not."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (" ".join(done.stderr.split()) or f"exit code {done.returncode}") if done.returncode else ""
 
 
 def enter_script() -> str:
@@ -180,12 +175,10 @@ exec nsenter {namespaces} -- unshare --mount -- sh -c "{mounts} && $*"
 """
 
 
-def mpiexec_command(lab: Lab, mpiexec: str, version: str, folder: str, command: Sequence[str]) -> Command:
-    """Return the command that runs `command` in `folder` on every host; `version` is mpiexec's version text."""
-    uncovered = ("unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
-    if OPEN_MPI in version:
-        return (mpiexec, *_open_mpi(lab), *uncovered)
-    return (mpiexec, *_hydra(lab), *uncovered)
+def mpiexec_command(lab: Lab, mpiexec: str, open_mpi: bool, folder: str, command: Sequence[str]) -> Command:
+    """Return the command that runs `command` in `folder` on every host; mpiexec is Open MPI's or hydra's."""
+    options = _open_mpi(lab) if open_mpi else _hydra(lab)
+    return (mpiexec, *options, "unshare", "--mount", "--", "sh", "-c", UNCOVER, folder, *command)
 
 
 def _hydra(lab: Lab) -> Command:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from unisono.errors import LabError
 from unisono.formats import parse_quantity
@@ -60,8 +61,7 @@ LARGEST_QUEUE = 2**31
 CONGESTION_CONTROL = "reno"
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """Limits of one end of a link. The queue has room for a full window of every connection, so no packet is lost."""
 
     rate: int
@@ -85,13 +85,12 @@ class Link:
         return ("tc", "qdisc", "add", "dev", interface, "root", *shaping)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """Host of the lab."""
 
     number: int
     supernode: int
-    index: int
+    within: int
     """Number of the host within its supernode."""
 
     @property
@@ -102,16 +101,11 @@ class Host:
     @property
     def address(self) -> str:
         """Address of the host, unique in the lab."""
-        return f"10.99.{self.supernode + 1}.{self.index + 1}"
+        return f"10.99.{self.supernode + 1}.{self.within + 1}"
 
-    @property
-    def namespaces(self) -> Command:
-        """Options for its namespaces, the same for `unshare`, which creates them, and `nsenter`, which enters them."""
-        return tuple(f"--{kind}={HOME}/{self.name}/{kind}" for kind in NAMESPACE_KINDS)
-
-    def inside(self, *command: str) -> Command:
-        """Return the command that runs `command` on this host."""
-        return ("nsenter", *self.namespaces, "--", *command)
+    def inside(self, *command: str, program: str = "nsenter") -> Command:
+        """Return the command that runs `command` on this host: `unshare` creates its namespaces for that."""
+        return (program, *(f"--{kind}={HOME}/{self.name}/{kind}" for kind in NAMESPACE_KINDS), "--", *command)
 
 
 @dataclass(frozen=True)
@@ -236,14 +230,15 @@ def _head(lab: Lab) -> Iterator[Command]:
     yield ("ip", "link", "set", "lo", "up")
     for supernode in range(lab.supernodes):
         yield from _switch(f"switch{supernode}")
+    top = "switch0"
     if lab.supernodes > 1:
-        yield from _switch("core")
-    for supernode in range(lab.supernodes if lab.supernodes > 1 else 0):
-        up, down = f"up{supernode}", f"down{supernode}"
-        yield ("ip", "link", "add", up, "type", "veth", "peer", "name", down)
-        yield from _port(up, f"switch{supernode}", lab.uplink)
-        yield from _port(down, "core", lab.uplink)
-    top = "core" if lab.supernodes > 1 else "switch0"
+        top = "core"
+        yield from _switch(top)
+        for supernode in range(lab.supernodes):
+            up, down = f"up{supernode}", f"down{supernode}"
+            yield ("ip", "link", "add", up, "type", "veth", "peer", "name", down)
+            yield from _port(up, f"switch{supernode}", lab.uplink)
+            yield from _port(down, top, lab.uplink)
     yield ("ip", "address", "add", f"{HEAD_ADDRESS}/16", "dev", top)
 
 
@@ -266,7 +261,7 @@ def _end(interface: str, link: Link) -> Iterator[Command]:
 def _host(lab: Lab, host: Host) -> Iterator[Command]:
     """Yield the commands for a host's namespaces and its link."""
     port = f"port{host.number}"
-    yield ("unshare", *host.namespaces, "--", "hostname", host.name)
+    yield host.inside("hostname", host.name, program="unshare")
     yield ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"{HOME}/{host.name}/net")
     yield from _port(port, f"switch{host.supernode}", lab.link(host.number))
     yield ("mount", "-t", "tmpfs", "-o", "mode=1777", "lab", f"{HOME}/{host.name}/shm")

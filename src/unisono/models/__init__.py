@@ -22,7 +22,7 @@ MODELS = Registry(
     {
         "small_convnet": "unisono.models.convnet:SmallConvnet",
         **{f"resnet{layers}": f"unisono.models.resnet:resnet{layers}" for layers in CIFAR_LAYERS},
-        "resnet50": "unisono.models.resnet:ResNet50",
+        "resnet50": "unisono.models.resnet:resnet50",
         "alexnet": "unisono.models.convnet:AlexNet",
         "alexnet_bn": "unisono.models.convnet:AlexNetBN",
         "overfeat_fast": "unisono.models.convnet:OverFeatFast",

@@ -102,16 +102,8 @@ class SmallConvnet(Convnet):
 
     def __init__(self, classes: int, channels: int = 1) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(64, 128, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
+        first, second, third = (Convolution(width, 3, padding=1) for width in (32, 64, 128))
+        self.features = features(channels, first, second, nn.MaxPool2d(2), third, nn.MaxPool2d(2))
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes))
 
 

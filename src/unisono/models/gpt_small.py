@@ -42,8 +42,8 @@ class Attention(nn.Module):
         heads = self.c_attn(x).view(samples, tokens, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind()
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: torch.Tensor = self.c_proj(mixed.transpose(1, 2).reshape(samples, tokens, WIDTH))
-        return found
+        outputs: torch.Tensor = self.c_proj(mixed.transpose(1, 2).reshape(samples, tokens, WIDTH))
+        return outputs
 
 
 class MLP(nn.Module):
@@ -57,8 +57,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output, in the shape of `x`."""
-        found: torch.Tensor = self.c_proj(self.gelu(self.c_fc(x)))
-        return found
+        outputs: torch.Tensor = self.c_proj(self.gelu(self.c_fc(x)))
+        return outputs
 
 
 class Block(nn.Module):
@@ -72,8 +72,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output, in the shape of `x`."""
         x = x + self.attn(self.ln_1(x))
-        found: torch.Tensor = x + self.mlp(self.ln_2(x))
-        return found
+        outputs: torch.Tensor = x + self.mlp(self.ln_2(x))
+        return outputs
 
 
 class GPTSmall(nn.Module):

@@ -172,18 +172,9 @@ INCEPTION_MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
 class InceptionModule(nn.Module):
     """Inception module: three or four branches side by side."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        one: int,
-        reduce_three: int,
-        three: int,
-        reduce_double: int,
-        double: int,
-        pool: str,
-        out_channels: int,
-    ) -> None:
+    def __init__(self, sizes: tuple[int, int, int, int, int, int, str, int]) -> None:
         super().__init__()
+        in_channels, one, reduce_three, three, reduce_double, double, pool, out_channels = sizes
         stride = 2 if pool == "half" else 1
         branches: list[nn.Module] = [convolution(in_channels, one, 1, norm=True)] if one else []
         branches.append(branch((in_channels, reduce_three, three), (1, 3), stride))
@@ -211,7 +202,7 @@ class InceptionBN(nn.Module):
             convolution(64, 192, 3, norm=True),
             nn.MaxPool2d(3, 2, 1),
         )
-        self.inception = nn.Sequential(*(InceptionModule(*sizes) for sizes in INCEPTION_MODULES))
+        self.inception = nn.Sequential(*(InceptionModule(sizes) for sizes in INCEPTION_MODULES))
         self.classifier = nn.Linear(1024, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -51,35 +51,35 @@ class BasicBlock(nn.Module):
         return relu_(self.norm2(self.convolution2(inner)).add_(short))
 
 
-class ResNetCIFAR(nn.Module):
-    """Network from images of shape (samples, channels, size, size), about 32 x 32, to scores of shape (samples,
-    classes)."""
+class ResNet(nn.Module):
+    """Network from images of shape (samples, channels, height, width) to scores of shape (samples, classes)."""
 
-    def __init__(self, classes: int, channels: int, blocks: int) -> None:
+    def __init__(self, first: nn.Module, pool: nn.Module, blocks: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
-        in_channels, stages = WIDTHS[0], list[nn.Module]()
-        for width in WIDTHS:
-            stages += [BasicBlock(in_channels if number == 0 else width, width) for number in range(blocks)]
-            in_channels = width
-        self.blocks = nn.Sequential(*stages)
-        self.classifier = nn.Linear(WIDTHS[-1], classes)
+        self.first, self.pool, self.blocks, self.classifier = first, pool, blocks, classifier
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, Bottleneck):
+                nn.init.zeros_(module.norm3.weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the scores before the softmax."""
-        features: torch.Tensor = self.blocks(relu_(self.first(images)))
+        features: torch.Tensor = self.blocks(self.pool(relu_(self.first(images))))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
 
-def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNetCIFAR:
-    """Return the network of 6 n + 2 layers: ResNet-20 for 20, and so on."""
+def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNet:
+    """Return the network of 6 n + 2 layers for images of about 32 x 32: ResNet-20 for 20, and so on."""
     blocks, more = divmod(layers - 2, 6)
     assert not more, f"{layers} layers are not 6 n + 2"
-    return ResNetCIFAR(classes, channels, blocks)
+    first = nn.Sequential(nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
+    in_channels, stages = WIDTHS[0], list[nn.Module]()
+    for width in WIDTHS:
+        stages += [BasicBlock(in_channels if number == 0 else width, width) for number in range(blocks)]
+        in_channels = width
+    return ResNet(first, nn.Identity(), nn.Sequential(*stages), nn.Linear(in_channels, classes))
 
 
 resnet8, resnet20, resnet32, resnet44, resnet56, resnet110 = (
@@ -116,31 +116,15 @@ class Bottleneck(nn.Module):
         return relu_(self.norm3(self.convolution3(inner)).add_(self.short(inputs)))
 
 
-class ResNet50(nn.Module):
-    """Network from images of shape (samples, channels, 224, 224), or of other sizes, to scores of shape (samples,
-    classes)."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
-        self.pool = nn.MaxPool2d(3, 2, 1)
-        in_channels, stages = 64, list[nn.Module]()
-        for width, blocks in STAGES:
-            for number in range(blocks):
-                stride = 2 if number == 0 and width != STAGES[0][0] else 1
-                stages.append(Bottleneck(in_channels, width, stride))
-                in_channels = EXPANSION * width
-        self.blocks = nn.Sequential(*stages)
-        self.classifier = nn.Linear(in_channels, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, Bottleneck):
-                nn.init.zeros_(module.norm3.weight)
-        nn.init.normal_(self.classifier.weight, std=0.01)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the scores before the softmax."""
-        features: torch.Tensor = self.blocks(self.pool(relu_(self.first(images))))
-        scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
-        return scores
+def resnet50(classes: int, channels: int = 3) -> ResNet:
+    """Return the network of 50 layers for images of about 224 x 224."""
+    first = nn.Sequential(nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
+    in_channels, stages = 64, list[nn.Module]()
+    for width, blocks in STAGES:
+        for number in range(blocks):
+            stages.append(Bottleneck(in_channels, width, 2 if number == 0 and width != STAGES[0][0] else 1))
+            in_channels = EXPANSION * width
+    classifier = nn.Linear(in_channels, classes)
+    network = ResNet(first, nn.MaxPool2d(3, 2, 1), nn.Sequential(*stages), classifier)
+    nn.init.normal_(classifier.weight, std=0.01)
+    return network

@@ -30,32 +30,26 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from unisono.optimizers.segments import State
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
     """Base of optimizers whose rate is scaled layer by layer. Its methods take a parameter's weights, or a part."""
 
     @abstractmethod
-    def direction(
-        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any], layer: bool
-    ) -> torch.Tensor:
+    def direction(self, weights: Tensor, gradient: Tensor, state: State, group: State, layer: bool) -> Tensor:
         """Return the direction of the step, and update the state that it depends on. `layer`: True for a layer."""
 
     @abstractmethod
-    def scale(self, weights: float, direction: float, group: dict[str, Any]) -> float:
+    def scale(self, weights: float, direction: float, group: State) -> float:
         """Return the factor of a layer's rate, from the norms of its weights and its direction, both above 0."""
 
-    @abstractmethod
-    def move(
-        self,
-        weights: torch.Tensor,
-        direction: torch.Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        rate: float,
-        layer: bool,
-    ) -> None:
-        """Move weights along a direction, in place, at a rate that is scaled already."""
+    def move(self, weights: Tensor, direction: Tensor, _: State, __: State, rate: float, ___: bool) -> None:
+        """Move weights along a direction, in place, at a rate that is scaled already. The others are those of
+        `direction`."""
+        weights.sub_(direction, alpha=rate)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -64,21 +58,18 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+                    state, layer = self.state[parameter], parameter.ndim > 1
+                    direction = self.direction(parameter, parameter.grad, state, group, layer)
+                    norms = (float(parameter.norm()), float(direction.norm())) if layer else None
+                    self.move(parameter, direction, state, group, self.rate(norms, group), layer)
         return loss
 
-    def rate(self, norms: tuple[float, float] | None, group: dict[str, Any]) -> float:
+    def rate(self, norms: tuple[float, float] | None, group: State) -> float:
         """Return the rate for a layer with these norms of weights and direction; None for what is no layer."""
         rate: float = group["lr"]
         if norms is not None and norms[0] > 0 and norms[1] > 0:
             rate = rate * self.scale(*norms, group)
         return rate
-
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        state, layer = self.state[parameter], parameter.ndim > 1
-        direction = self.direction(parameter, gradient, state, group, layer)
-        norms = (float(parameter.norm()), float(direction.norm())) if layer else None
-        self.move(parameter, direction, state, group, self.rate(norms, group), layer)
 
 
 class LARS(LayerwiseOptimizer):
@@ -94,29 +85,18 @@ class LARS(LayerwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
-    def direction(
-        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], _: dict[str, Any], __: bool
-    ) -> torch.Tensor:
+    def direction(self, weights: Tensor, gradient: Tensor, state: State, _: State, __: bool) -> Tensor:
         """Return the gradient."""
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weights)
         return gradient
 
-    def scale(self, weights: float, direction: float, group: dict[str, Any]) -> float:
+    def scale(self, weights: float, direction: float, group: State) -> float:
         """Return trust |w| / (|g| + decay |w|)."""
-        trust, decay = group["trust"], group["weight_decay"]
-        factor: float = trust * weights / (direction + decay * weights)
+        factor: float = group["trust"] * weights / (direction + group["weight_decay"] * weights)
         return factor
 
-    def move(
-        self,
-        weights: torch.Tensor,
-        direction: torch.Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        rate: float,
-        layer: bool,
-    ) -> None:
+    def move(self, weights: Tensor, direction: Tensor, state: State, group: State, rate: float, layer: bool) -> None:
         """Subtract the velocity from the weights, with decay for a layer."""
         velocity = state["momentum_buffer"].mul_(group["momentum"])
         if layer:
@@ -137,9 +117,7 @@ class LAMB(LayerwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def direction(
-        self, weights: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any], layer: bool
-    ) -> torch.Tensor:
+    def direction(self, weights: Tensor, gradient: Tensor, state: State, group: State, layer: bool) -> Tensor:
         """Return Adam's step u, for a layer with its decay."""
         if not state:
             state["step"] = torch.zeros(())
@@ -149,31 +127,19 @@ class LAMB(LayerwiseOptimizer):
         mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        step: torch.Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
+        step: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
         return step.add_(weights, alpha=group["weight_decay"]) if layer else step
 
-    def scale(self, weights: float, direction: float, _: dict[str, Any]) -> float:
+    def scale(self, weights: float, direction: float, _: State) -> float:
         """Return |w| / |u|."""
         return weights / direction
 
-    def move(
-        self,
-        weights: torch.Tensor,
-        direction: torch.Tensor,
-        _: dict[str, Any],
-        __: dict[str, Any],
-        rate: float,
-        ___: bool,
-    ) -> None:
-        """Subtract the step from the weights."""
-        weights.sub_(direction, alpha=rate)
 
-
-def make_lars(groups: list[dict[str, Any]], rate: float, momentum: float) -> LARS:
+def make_lars(groups: list[State], rate: float, momentum: float) -> LARS:
     """Return the optimizer of a recipe."""
     return LARS(groups, rate, momentum=momentum)
 
 
-def make_lamb(groups: list[dict[str, Any]], rate: float, momentum: float) -> LAMB:
+def make_lamb(groups: list[State], rate: float, momentum: float) -> LAMB:
     """Return the optimizer of a recipe; the momentum is the first beta."""
     return LAMB(groups, rate, betas=(momentum, 0.999))

@@ -53,51 +53,42 @@ def segments_of(
 PlacedSegment(segment=Segment(number=2, first=0, last=2), start=4))
     """
     low, high = bounds(length, ranks, rank)
-    found = []
+    placed = []
     for number, begin, end, offset in ranges:
-        start, stop = max(begin, low), min(end, high)
-        if begin == end:
-            found.append(PlacedSegment(Segment(number, offset, offset), begin))
-        elif start < stop:
-            found.append(PlacedSegment(Segment(number, offset + start - begin, offset + stop - begin), start))
-    return tuple(found)
+        start, stop = (begin, end) if begin == end else (max(begin, low), min(end, high))
+        if begin == end or start < stop:
+            placed.append(PlacedSegment(Segment(number, offset + start - begin, offset + stop - begin), start))
+    return tuple(placed)
 
 
 def cut(whole: Mapping[str, Any], parameter: torch.Tensor, segments: Iterable[Segment]) -> dict[Segment, State]:
     """Return the state of a whole parameter as that of some of its segments, copied."""
+    flat = {
+        name: in_order(value.detach(), dense_strides(parameter)) if _is_whole(name, value, parameter) else None
+        for name, value in whole.items()
+    }
     return {
-        one: {
-            name: _elements(value, parameter)[one.first : one.last].clone()
-            if _is_whole(name, value, parameter)
-            else copied(value)
-            for name, value in whole.items()
+        segment: {
+            name: copied(whole[name] if elements is None else elements[segment.first : segment.last])
+            for name, elements in flat.items()
         }
-        for one in segments
+        for segment in segments
     }
 
 
 def join(parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor) -> State:
     """Return the state of a whole parameter from that of all its segments; empty where these have none."""
-    found: State = {}
-    for _, state in parts:
-        for name, value in state.items():
-            if name in found:
-                continue
-            if isinstance(value, torch.Tensor) and value.dim():
-                found[name] = _whole(name, value.dtype, parts, parameter)
-            else:
-                found[name] = copied(value)
-    return found
-
-
-def _whole(
-    name: str, dtype: torch.dtype, parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor
-) -> torch.Tensor:
-    full = torch.zeros_like(parameter, dtype=dtype.to_complex() if parameter.is_complex() else dtype)
-    flat = _elements(full, parameter)
+    joined: State = {}
     for segment, state in parts:
-        flat[segment.first : segment.last] = state[name]
-    return full
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                joined.setdefault(name, copied(value))
+                continue
+            if name not in joined:
+                dtype = value.dtype.to_complex() if parameter.is_complex() else value.dtype
+                joined[name] = torch.zeros_like(parameter, dtype=dtype)
+            in_order(joined[name], dense_strides(parameter))[segment.first : segment.last] = value
+    return joined
 
 
 def _is_whole(name: str, value: object, parameter: torch.Tensor) -> bool:
@@ -105,10 +96,6 @@ def _is_whole(name: str, value: object, parameter: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return False
     return bool(parameter.dim()) or name not in SCALARS
-
-
-def _elements(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    return in_order(value.detach(), dense_strides(parameter))
 
 
 def in_order(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -10,7 +10,7 @@ LAMB also need norms of whole layers: `measure` gives this rank's part of their 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,11 +99,6 @@ def hooks_refused(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def needs_norms(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True where a step needs norms of whole layers."""
-    return isinstance(optimizer, LayerwiseOptimizer)
-
-
 class ShardedStep:
     """Step of an optimizer for one backward pass, with the options (learning rate) that it had when the step began.
 
@@ -111,8 +106,7 @@ class ShardedStep:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-        self._optimizer = optimizer
-        self._options = options_of(optimizer)
+        self._optimizer, self._options = optimizer, options_of(optimizer)
         numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._group = {
             numbers[id(parameter)]: place
@@ -128,17 +122,15 @@ class ShardedStep:
         """Return the squares of the norms of weights and directions, of these segments alone: float64 of two columns, a
         row for each parameter. Begins the step of a layerwise optimizer."""
         squares = torch.zeros(len(self._layers), 2, dtype=torch.float64)
-        optimizer = self._optimizer
+        optimizer, states = self._optimizer, self._states
         assert isinstance(optimizer, LayerwiseOptimizer), "only its programs measure norms"
         for segment, weights, gradient in self._known(updates):
-            state, layer = self._state(segment), self._layers[segment.number]
+            state, layer = states.setdefault(segment, {}), self._layers[segment.number]
             options, there = self._options[self._group[segment.number]], gradient.to(weights.device)
-            direction = optimizer.direction(weights, there, state, options, layer)
-            self._keep(segment, state)
-            self._directions[segment] = direction
+            direction = self._directions[segment] = optimizer.direction(weights, there, state, options, layer)
             if layer:
-                pair = torch.stack([torch.linalg.vector_norm(one).double() ** 2 for one in (weights, direction)])
-                squares[segment.number] += pair.cpu()
+                norms = [torch.linalg.vector_norm(tensor).double() for tensor in (weights, direction)]
+                squares[segment.number] += (torch.stack(norms) ** 2).cpu()
         return squares
 
     def set_norms(self, squares: torch.Tensor) -> None:
@@ -156,7 +148,7 @@ class ShardedStep:
         for segment, weights, gradient in known:
             weights.grad = gradient.to(weights.device)
             groups[self._group[segment.number]]["params"].append(weights)
-            states[weights] = self._state(segment)
+            states[weights] = self._states.get(segment, {})
         part = part_of(self._optimizer, groups)
         part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
         part._optimizer_step_post_hooks = OrderedDict()
@@ -165,26 +157,20 @@ class ShardedStep:
         for segment, weights, _ in known:
             weights.grad = None
             if states[weights]:
-                self._keep(segment, states[weights])
+                self._states[segment] = states[weights]
 
     def _move(self, optimizer: LayerwiseOptimizer, updates: Sequence[SegmentUpdate]) -> None:
         assert self._norms is not None, "the program sums norms before it updates"
         for segment, weights, _ in updates:
             layer, group = self._layers[segment.number], self._options[self._group[segment.number]]
-            lengths = self._norms[segment.number].tolist()
-            norms = (lengths[0], lengths[1]) if layer else None
-            direction = self._directions.pop(segment)
-            optimizer.move(weights, direction, self._state(segment), group, optimizer.rate(norms, group), layer)
+            of_weights, of_direction = self._norms[segment.number].tolist()
+            rate = optimizer.rate((of_weights, of_direction) if layer else None, group)
+            optimizer.move(weights, self._directions.pop(segment), self._states[segment], group, rate, layer)
 
     def _known(self, updates: Sequence[SegmentUpdate]) -> list[SegmentUpdate]:
         """Return the updates of parameters that the optimizer has."""
-        return [one for one in updates if one.segment.number in self._group]
+        return [update for update in updates if update.segment.number in self._group]
 
-    def _state(self, segment: Segment) -> State:
-        states: Mapping[Any, State] = self._optimizer.state
-        found = states.get(segment)
-        return {} if found is None else found
-
-    def _keep(self, segment: Segment, state: State) -> None:
-        states: dict[Any, State] = self._optimizer.state
-        states[segment] = state
+    @property
+    def _states(self) -> dict[Any, State]:
+        return self._optimizer.state

@@ -242,13 +242,14 @@ def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInput
     A split layer keeps the inputs of its group, or its part of them, for the backward pass.
     """
     by_name = {layer.name: layer for layer in inputs.layers}
-    weights, kept = float(sum(inputs.weights)), 0.0
+    total = weights = float(sum(inputs.weights.values()))
+    kept = 0.0
     for name, words in splits.items():
         layer, size = by_name[name], size_of(words)
-        weights -= inputs.weights[inputs.numbers[name]] * (1 - 1 / size)
+        weights -= inputs.weights[name] * (1 - 1 / size)
         whole_input = words.startswith(COLUMN) or layer.gathers
         kept += layer.inputs * inputs.samples * (size if whole_input else TAKES not in words)
-    own = {key: getattr(whole, key) * weights / sum(inputs.weights) for key in ("weights", "gradients", "optimizer")}
+    own = {key: getattr(whole, key) * weights / total for key in ("weights", "gradients", "optimizer")}
     return whole._replace(activations=whole.activations + kept, **own)
 
 

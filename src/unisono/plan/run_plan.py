@@ -211,9 +211,9 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
     Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
     """
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
-    with_parameters = [layer for layer in run.layers if layer.parameters]
-    weights = tuple(layer.parameter_bytes for layer in with_parameters)
-    setting, least = initial_setting(step.rule, step.buckets, placement.ranks), sum(weights) // MAX_BUCKETS_OF_A_CHOICE
+    weights = {layer.name: layer.parameter_bytes for layer in run.layers if layer.parameters}
+    setting = initial_setting(step.rule, step.buckets, placement.ranks)
+    least = sum(weights.values()) // MAX_BUCKETS_OF_A_CHOICE
 
     def of_sent(nodes: int, wire: str | None) -> Cost:
         """Return the cost of an allreduce by the bytes that a rank sends."""
@@ -228,7 +228,6 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
         model.facts(placement.ranks),
         step,
         setting._replace(bucket_bytes=max(setting.bucket_bytes, least)),
-        {layer.name: number for number, layer in enumerate(with_parameters)},
         weights,
         run.samples_of_rank,
         known_links(placement, gradients, activations),

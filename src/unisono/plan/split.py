@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 from unisono.placement import Partition, Placement, holders_of, model_groups
@@ -111,10 +112,8 @@ class SplitInputs(NamedTuple):
     step: PredictionInputs
     """Step in data parallelism."""
     setting: Setting
-    numbers: Mapping[str, int]
-    """Number of each layer's parameters in the step program, by the layer's name."""
-    weights: tuple[int, ...]
-    """Bytes of parameters, by these numbers."""
+    weights: Mapping[str, int]
+    """Bytes of each layer's parameters by its name, in the order of their numbers in the step program."""
     samples: float
     """Samples of a rank."""
     links: GroupLinks
@@ -139,20 +138,16 @@ def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
 
 def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInputs:
     """Return the inputs of the step's prediction with the splits: tasks of activations, buckets of parts, costs."""
-    step, links = inputs.step, inputs.links
-    counts, exchanges = [1] * len(inputs.weights), list[Placed]()
-    for layer in inputs.layers:
-        if (words := splits.get(layer.name)) is not None:
-            counts[inputs.numbers[layer.name]] = size_of(words)
-            exchanges += _exchanges(inputs, layer, words)
+    links, counts = inputs.links, [size_of(splits[name]) if name in splits else 1 for name in inputs.weights]
     holders = {size: holders_of(_groups(links.placement, size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
-    parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights, counts, strict=True)]
-    return step._replace(
+    parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
+    exchanges = (_exchanges(inputs, layer, splits[layer.name]) for layer in inputs.layers if layer.name in splits)
+    return inputs.step._replace(
         buckets=partial(buckets_of, parts, counts=counts, holders=holders),
         ranks=links.placement.ranks,
         groups={ranks: costs[size] for size, partition in holders.items() for ranks in partition},
-        activations=tuple(exchanges),
+        activations=tuple(chain.from_iterable(exchanges)),
     )
 
 
@@ -190,11 +185,11 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[Place
     """Return the exchanges of a split layer in a step."""
     column, size = words.startswith(COLUMN), size_of(words)
     gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
+    groups, number = _groups(inputs.links.placement, size), list(inputs.weights).index(layer.name)
 
     def both(nbytes: float, moves: bool, passes: list[bool], after: bool) -> list[Placed]:
         took = _duration(inputs.links, size, nbytes, moves)
-        groups, number = _groups(inputs.links.placement, size), inputs.numbers[layer.name]
-        return [(ActivationExchange(number, nbytes, groups, one, after != one), took) for one in passes]
+        return [(ActivationExchange(number, nbytes, groups, back, after != back), took) for back in passes]
 
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
@@ -310,12 +305,12 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
 
     found = list[_Unit]()
     for first in inputs.layers:
-        chain = [first] if first.name not in followers else []
-        while chain and chain[-1].partner:
-            chain.append(by_name[chain[-1].partner])
+        run = [first] if first.name not in followers else []
+        while run and run[-1].partner:
+            run.append(by_name[run[-1].partner])
         best: list[tuple[float, list[_Unit]]] = [(0.0, [])]
-        for k, layer in enumerate(chain):
-            paired = ending(best[k - 1], chain[k - 1], layer) if k else []
+        for k, layer in enumerate(run):
+            paired = ending(best[k - 1], run[k - 1], layer) if k else []
             best.append(max([best[k], *ending(best[k], layer), *paired], key=lambda end: end[0]))
         found += best[-1][1]
     return found

@@ -1,191 +1,39 @@
-"""Backward pass of a model: gradients that become ready end the outside tasks of the step program.
+"""Backward passes of a model, one after another: gradients that become ready end the outside tasks of the step program.
 
     mark_ready 3, 2   │ mark_ready 1 │ ... │ end        in the thread of the backward pass
     advance           │ advance      │     │ advance    there too, or in the main thread
     pack, allreduce, set_grads, update ...              tasks that follow, which act on the pass's replica
 
-Buckets are sent in the order of the program, the same on all ranks, whichever fills first.
+The outside program runs in one thread, so its tasks end in program order. The tasks that follow one of them are played
+when it has ended, and the next one waits for the values that it reads (its gate). Buckets are sent in the order of the
+program, the same on all ranks, whichever fills first.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from queue import SimpleQueue
-from threading import Lock
 
 import torch
 
-from unisono.errors import UnisonoError, UsageError
+from unisono.engine.spans import OperationSpan
+from unisono.errors import OperationError, UsageError
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.bucket_memory import BucketMemory, norm_of_all
-from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, decode, difference_of, encode
+from unisono.reducer.control import StepControl
 from unisono.reducer.programs import Programs
+from unisono.reducer.replica import ModelReplica
 from unisono.reducer.scattered_gradient import ScatteredGradient
-from unisono.reducer.structure import digest
 from unisono.reducer.weight_first import forget_unread, have_been_read
+from unisono.rules.easgd import header
 from unisono.rules.sharded import STEP
 from unisono.step import operations as op
-from unisono.step.layout import Layout, Updates
-from unisono.step.play import Cursor, Prepared
-from unisono.step.program import Task
-from unisono.step.replica import RuleMemory
-from unisono.world import World
-
-Update = Callable[[Sequence[int]], None]
-"""Optimizer's step for these parameters, given by number."""
-
-
-class ModelReplica:
-    """Gradients of one pass on one rank, and the work of its tasks."""
-
-    def __init__(
-        self,
-        memory: BucketMemory,
-        buffers: Buffers,
-        layout: Layout,
-        agreement: Agreement,
-        update: Update | None = None,
-        kept: RuleMemory | None = None,
-    ) -> None:
-        self.memory, self.layout, self.agreement = memory, layout, agreement
-        self.kept = RuleMemory() if kept is None else kept
-        """Tensors that the rule keeps between steps."""
-        self._buffers, self._update = buffers, update
-        self.gradients: dict[int, torch.Tensor | None] = {}
-        """Gradient of each parameter that is ready; None where there is none."""
-        self.weight = 1.0
-        """Factor of the gradients before they are summed; known once all ranks' samples are."""
-        self.discarded = False
-        """True once the pass has failed: it has no further effect."""
-        self.buffers_pending = False
-        """True while rank 0's buffers are being sent, or have arrived and were not copied to the model."""
-        self.lock = Lock()
-        """Lock held while the pass is discarded, and while gradients are set."""
-        self._loss_weights: Sequence[float] = ()  # of all ranks, where parameters are split
-        self._rank = 0
-        self._unpacked_parts = [len(keys) for keys in layout.keys_of]
-        self._unset_parts = list(self._unpacked_parts)
-        self._has_gradient: dict[int, bool] = {}
-        self._norm: torch.Tensor | None = None  # of all ranks' gradients, where parameters are split
-        self.bucket, self.arrivals, self.sums, self.flags = memory.bucket, memory.arrivals, memory.sums, memory.flags
-        self.fill_bucket, self.read_weights = memory.fill_bucket, memory.read_weights
-        self.write_weights, self.unpack_weights = memory.write_weights, memory.unpack_weights
-
-    def discard(self) -> None:
-        """Discard the pass: running tasks set no gradient from here on."""
-        with self.lock:
-            self.discarded = True
-
-    def step_error(self, _: Sequence[str]) -> UnisonoError | None:
-        """Return the error that the ranks have agreed on in the optimizer's step, with these names of parameters."""
-        return None
-
-    def agree(self, world: World) -> None:
-        message = self.agreement.message
-        own = encode(message, world.rank, world.size)
-        weights = [0.0] * world.size if self.memory.parts.groups else []
-        if weights:
-            weights[world.rank] = 1.0 if message.samples is None else message.samples
-        total = torch.tensor([*own, *weights], dtype=torch.float64)
-        world.allreduce(total)
-        sums = total.tolist()
-        result = decode(sums[: len(own)])
-        self._loss_weights, self._rank = sums[len(own) :], world.rank
-        if result.changes_differ:
-            result = replace(result, difference=self._compare_weights(world))
-        self.weight = result.weight_of(message)
-        if result.error() is not None:
-            self.discard()
-        self.agreement.result = result
-
-    def _compare_weights(self, world: World) -> str:
-        """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
-        whole = [one for number, one in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
-        table = torch.zeros(world.size, 3, dtype=torch.float64)
-        changes = self.agreement.message.changes
-        if changes is not None:
-            table[world.rank] = torch.tensor([1.0, changes, digest(whole)], dtype=torch.float64)
-        world.allreduce(table)
-        counts = [int(count) if compared else None for compared, count, _ in table.tolist()]
-        return difference_of(counts, [int(number) for number in table[:, 2].tolist()])
-
-    def pack(self, key: int, scaled: bool = True) -> None:
-        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
-        packed."""
-        place = self.memory.place(key)
-        if place.parts > 1:
-            weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
-        else:
-            weight = self.weight if scaled else 1.0
-        self.memory.pack(key, self.gradients, weight)
-        for number in place.parameters:
-            self._unpacked_parts[number] -= 1
-            if not self._unpacked_parts[number]:
-                self.gradients[number] = None
-
-    def set_grads(self, key: int) -> None:
-        """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
-
-        A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
-        """
-        present = self.memory.present(key)
-        self.memory.unpack(key)
-        with self.lock:
-            self._has_gradient.update(present)
-            for number in self.memory.place(key).parameters:
-                self._unset_parts[number] -= 1
-                if not self._unset_parts[number] and not self.discarded:
-                    view = self.memory.views[number] if self._has_gradient[number] else None
-                    self.memory.parameters[number].grad = view
-
-    def sum_squares(self, world: World) -> None:
-        parts = self.memory.parts
-        with self.memory.incoming():
-            self._norm = norm_of_all(((one.grad, parts.of(at)) for at, one in enumerate(self.memory.parameters)), world)
-
-    def clip(self) -> None:
-        with self.memory.incoming():
-            self._clip([one.grad for one in self.memory.parameters if one.grad is not None])
-
-    def clip_local(self) -> None:
-        with self.memory.incoming(marked=True):
-            self._clip([one for one in self.gradients.values() if one is not None])
-
-    def _clip(self, gradients: list[torch.Tensor]) -> None:
-        assert self.layout.clip is not None, "a program without clip has no clip task"
-        norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
-        factor = torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factor)
-
-    def update(self, parameters: Sequence[int]) -> None:
-        assert self._update is not None, "a program with updates has an optimizer"
-        with self.memory.incoming():
-            self._update(parameters)
-
-    def update_local(self, parameters: Sequence[int]) -> None:
-        with self.memory.incoming(marked=True) as stream:
-            with self.lock:
-                for number in () if self.discarded else parameters:
-                    gradient, self.gradients[number] = self.gradients[number], None
-                    self.memory.parameters[number].grad = gradient
-                    if stream is not None and gradient is not None:
-                        gradient.record_stream(stream)  # it may be freed before it was read
-            self.update(parameters)
-
-    def pack_weights(self, key: int, ranks: int) -> None:
-        self.memory.pack_weights(key, ranks)
-
-    def pack_buffers(self) -> None:
-        self.buffers_pending = True
-        with self.memory.incoming(marked=True):
-            self._buffers.pack()
-
-    def buffers(self) -> torch.Tensor:
-        return self._buffers.flat
+from unisono.step.build import BUFFERS
+from unisono.step.layout import Updates
+from unisono.step.play import Prepared
+from unisono.step.program import Task, weights
 
 
 class BackwardPass:
@@ -203,7 +51,7 @@ class BackwardPass:
         run collectives itself while the pass runs in another thread."""
         self.replica, self._accumulation, self._arrivals = replica, accumulation, arrivals
         self._times, self._by_main, self._parameters = programs.times, programs.by_main, replica.memory.parameters
-        self._cursor = Cursor(program, programs.player, replica)
+        self._program, self._player, self._next = program, programs.player, 0
         self._sums, differs, layout = programs.traits.sums, programs.traits.state.differs, replica.layout
         self._contributes = replica.agreement.message.contributes
         self._takes = self._contributes or differs
@@ -212,7 +60,7 @@ class BackwardPass:
         """True once the backward pass has ended."""
         self.order: list[int] = []
         """Parameters in the order in which their gradients became ready."""
-        self._missing_gradients = [0, *(len(one.parameters) for one in layout.buckets)]
+        self._missing_gradients = [0, *(len(bucket.parameters) for bucket in layout.buckets)]
         self._postponed: list[int] = []  # ready, but added only after the program's own hooks have run
         self._submitted: set[int] = set()  # keys of buckets that were packed or applied
 
@@ -231,26 +79,39 @@ class BackwardPass:
         self._add_postponed()
         for number in range(len(self._parameters)):
             if number not in self.replica.gradients:
-                self._take(number, there=False)
+                self._take(number, present=False)
         self.ended = True
         forget_unread(self._parameters)
         self._on_progress()
 
     def advance(self) -> None:
-        """End each finished task of the outside program, which starts the tasks that follow it."""
-        while (task := self._cursor.outside) is not None and self._has_ended(task):
-            self._cursor.end(self.mark_submitted)
+        """End each finished task of the outside program, and play the tasks that follow it."""
+        while (task := self._outside) is not None and self._has_ended(task):
+            self._play_next()
 
     @property
     def awaits_step(self) -> bool:
         """True where the program waits for the step of the user's optimizer."""
-        task = self._cursor.outside
+        task = self._outside
         return task is not None and task.operation in (op.STEP_LOCAL, STEP)
 
     def end_step(self) -> None:
         """Run the tasks that follow the step of the user's optimizer."""
         self.replica.memory.record_progress()
-        self._cursor.end(lambda _: None)
+        self._play_next()
+
+    @property
+    def _outside(self) -> Task | None:
+        """Task of the outside program that has to end next; None where the program has no more."""
+        return self._program[self._next].task if self._next < len(self._program) else None
+
+    def _play_next(self) -> None:
+        """End the outside program's task, and play those up to its next one."""
+        self._next += 1
+        while (task := self._outside) is not None and task.operation.act is not None:
+            self.mark_submitted(task)
+            self._next += 1
+            self._player.play(self._program[self._next - 1], self.replica)
 
     def add(self, number: int, gradient: torch.Tensor | None) -> None:
         """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
@@ -291,10 +152,10 @@ class BackwardPass:
             self._take(number)
         self._postponed.clear()
 
-    def _take(self, number: int, there: bool = True) -> None:
+    def _take(self, number: int, present: bool = True) -> None:
         """Take a gradient from its parameter, and add it where it counts."""
         parameter = self._parameters[number]
-        if there:
+        if present:
             self._times.record_ready(number)
         gradient = parameter.grad
         part = self.replica.memory.parts.of(number) > 1  # its gradient is of the group's samples, whatever this rank's
@@ -325,3 +186,133 @@ class BackwardPass:
         if task.operation is op.END:
             return self.ended
         return task.operation in (op.BEGIN, op.FORWARD)
+
+
+class PassRunner:
+    """Runner of one backward pass after another, and waits for what they have begun, whose time is counted."""
+
+    def __init__(self, programs: Programs, control: StepControl, names: Sequence[str] = ()) -> None:
+        self._programs, self._times, self._control, self._names = programs, programs.times, control, names
+        self._numbers = {id(parameter): number for number, parameter in enumerate(programs.memory.parameters)}
+        self.current: BackwardPass | None = None
+        """Pass that has begun, until its last event has advanced the program."""
+        self.last: BackwardPass | None = None
+        """Pass that began last, also when it has ended; None before the first one, and after one that has failed."""
+        self.arrivals: SimpleQueue[bool] | None = None
+        """Queue that wakes the main thread when a gradient is ready; None where no other thread runs a pass."""
+
+    def end_backward(self) -> BackwardPass:
+        """End the backward pass that has begun, and return it."""
+        begun = self.current
+        assert begun is not None, "a pass has begun"
+        begun.end()
+        if self.arrivals is None:
+            self.current = None
+        return begun
+
+    def run_beside_main(self, backward: Callable[[], None]) -> None:
+        """Run `backward`, which begins and ends a pass, in another thread, while this one runs its own tasks."""
+        arrivals = self.arrivals = SimpleQueue()
+        ended: list[float] = []
+
+        def carry_out() -> None:
+            try:
+                backward()
+            finally:
+                ended.append(time.perf_counter())
+                arrivals.put(False)
+
+        try:
+            engine, observe = self._programs.player.engine, self._programs.observe
+            handle = engine.push(carry_out, (), (), "computing", "backward", observe=observe)
+            while arrivals.get():
+                assert self.current is not None, "a pass has begun"
+                self.current.advance()
+            handle.wait()
+            self._times.add_waiting(ended[0])
+            self.current = None
+        finally:
+            self.arrivals = None
+
+    @property
+    def awaits_step(self) -> bool:
+        """True where the program waits for the step of the user's optimizer."""
+        return self.last is not None and self.last.awaits_step
+
+    def finish_step(self) -> None:
+        """Run the tasks that follow the step of the user's optimizer, which has been made or left out, if the program
+        waits for it.
+
+        They average the weights, if the rule does so after this step, or update and gather shards. Raises the error
+        that the ranks agree on: MismatchError for a step in shards that only some have made.
+        """
+        last = self.last
+        if last is None or not last.awaits_step:
+            return
+        last.end_step()
+        self.wait()
+        if (error := last.replica.step_error(self._names)) is not None:
+            raise error
+
+    def discard(self, begun: BackwardPass | None) -> bool:
+        """Discard a pass that has failed: nothing of it that is still running may set a gradient. Without a pass, none
+        had begun. Return True where no later pass has begun."""
+        newest = begun is None or begun is self.current
+        if newest:
+            self.current = self.last = None
+            forget_unread(self._programs.memory.parameters)
+        if begun is not None:
+            begun.replica.discard()
+        return newest
+
+    def wait(self) -> None:
+        """Wait until everything that was begun is finished, except exchanges that run beside later steps. Raises
+        OperationError when any of it has failed, and the error of the control message."""
+        began = time.perf_counter()
+        self._programs.player.wait()
+        self._programs.memory.join()
+        self._programs.memory.record_progress()
+        self._times.add_waiting(began)
+        self.wait_for_buffers()
+        self._control.check()
+
+    def wait_for_all(self) -> None:
+        """Wait until everything is finished, also exchanges that run beside later steps."""
+        self.wait()
+        self._programs.player.wait_over_steps()
+
+    def wait_for(self, parameter: torch.Tensor) -> None:
+        """Wait until a parameter is up to date, before its module's forward pass reads it."""
+        number = self._numbers.get(id(parameter))
+        if number is None or self.current is not None:
+            return
+        began = time.perf_counter()
+        waited = self._programs.player.wait_for(weights(number))
+        self._programs.memory.join()
+        if waited:
+            self._times.add_waiting(began)
+            thread, now = threading.current_thread().name, time.perf_counter()
+            self._programs.observe(OperationSpan("wait for weights", "waiting", thread, began, now))
+        self._times.record_read(number)
+
+    def wait_for_replies(self) -> None:
+        """Wait until all servers have replied to this step's exchange; their centre may still be on its way."""
+        self._programs.player.wait(*map(header, range(self._programs.communicators)))
+
+    def wait_for_buffers(self, _: object = None) -> None:
+        """Wait until rank 0's buffers have arrived, and copy them to this rank's, before it reads or updates one."""
+        if self.last is None or not self.last.replica.buffers_pending or self.current is not None:
+            return
+        replica, began = self.last.replica, time.perf_counter()
+        replica.buffers_pending = False
+        self._programs.player.wait(BUFFERS)
+        self._times.add_waiting(began)
+        if not replica.discarded and self._programs.collectives.rank:
+            self._programs.buffers.unpack()
+
+    def finish(self) -> None:
+        """Wait for everything before the program ends or memory is freed; print an error of it to stderr."""
+        try:
+            self.wait_for_all()
+        except (OperationError, UsageError) as error:
+            print(f"unisono: the last step has failed: {error}", file=sys.stderr, flush=True)

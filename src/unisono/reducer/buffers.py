@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from unisono.device import HOST, CopyStreams, device_of, host_memory
+from unisono.device import CopyStreams, device_of, host_memory
+from unisono.processor import HOST
 
 ALIGNMENT = 64
 

@@ -98,11 +98,12 @@ class ControlResult:
             return UsageError(self.difference)
         if not self.samples_given or not self.without_samples:
             return None
-        one, other = len(self.without_samples) == 1, self.samples_given == 1
+        have = "has" if len(self.without_samples) == 1 else "have"
+        others = "other rank has" if self.samples_given == 1 else "other ranks have"
         return UsageError(
-            f"{names_of(self.without_samples)} {'has' if one else 'have'} not given the number of samples of the loss, "
-            f"but {self.samples_given} {'other rank has' if other else 'other ranks have'}: call "
-            "unisono.add_samples(model, n) before backward() on every rank, or on none"
+            f"{names_of(self.without_samples)} {have} not given the number of samples of the loss, but "
+            f"{self.samples_given} {others}: call unisono.add_samples(model, n) before backward() on every rank, or on "
+            "none"
         )
 
     def warning(self, before: bool) -> str | None:
@@ -142,7 +143,7 @@ def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
         *_powers(message.first_dimension if silent else None),
         *_powers(message.changes),
         *asked,
-        *(one * rank for one in asked),
+        *(count * rank for count in asked),
         *rank_bit(rank if silent else None, size),
     ]
 
@@ -177,13 +178,8 @@ def rank_bit(rank: int | None, size: int) -> list[float]:
 
 def ranks_of(sums: Sequence[float]) -> tuple[int, ...]:
     """Return the ranks whose bits are set in a sum of such numbers."""
-    return tuple(
-        place * RANKS_PER_NUMBER + bit
-        for place, bits in enumerate(map(int, sums))
-        if bits
-        for bit in range(RANKS_PER_NUMBER)
-        if bits >> bit & 1
-    )
+    ranks = range(len(sums) * RANKS_PER_NUMBER)
+    return tuple(rank for rank in ranks if int(sums[rank // RANKS_PER_NUMBER]) >> rank % RANKS_PER_NUMBER & 1)
 
 
 def difference_of(changes: Sequence[int | None], digests: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ They keep nothing alive: Python's collector does not see what holds hooks.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -13,23 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from unisono.weak import weakly
+
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
 MarkReady = Callable[[int, bool], None]
 """Function of a parameter's number, and True where no hooks of the program's own follow: they may change a gradient."""
-
-
-class GradientHook:
-    """Hook of the parameter with this number."""
-
-    def __init__(self, number: int, mark_ready: weakref.ref[MarkReady]) -> None:
-        self._number, self._mark_ready = number, mark_ready
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        if (mark_ready := self._mark_ready()) is not None:
-            last = next(reversed(parameter._post_accumulate_grad_hooks.values()))
-            mark_ready(self._number, last is self)
 
 
 class BackwardEndCallback:
@@ -50,9 +39,16 @@ class BackwardEndCallback:
 
 def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) -> list[RemovableHandle]:
     """Call a bound method for each gradient that is complete, as long as its object lives. Return the handles."""
-    reference = weakref.WeakMethod(mark_ready)
+    living = weakly(mark_ready)
+
+    def hook_of(number: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            living(number, next(reversed(parameter._post_accumulate_grad_hooks.values())) is hook)
+
+        return hook
+
     return [
-        parameter.register_post_accumulate_grad_hook(GradientHook(number, reference))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(hook_of(number))  # type: ignore[no-untyped-call]
         for number, parameter in enumerate(parameters)
     ]
 
@@ -113,8 +109,8 @@ def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
         if isinstance(value, torch.Tensor):
             return value
         inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        if (found := _first_tensor(inside)) is not None:
-            return found
+        if (tensor := _first_tensor(inside)) is not None:
+            return tensor
     return None
 
 
@@ -167,8 +163,8 @@ def wait_on_access(
     compiled or scripted model, which stays as it is: it reads parameters where no function can be called.
     """
     modules = list(model.modules())
-    compiled = any(hasattr(one, "_orig_mod") or one._compiled_call_impl is not None for one in modules)
-    if compiled or any(isinstance(one, torch.jit.ScriptModule) for one in modules):
+    compiled = any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
+    if compiled or any(isinstance(module, torch.jit.ScriptModule) for module in modules):
         return False
     for module in modules:
         if module._parameters and not isinstance(module._parameters, WaitOnAccess):

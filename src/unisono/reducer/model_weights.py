@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import torch
 
-from unisono.reducer.buffers import Buffers
 from unisono.reducer.programs import Programs
 from unisono.step.rule import RankState
 
@@ -21,10 +20,10 @@ from unisono.step.rule import RankState
 class ModelWeights:
     """Weights and buffers of one rank's model, which is not kept alive."""
 
-    def __init__(self, model: torch.nn.Module, programs: Programs, buffers: Buffers, wait: Callable[[], None]) -> None:
+    def __init__(self, model: torch.nn.Module, programs: Programs, wait: Callable[[], None]) -> None:
         """Find the weights of `programs`' model; `wait` waits for everything that is pending."""
-        self._model, self._programs, self._buffers = weakref.ref(model), programs, buffers
-        self._memory, self._wait = programs.memory, wait
+        self._model, self._programs, self._wait = weakref.ref(model), programs, wait
+        self._memory, self._buffers = programs.memory, programs.buffers
 
     def flats(self) -> dict[int, torch.Tensor]:
         """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
@@ -38,9 +37,9 @@ class ModelWeights:
         """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
         if wait:
             self._wait()
+        own, slots = self._flats(centre), self._buffers.slots
+        own_buffers = [None if (buffer := slot.current()) is None else buffer.clone() for slot in slots]
         with torch.no_grad():
-            own = self._flats(centre)
-            own_buffers = [None if (one := slot.current()) is None else one.clone() for slot in self._buffers.slots]
             self._put(centre)
             if buffers is not None:
                 self._buffers.flat.copy_(buffers)
@@ -49,7 +48,7 @@ class ModelWeights:
                 yield
             finally:
                 self._put(own)
-                for slot, before in zip(self._buffers.slots, own_buffers, strict=True):
+                for slot, before in zip(slots, own_buffers, strict=True):
                     if before is not None and (now := slot.current()) is not None:
                         now.data.copy_(before)
 
@@ -63,28 +62,23 @@ class ModelWeights:
             return
         model, parameters = self._model(), self._memory.parameters
         buffers = () if model is None else model.buffers()
-        averaged = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
-        own = [one.clone() for one in averaged]
+        tensors = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
+        own = [tensor.clone() for tensor in tensors]
         has_anchor = self._programs.traits.state is RankState.ANCHORED and self._programs.rule_memory.write_anchor()
         collectives = self._programs.collectives
-        for one in averaged[len(parameters) if has_anchor else 0 :]:
-            one.copy_(collectives.allreduce(one.div(collectives.size)))
+        for tensor in tensors[len(parameters) if has_anchor else 0 :]:
+            tensor.copy_(collectives.allreduce(tensor.div(collectives.size)))
         try:
             yield
         finally:
-            for one, before in zip(averaged, own, strict=True):
-                one.copy_(before)
+            for tensor, before in zip(tensors, own, strict=True):
+                tensor.copy_(before)
 
     def _flats(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:
         """Return copies of the weights in these buckets. No pass may be running."""
-        found = {}
-        for key in keys:
-            self._memory.pack_weights(key, 1)
-            found[key] = self._memory.bucket(key).clone()
-        return found
+        return {key: self._memory.read_weights(key) for key in keys}
 
     def _put(self, flats: Mapping[int, torch.Tensor]) -> None:
         for key, flat in flats.items():
-            self._memory.fill_bucket(key, flat)
-            self._memory.unpack_weights(key)
+            self._memory.write_weights(key, flat)
         self._memory.join()

@@ -30,12 +30,14 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from unisono.errors import UsageError
+from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.segments import Segment, State, cut, join
 from unisono.optimizers.sharded import (
     IN_SHARDS,
@@ -44,14 +46,12 @@ from unisono.optimizers.sharded import (
     has_hooks,
     hooks_refused,
     is_patched,
-    needs_norms,
     options_of,
     part_of,
 )
-from unisono.reducer.backward_pass import ModelReplica
-from unisono.reducer.family_replicas import ShardedReplica
-from unisono.reducer.pass_runner import PassRunner
+from unisono.reducer.backward_pass import PassRunner
 from unisono.reducer.programs import Programs
+from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
 from unisono.step.layout import Updates
 from unisono.weak import weakly
@@ -75,7 +75,8 @@ class SplitStep:
             self._optimizer.step()
             return
         mine = {id(self._parameters[number]) for number in parameters}
-        groups = [{**group, "params": [one for one in group["params"] if id(one) in mine]} for group in self._groups]
+        parts = [[parameter for parameter in group["params"] if id(parameter) in mine] for group in self._groups]
+        groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
         part_of(self._optimizer, groups).step()
 
 
@@ -83,10 +84,7 @@ class BucketedOptimizer:
     """Application of `optimizer` to the gradients of a model's parameters, part by part."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[torch.nn.Parameter],
-        wait: Callable[[], object],
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], wait: Callable[[], object]
     ) -> None:
         """Make the optimizer's methods call `wait`, which waits for pending updates. Raises UsageError for LBFGS."""
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -96,7 +94,11 @@ class BucketedOptimizer:
         self._optimizer, self._parameters = optimizer, parameters
         self._known = {id(parameter) for parameter in parameters}
         for name in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
-            setattr(optimizer, name, _WaitingMethod(optimizer, name, wait))
+            patched = vars(optimizer).get(name)
+            if isinstance(patched, partial) and patched.func is _wait_and_call:  # by an earlier Trainer
+                patched = patched.args[1]
+            waiting = partial(_wait_and_call, wait, patched, getattr(type(optimizer), name), weakref.ref(optimizer))
+            setattr(optimizer, name, waiting)
 
     def begin(self) -> SplitStep:
         """Return the step that begins.
@@ -126,26 +128,19 @@ def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
     return per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
 
 
-class _WaitingMethod:
-    """Method of an optimizer that first waits until all updates are finished: it needs final gradients and state.
+def _wait_and_call(
+    wait: Callable[[], object],
+    patched: Callable[..., Any] | None,
+    function: Callable[..., Any],
+    optimizer: weakref.ref[torch.optim.Optimizer],
+    *arguments: Any,
+    **named: Any,
+) -> Any:
+    """Call a method of an optimizer, or what it was patched with, once all updates are finished: it needs final
+    gradients and state. The optimizer, which holds the call, is not kept alive."""
+    wait()
+    return function(optimizer(), *arguments, **named) if patched is None else patched(*arguments, **named)
 
-    It does not keep the optimizer alive, which holds it.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str, wait: Callable[[], object]) -> None:
-        self._optimizer, self._wait = weakref.ref(optimizer), wait
-        self._function, patched = getattr(type(optimizer), name), vars(optimizer).get(name)
-        self._patched: Callable[..., Any] | None = patched._patched if isinstance(patched, _WaitingMethod) else patched
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self._wait()
-        if self._patched is not None:
-            return self._patched(*arguments, **named)
-        return self._function(self._optimizer(), *arguments, **named)
-
-
-Closure = Callable[[], Any]
-"""Function that computes the loss and its gradients for a step."""
 
 METHODS = {"state_dict": "state_dict", "load_state_dict": "load_state_dict", "__getstate__": "attributes"}
 """Methods of the optimizer that are replaced, with those of ShardedOptimizer that take their place."""
@@ -174,8 +169,8 @@ class ShardedOptimizer:
         self._set_aside: dict[int, torch.Tensor] = {}  # .grad of parameters while the user's optimizer makes its step
         self._placeholders: list[torch.Tensor | None] = [None] * len(self._parameters)  # of the last pass
         for name in METHODS:
-            setattr(optimizer, name, _ShardedMethod(self, name))
-        programs.layer_norms = needs_norms(optimizer)
+            setattr(optimizer, name, partial(_call_sharded, weakref.ref(self), weakref.ref(optimizer), name))
+        programs.layer_norms = isinstance(optimizer, LayerwiseOptimizer)
         self.lay_out()
         if own_loop:
             self._follow()
@@ -193,7 +188,7 @@ class ShardedOptimizer:
         rank, layout, memory = self._collectives.rank, self._programs.layout(), self._memory
         groups = ((key, layout.group_of(key, rank)) for key in layout.keys)
         before = self._segments
-        self._segments = [one.segment for key, group in groups for one in memory.segments(key, group, rank)]
+        self._segments = [placed.segment for key, group in groups for placed in memory.segments(key, group, rank)]
         if before is not None:
             for number, whole in self._whole_states():
                 for key in [key for key in self._state if isinstance(key, Segment) and key.number == number]:
@@ -244,33 +239,20 @@ class ShardedOptimizer:
             delattr(self.optimizer, name)
 
     def _follow(self) -> None:
-        """Begin and end a step in shards around each step that a user's own loop makes. The step gets the closure that
-        `_begin_step` returns in place of its own."""
-        begin, end = weakly(self._begin_step), weakly(self._end_step)
+        """Begin and end a step in shards around each step that a user's own loop makes. Gradients are set aside before
+        the optimizer reads them, after its closure if it has one: it has nothing to update by itself."""
+        set_aside, end = weakly(self._set_gradients_aside), weakly(self._end_step)
 
         def before(_: torch.optim.Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            closure = begin(named.get("closure", given[1] if len(given) > 1 else None))
-            return given[:1], {**named, "closure": closure}
+            if (closure := named.get("closure", given[1] if len(given) > 1 else None)) is None:
+                set_aside()
+                return None
+            return given[:1], {**named, "closure": lambda: (closure(), set_aside())[0]}
 
         self._handles = [
             self.optimizer.register_step_pre_hook(before),
             self.optimizer.register_step_post_hook(lambda *_: end()),
         ]
-
-    def _begin_step(self, closure: Closure | None) -> Closure | None:
-        """Set all gradients aside before the user's optimizer reads them: it has nothing to update by itself. Return
-        the closure to be called, which does so at its end, if there is one. Raises UsageError for gradients without a
-        backward pass that has summed them."""
-        if closure is None:
-            self._set_gradients_aside()
-            return None
-
-        def closing() -> Any:
-            loss = closure()
-            self._set_gradients_aside()
-            return loss
-
-        return closing
 
     def _end_step(self) -> None:
         """Run the tasks that follow the step, and put the gradients back. Raises the error that the ranks agree on."""
@@ -282,7 +264,8 @@ class ShardedOptimizer:
             self._set_aside.clear()
 
     def _set_gradients_aside(self) -> None:
-        """Give the step, and what the program has done to gradients, to the pass that waits for it."""
+        """Give the step, and what the program has done to gradients, to the pass that waits for it. Raises UsageError
+        for gradients without a backward pass that has summed them."""
         step, uses = self.begin(), dict[int, GradientUse]()
         last = self._runner.last.replica if self._runner.last is not None and self._runner.awaits_step else None
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
@@ -316,13 +299,13 @@ class ShardedOptimizer:
 
     def _cut(self, number: int, whole: State) -> None:
         if whole:
-            mine = [one for one in self._segments or () if one.number == number]
+            mine = [segment for segment in self._segments or () if segment.number == number]
             self._state.update(cut(whole, self._parameters[number], mine))
 
     def _whole(self, root: int | None = None) -> defaultdict[Any, State]:
         """Return the states of whole parameters; with `root`, those that were in shards only there."""
         self._runner.wait()
-        whole: dict[Any, State] = {key: one for key, one in self._state.items() if isinstance(key, torch.Tensor)}
+        whole: dict[Any, State] = {key: state for key, state in self._state.items() if torch.is_tensor(key)}
         for number, state in self._whole_states():
             if state and root in (None, self._collectives.rank):
                 whole[self._parameters[number]] = state
@@ -334,32 +317,27 @@ class ShardedOptimizer:
         mine: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
-                mine[key.number].append((key, {name: _on_host(value) for name, value in state.items()}))
+                on_host = {name: value.cpu() if torch.is_tensor(value) else value for name, value in state.items()}
+                mine[key.number].append((key, on_host))
         for number, parameter in enumerate(self._parameters):
             everyone = self._collectives.all_gather_object(mine[number])
             holders = self._memory.parts.holders_of(number, self._collectives.rank, self._collectives.size)
-            yield number, join([one for rank in holders for one in everyone[rank]], parameter)
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
+            yield number, join([part for rank in holders for part in everyone[rank]], parameter)
 
 
 def _refuse(*_: object, **__: object) -> None:
     raise UsageError(IN_SHARDS)
 
 
-class _ShardedMethod:
-    """Method of an optimizer that reads or writes the whole state.
-
-    It keeps neither of the two alive, since the optimizer holds it.
-    """
-
-    def __init__(self, sharded: ShardedOptimizer, name: str) -> None:
-        self._sharded, self._optimizer, self._name = weakref.ref(sharded), weakref.ref(sharded.optimizer), name
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if (sharded := self._sharded()) is not None:
-            return getattr(sharded, METHODS[self._name])(*arguments, **named)
-        optimizer = self._optimizer()
-        return getattr(type(optimizer), self._name)(optimizer, *arguments, **named)
+def _call_sharded(
+    sharded: weakref.ref[ShardedOptimizer],
+    optimizer: weakref.ref[torch.optim.Optimizer],
+    name: str,
+    *arguments: Any,
+    **named: Any,
+) -> Any:
+    """Call a method of an optimizer that reads or writes the whole state. The optimizer holds the call, so neither of
+    the two is kept alive."""
+    if (living := sharded()) is not None:
+        return getattr(living, METHODS[name])(*arguments, **named)
+    return getattr(type(optimizer()), name)(optimizer(), *arguments, **named)

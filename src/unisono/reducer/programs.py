@@ -7,14 +7,13 @@ they adopt the same setting.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.engine.spans import Observe
-from unisono.placement import Partition
 from unisono.reducer.bucket_memory import BucketMemory
+from unisono.reducer.buffers import Buffers
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.tuning import Log, StepTimes, Tuning
 from unisono.rules import BaseRule
@@ -36,17 +35,15 @@ class Programs:
         self,
         rule: BaseRule,
         memory: BucketMemory,
+        buffers: Buffers,
         collectives: ModelCollectives,
         times: StepTimes,
         observe: Observe,
-        buffers: bool,
         link: LinkOf | None = None,
-        partitions: Sequence[Partition] = (),
     ) -> None:
-        """Adopt a rule with its first setting. `buffers`: True where buffers are sent; the last two are `Player`'s.
-        Raises UsageError for an unknown overlap."""
-        self.memory, self.collectives, self.times, self.observe = memory, collectives, times, observe
-        self.traits = rule.traits
+        """Adopt a rule with its first setting. `link` is that of `Player`. Raises UsageError for an unknown overlap."""
+        self.memory, self.buffers, self.collectives, self.times = memory, buffers, collectives, times
+        self.observe, self.traits = observe, rule.traits
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
         self.number = 0
@@ -57,7 +54,7 @@ class Programs:
         """Number of communicators of the programs."""
         self.layer_norms = False
         """True where the optimizer's step needs norms of whole layers."""
-        self._rule, self._has_buffers, self._link, self._partitions = rule, buffers, link, partitions
+        self._rule, self._link = rule, link
         self.tuning = Tuning(memory, collectives, times, rule)
         """Search for the setting that gradients are exchanged with."""
         weakref.finalize(self, self.tuning.close).atexit = False
@@ -122,14 +119,9 @@ class Programs:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
         number = (self.number - self.first) % self.traits.period
         self.number += 1
-        made = self._made.get((updates, clip, number))
-        if made is None:
-            made = self._made[updates, clip, number] = self._make(updates, clip, number)
-        return made
-
-    def take_back(self) -> None:
-        """Let the next program be that of the last step again, of which nothing was exchanged."""
-        self.number -= 1
+        if (updates, clip, number) not in self._made:
+            self._made[updates, clip, number] = self._make(updates, clip, number)
+        return self._made[updates, clip, number]
 
     def layout(self) -> Layout:
         """Return the layout of the buckets that were adopted last."""
@@ -138,7 +130,7 @@ class Programs:
             len(self.memory.parameters),
             self.memory.buckets,
             self.memory.filled,
-            buffers=self._has_buffers,
+            buffers=bool(self.buffers.slots) and self.collectives.size > 1,
             layer_norms=self.layer_norms,
             halves=self.tuning.setting.halves,
         )
@@ -147,12 +139,11 @@ class Programs:
         deferred, rank = updates is not Updates.OUTSIDE, self.collectives.rank
         layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)
         program = self._rule(Step(number), rank, layout)
-        found = self._prepared.get((updates, clip, program))
-        if found is None:
+        if (updates, clip, program) not in self._prepared:
             check_groups(rank, program)
             check_threads(rank, program, self._rule.threads())
-            found = self._prepared[updates, clip, program] = layout, self.player.prepare(program)
-        return found
+            self._prepared[updates, clip, program] = layout, self.player.prepare(program)
+        return self._prepared[updates, clip, program]
 
     def _adopt(self) -> None:
         """Lay the buckets out by the setting; the rule's memory follows them. No program may be running."""
@@ -166,4 +157,5 @@ class Programs:
         if self.communicators != self._rule.communicators:
             self.communicators = self._rule.communicators
             pool, user = self.collectives.pool, self.collectives.user
-            self.player = Player(pool, self.communicators, user, self.observe, self._link, self._partitions)
+            partitions = (*self.memory.parts.holders.values(), *self._rule.partitions(self.collectives.size))
+            self.player = Player(pool, self.communicators, user, self.observe, self._link, partitions)

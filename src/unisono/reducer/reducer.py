@@ -9,7 +9,7 @@ Its parts, each of which has its own state:
 
     memory       buckets that gradients are sent from                           `bucket_memory.py`
     programs     step programs, by the setting that all ranks have chosen       `programs.py`, `tuning.py`
-    runner       backward passes, and waits for what they have begun            `pass_runner.py`, `backward_pass.py`
+    runner       backward passes, and waits for what they have begun            `backward_pass.py`, `replica.py`
     control      samples and requests of this rank, and what all ranks said     `control.py`
     sharded      the user's optimizer, where its state is in shards             `optimizer.py`
 
@@ -34,16 +34,15 @@ from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer.accumulation import Accumulation
-from unisono.reducer.backward_pass import BackwardPass, ModelReplica
+from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, LossWeight, StepControl
-from unisono.reducer.family_replicas import ExchangingReplica, ShardedReplica
 from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
 from unisono.reducer.model_weights import ModelWeights
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
-from unisono.reducer.pass_runner import PassRunner
 from unisono.reducer.programs import Programs
+from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import clear
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import StepTimes
@@ -76,26 +75,23 @@ class Reducer:
         pool = world.resource(CommunicatorPool)
         collectives = ModelCollectives(pool, f"model {pool.register(self)}")
         holders = {count: pool.part_worlds(partition, 1)[1][0] for count, partition in parts.holders.items()}
-        self.memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
-        self.accumulation = Accumulation(self.memory, float(size) if self.traits.sums else 1.0)
+        self.memory = memory = collectives.call(lambda world: BucketMemory(self.parameters, world, parts, holders))
+        self.accumulation = Accumulation(memory, float(size) if self.traits.sums else 1.0)
         self.links: ServerLinks | None = None
         """Links to the servers of an asynchronous rule."""
         if has_servers(rule):
-            self.links = ServerLinks(rule, world, collectives.call(lambda one: one.dup()).comm)
-        has_buffers = bool(self.buffers.slots) and size > 1
-        partitions = [*parts.holders.values(), *rule.partitions(size)]
-        self.programs = programs = Programs(
-            rule, self.memory, collectives, self.times, weakly(self._observe), has_buffers, self.links, partitions
-        )
+            self.links = ServerLinks(rule, world, collectives.call(World.dup).comm)
+        observe = weakly(self._observe)
+        self.programs = programs = Programs(rule, memory, self.buffers, collectives, self.times, observe, self.links)
         self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
-        self.runner = PassRunner(programs, self.buffers, self.control, self.structure.names)
+        self.runner = PassRunner(programs, self.control, self.structure.names)
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
-        self.weights = ModelWeights(model, programs, self.buffers, self.runner.wait)
+        self.weights = ModelWeights(model, programs, self.runner.wait)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
         # hooks of the nodes that add to `.grad` run in `backward()` alone, those of a tensor in `autograd.grad` too;
         # autograd forgets a node that nobody holds, with its hooks
-        self._adding = [get_gradient_edge(one).node for one in self.parameters] if self.traits.sums else []
+        self._adding = [get_gradient_edge(parameter).node for parameter in self.parameters] if self.traits.sums else []
         for number, node in enumerate(self._adding):
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
@@ -279,7 +275,7 @@ class Reducer:
         if not self.traits.state.differs:
             self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
         elif self.runner.awaits_step:  # another pass of the same step, with the same setting
-            self.programs.take_back()
+            self.programs.number -= 1  # it has exchanged nothing
             self._prepared = True
         if not self._prepared:
             self.prepare_for_backward()
@@ -301,17 +297,16 @@ class Reducer:
 
     def _replica_of(self, layout: Layout, agreement: Agreement) -> ModelReplica:
         """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer."""
-        parts = self.memory, self.buffers, layout, agreement
+        step = self._step
         if self.traits.state is RankState.SHARDED:
             if self.sharded is None:
                 raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
-            assert self._step is None or isinstance(self._step, ShardedStep), "the step is that of `sharded`"
-            return ShardedReplica(self.programs.collectives.rank, self._step, *parts)
-        assert not isinstance(self._step, ShardedStep), "only sharded rules have such steps"
-        update = None if self._step is None else self._step.update
-        if self.exchange is not None:
-            return ExchangingReplica(self.exchange, *parts, update)
-        return ModelReplica(*parts, update, self.programs.rule_memory.kept)
+            assert not isinstance(step, SplitStep), "the step is that of `sharded`"
+            return ShardedReplica(self.programs, layout, agreement, step)
+        assert not isinstance(step, ShardedStep), "only sharded rules have such steps"
+        replica = ModelReplica(self.programs, layout, agreement, None if step is None else step.update)
+        replica.exchange = self.exchange
+        return replica
 
     def _discard(self, begun: BackwardPass | None) -> None:
         """Discard a backward pass that has failed."""
@@ -319,7 +314,7 @@ class Reducer:
         self.control.discard(None if begun is None else begun.replica.agreement, newest)
         awaits_step = begun is not None and begun.replica.layout.updates is Updates.OUTSIDE
         if newest and awaits_step and self.traits.state.differs:  # a period counts steps, and none was made
-            self.programs.take_back()
+            self.programs.number -= 1  # it has exchanged nothing
 
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)

@@ -52,16 +52,17 @@ class RuleState:
         """Return a copy of the memory, in segments. No exchange may be in flight."""
         if self._segments is not None:
             return self._segments
-        found: dict[str, list[Segment]] = {}
+        segments: dict[str, list[Segment]] = {}
         for (name, key), tensor in self.kept.items():
-            whole = tensor
+            flat = tensor
             if name == SUM_RESIDUAL:
-                whole = torch.zeros_like(self._memory.bucket(key))
-                whole[self._own(key)] = tensor
-            found.setdefault(name, []).extend(self._cut(key, whole))
-            if name == SENT:
-                found.setdefault(SUM, []).extend(self._cut(key, self._memory.bucket(key)))
-        return found
+                flat = torch.zeros_like(self._memory.bucket(key))
+                flat[self._own(key)] = tensor
+            flats = {name: flat, SUM: self._memory.bucket(key)} if name == SENT else {name: flat}
+            for number, here, part in self._memory.pieces(key):
+                for label, contents in flats.items():
+                    segments.setdefault(label, []).append((number, part.start, contents[here].clone()))
+        return segments
 
     def load(self, segments: Segments) -> None:
         """Replace the memory by segments. They are laid out for the next step."""
@@ -80,9 +81,6 @@ class RuleState:
     def _own(self, key: int) -> slice:
         """Return this rank's shard of a bucket."""
         return slice(*bounds(len(self._memory.bucket(key)), self._ranks, self._rank))
-
-    def _cut(self, key: int, whole: torch.Tensor) -> list[Segment]:
-        return [(number, part.start, whole[here].clone()) for number, here, part in self._memory.pieces(key)]
 
     def _load_bucket(self, key: int, segments: Segments) -> None:
         """Fill the memory of a bucket. A change in flight of which a part is missing is dropped: it is sent again."""

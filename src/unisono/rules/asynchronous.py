@@ -91,16 +91,16 @@ class BaseAsynchronousRule(BaseRule, ABC):
 
     def keys_of(self, server: int, layout: Layout) -> list[int]:
         """Return the keys of a server's buckets."""
-        return [key for key, its in self.server_of(layout).items() if its == server]
+        return [key for key, owner in self.server_of(layout).items() if owner == server]
 
     def server_of(self, layout: Layout) -> dict[int, int]:
         """Return the server of each key: each bucket goes to the server that has the fewest bytes so far."""
         held = [0] * self.servers
-        found = {}
+        servers = {}
         for key in layout.keys:
-            found[key] = held.index(min(held))
-            held[found[key]] += layout.bucket(key).nbytes
-        return found
+            servers[key] = held.index(min(held))
+            held[servers[key]] += layout.bucket(key).nbytes
+        return servers
 
     def pair(self, worker: int, server: int, layout: Layout) -> RankGroup:
         """Return the group of a worker and a server: the seats of both."""

@@ -102,5 +102,5 @@ class DiLoCo(LocalSGD):
     def guarantee(self, event: Step) -> Guarantee:
         """Return the guarantee of an event: own gradients are applied, and each period has an outer step of each
         bucket. Weights are equal at the end of a period only without fragments and delay; anchors always are."""
-        found = super().guarantee(event)
-        return found._replace(equal=found.equal and self.fragments == 1 and not self.delay)
+        guarantee = super().guarantee(event)
+        return guarantee._replace(equal=guarantee.equal and self.fragments == 1 and not self.delay)

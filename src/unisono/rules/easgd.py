@@ -33,7 +33,7 @@ from typing import Any
 from unisono.errors import StepError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
-from unisono.step.costs import Costs, Duration, latency
+from unisono.step.costs import Duration, latency
 from unisono.step.layout import Layout
 from unisono.step.operations import pack_weights
 from unisono.step.program import (
@@ -75,40 +75,35 @@ header = partial(Value, "header")
 def _swap(ranks: Sequence[SymbolicState], task: Task) -> None:
     worker, server = ranks
     sent = worker.contents(task, Stage.WEIGHTS)
-    for one in ranks:
-        if task.key in one.received:
-            raise StepError(f"rank {one.rank}: {task} overwrites a bucket that came and was not used")
-    worker.received[task.key] = {number: server.weights[number][task.key] for number in sent}
-    server.received[task.key] = {number: one.version for number, (one,) in sent.items()}
+    for state in ranks:
+        if task.key in state.received:
+            raise StepError(f"rank {state.rank}: {task} overwrites a bucket that came and was not used")
+    worker.received[task.key] = {parameter: server.weights[parameter][task.key] for parameter in sent}
+    server.received[task.key] = {parameter: state.version for parameter, (state,) in sent.items()}
 
 
-def _take_received(one: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
-    came = one.received.pop(task.key, None)
-    if came is None:
-        raise StepError(f"rank {one.rank}: {task} uses bucket {task.key} of the other end, which has not come")
-    return came.items()
+def _take_received(state: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
+    received = state.received.pop(task.key, None)
+    if received is None:
+        raise StepError(f"rank {state.rank}: {task} uses bucket {task.key} of the other end, which has not come")
+    return received.items()
 
 
 @each
-def _pull(one: SymbolicState, task: Task) -> None:
-    came, packed = _take_received(one, task), one.take_contents(task, Stage.WEIGHTS).parts
-    for parameter, version in came:
+def _pull(state: SymbolicState, task: Task) -> None:
+    received, packed = _take_received(state, task), state.take_contents(task, Stage.WEIGHTS).parts
+    for parameter, version in received:
         (sent,) = packed[parameter]
-        if one.weights[parameter][task.key] != sent.version:
-            raise StepError(f"rank {one.rank}: {task} pulls other weights of parameter {parameter} than were sent")
-        one.pulled.setdefault((parameter, task.key), sent.version)
-        one.weights[parameter][task.key] = one.versions.of("pulled", sent.version, version)
+        if state.weights[parameter][task.key] != sent.version:
+            raise StepError(f"rank {state.rank}: {task} pulls other weights of parameter {parameter} than were sent")
+        state.pulled.setdefault((parameter, task.key), sent.version)
+        state.weights[parameter][task.key] = state.versions.of("pulled", sent.version, version)
 
 
 @each
-def _move(one: SymbolicState, task: Task) -> None:
-    for parameter, version in _take_received(one, task):
-        one.weights[parameter][task.key] = one.versions.of("moved", one.weights[parameter][task.key], version)
-
-
-def _price_swap(task: Task, costs: Costs) -> Duration:
-    """Return the duration of two messages at once: that of one, by the pair's own cost."""
-    return Duration(costs.collective.seconds(costs.nbytes(task.key)))
+def _move(state: SymbolicState, task: Task) -> None:
+    for parameter, version in _take_received(state, task):
+        state.weights[parameter][task.key] = state.versions.of("moved", state.weights[parameter][task.key], version)
 
 
 def _act_announce(replica: Any, task: Task, link: Any) -> None:
@@ -126,7 +121,7 @@ SWAP = Operation(
     "swap",
     lambda replica, task, link: replica.exchange.swap(task.key, replica.bucket(task.key), link),
     _swap,
-    _price_swap,
+    lambda task, costs: Duration(costs.collective.seconds(costs.nbytes(task.key))),  # at once, they take that of one
     Role.COLLECTIVE,
     "x",
 )
@@ -236,10 +231,10 @@ class EASGD(BaseAsynchronousRule):
 
     def serve(self, event: Arrival, server: int, layout: Layout) -> StepProgram:
         """Return the tasks by which a server serves a worker's exchange."""
-        found, order = [*self._swap(server, layout, self.pair(event.worker, server, layout))], server_value(server)
+        tasks, order = [*self._swap(server, layout, self.pair(event.worker, server, layout))], server_value(server)
         # the centre moves when all has come: of a worker that dies in an exchange nothing is applied
-        for key in self.keys_of(server, layout):
-            found.append(Task(move(self.alpha), key, UPDATE, (order,), (bucket(key),)))
+        keys = self.keys_of(server, layout)
+        tasks += [Task(move(self.alpha), key, UPDATE, (order,), (bucket(key),)) for key in keys]
         if layout.buffers and server == 0:
-            found.append(Task(move_buffers(self.alpha), 0, UPDATE, (order,), (SENT_BUFFERS,)))
-        return tuple(found)
+            tasks.append(Task(move_buffers(self.alpha), 0, UPDATE, (order,), (SENT_BUFFERS,)))
+        return tuple(tasks)

@@ -23,8 +23,9 @@ def own_options(name: str) -> dict[str, Field[Any]]:
     if name not in RULES:
         return {}
     rule = find_rule(name)
-    common, hints = {one.name for one in fields(BaseRule)}, get_type_hints(rule)
-    return {one.name: one for one in fields(rule) if one.name not in common and hints[one.name] in KINDS}
+    common, hints = {option.name for option in fields(BaseRule)}, get_type_hints(rule)
+    own = (option for option in fields(rule) if option.name not in common)
+    return {option.name: option for option in own if hints[option.name] in KINDS}
 
 
 def all_options(name: str) -> dict[str, Field[Any]]:
@@ -32,7 +33,7 @@ def all_options(name: str) -> dict[str, Field[Any]]:
 
     A recipe may have those of other rules, which have no effect: a sweep over rules gives all of them the same keys.
     """
-    found = dict[str, Field[Any]]()
+    options = dict[str, Field[Any]]()
     for rule in (name, *RULES):
-        found |= {key: one for key, one in own_options(rule).items() if key not in found}
-    return found
+        options |= {key: option for key, option in own_options(rule).items() if key not in options}
+    return options

@@ -62,42 +62,46 @@ def _act_pack_change(replica: Replica, task: Task, _: Any) -> None:
 
 
 @each
-def _pack_change(one: SymbolicState, task: Task) -> None:
+def _pack_change(state: SymbolicState, task: Task) -> None:
     parts: dict[int, Sum] = {}
-    for number in one.layout.bucket(task.key).parameters:
-        part, now = (number, task.key), one.weights[number][task.key]
-        if part in one.sent:
+    for parameter in state.layout.bucket(task.key).parameters:
+        part, now = (parameter, task.key), state.weights[parameter][task.key]
+        if part in state.sent:
             raise StepError(
-                f"rank {one.rank}: {task} packs a change of parameter {number} before the outer step that applies the "
-                "last one"
+                f"rank {state.rank}: {task} packs a change of parameter {parameter} before the outer step that applies "
+                "the last one"
             )
-        one.sent[part] = now
-        parts[number] = Counter({Contribution(one.rank, -1, one.versions.of("change", one.anchor(part), now)): 1})
-    one.buckets[task.key] = Contents(Stage.CHANGE, parts, one.layout.ranks)
+        state.sent[part] = now
+        parts[parameter] = Counter(
+            {Contribution(state.rank, -1, state.versions.of("change", state.anchor(part), now)): 1}
+        )
+    state.buckets[task.key] = Contents(Stage.CHANGE, parts, state.layout.ranks)
 
 
 def _exchange_change(ranks: Sequence[SymbolicState], task: Task) -> None:
-    for number in ranks[0].layout.bucket(task.key).parameters:
-        for one in ranks:
-            if one.anchor((number, task.key)) != ranks[0].anchor((number, task.key)):
+    for parameter in ranks[0].layout.bucket(task.key).parameters:
+        for state in ranks:
+            if state.anchor((parameter, task.key)) != ranks[0].anchor((parameter, task.key)):
                 raise StepError(
-                    f"{task} sums changes of parameter {number} from different anchors on ranks {ranks[0].rank} and "
-                    f"{one.rank}"
+                    f"{task} sums changes of parameter {parameter} from different anchors on ranks {ranks[0].rank} and "
+                    f"{state.rank}"
                 )
     allreduce().symbolic(ranks, task)
 
 
 @each
-def _outer_step(one: SymbolicState, task: Task) -> None:
-    held = one.take_contents(task, Stage.CHANGE)
-    for number, found in held.parts.items():
-        check_mean(one, task, number, found, held.ranks)
-        part = number, task.key
-        version = one.versions.of("outer", one.anchor(part), frozenset(found.items()))
-        now, sent = one.weights[number][task.key], one.sent.pop(part)
-        one.anchors[part] = version
-        one.weights[number][task.key] = version if now == sent else one.versions.of("progress", version, sent, now)
-    one.outer_steps[task.key] += 1
+def _outer_step(state: SymbolicState, task: Task) -> None:
+    held = state.take_contents(task, Stage.CHANGE)
+    for parameter, contributions in held.parts.items():
+        check_mean(state, task, parameter, contributions, held.ranks)
+        part = parameter, task.key
+        version = state.versions.of("outer", state.anchor(part), frozenset(contributions.items()))
+        now, sent = state.weights[parameter][task.key], state.sent.pop(part)
+        state.anchors[part] = version
+        state.weights[parameter][task.key] = (
+            version if now == sent else state.versions.of("progress", version, sent, now)
+        )
+    state.outer_steps[task.key] += 1
 
 
 PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, letter="p")

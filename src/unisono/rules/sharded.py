@@ -52,7 +52,7 @@ from unisono.step.program import (
     weights,
 )
 from unisono.step.rule import BaseRule, RankState, Traits
-from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sum_of_buckets
+from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sums_of_buckets
 
 if TYPE_CHECKING:
     import torch
@@ -61,30 +61,29 @@ if TYPE_CHECKING:
 
 
 def _reduce_scatter(ranks: Sequence[SymbolicState], task: Task) -> None:
-    total = sum_of_buckets(ranks, task, Stage.GRADIENTS)
-    for one in ranks:
-        one.buckets[task.key] = Contents(Stage.SHARD, {number: found.copy() for number, found in total.items()})
+    for member, summed in sums_of_buckets(ranks, task, Stage.GRADIENTS):
+        member.buckets[task.key] = Contents(Stage.SHARD, summed)
 
 
 @each
-def _update_shard(one: SymbolicState, task: Task) -> None:
-    found = one.contents(task, Stage.SHARD)
-    versions = {number: one.update(number, task.key, total) for number, total in found.items()}
-    one.buckets[task.key] = Contents(Stage.UPDATED, versions)
+def _update_shard(member: SymbolicState, task: Task) -> None:
+    shard = member.contents(task, Stage.SHARD)
+    versions = {parameter: member.update(parameter, task.key, total) for parameter, total in shard.items()}
+    member.buckets[task.key] = Contents(Stage.UPDATED, versions)
 
 
 def _all_gather(ranks: Sequence[SymbolicState], task: Task) -> None:
-    shards, joined = [one.contents(task, Stage.UPDATED) for one in ranks], ranks[0].versions.joined
-    whole = {number: joined([one[number] for one in shards], "gathered") for number in shards[0]}
-    for one in ranks:
-        one.buckets[task.key] = Contents(Stage.GATHERED, whole)
+    shards, joined = [member.contents(task, Stage.UPDATED) for member in ranks], ranks[0].versions.joined
+    gathered = {parameter: joined([shard[parameter] for shard in shards], "gathered") for parameter in shards[0]}
+    for member in ranks:
+        member.buckets[task.key] = Contents(Stage.GATHERED, gathered)
 
 
 @each
-def _unpack(one: SymbolicState, task: Task) -> None:
-    for number, version in one.take_contents(task, Stage.GATHERED).parts.items():
-        one.check_read(number, task)
-        one.weights[number][task.key] = version
+def _unpack(member: SymbolicState, task: Task) -> None:
+    for parameter, version in member.take_contents(task, Stage.GATHERED).parts.items():
+        member.check_read(parameter, task)
+        member.weights[parameter][task.key] = version
 
 
 def _price_update(task: Task, costs: Costs) -> Duration:
@@ -103,7 +102,7 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
     def act(replica: Any, task: Task, world: Any) -> None:
         flat = replica.sums(task.key)
         own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
-        world.allreduce(replica.shards.presence(task.key))
+        world.allreduce(replica.shards.presence[task.key])
 
     return Operation("reduce_scatter", act, _reduce_scatter, half_exchange, Role.COLLECTIVE)
 

@@ -49,11 +49,9 @@ def halving(rank: int, ranks: int) -> Program:
     core = 1 << (ranks.bit_length() - 1)
     folded = ranks - core
     if rank >= 2 * folded:
-        return _program(_core(rank - folded, core, folded), core)
-    return _program(_odd(rank, core) if rank % 2 else _even(rank, core, folded), core)
-
-
-def _program(lane: Lane, core: int) -> Program:
+        lane = _core(rank - folded, core, folded)
+    else:
+        lane = _odd(rank, core) if rank % 2 else _even(rank, core, folded)
     return Program(core, (lane,), max(1, core // 2))
 
 

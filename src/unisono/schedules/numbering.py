@@ -29,13 +29,12 @@ def round_robin(placement: Placement) -> tuple[int, ...]:
 
     With several ranks per node, whole nodes are taken in turn: the first rank of each, then the second of each.
     """
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     key: dict[int, tuple[int, int, int]] = {}
-    for node, ranks in enumerate(placement.nodes):
+    for ranks in placement.nodes:
         supernode = placement.supernode_of(ranks[0])
-        number = counts[supernode] = counts.get(supernode, -1) + 1
-        key |= {rank: (position, number, supernode) for position, rank in enumerate(ranks)}
-        assert placement.node_of(ranks[0]) == node
+        key |= {rank: (position, counts[supernode], supernode) for position, rank in enumerate(ranks)}
+        counts[supernode] += 1
     return tuple(sorted(range(placement.ranks), key=key.__getitem__))
 
 
@@ -61,15 +60,15 @@ def renumber(algorithm: Algorithm, order: Sequence[int], chunks_too: bool = Fals
     if list(order) == list(range(len(order))):
         return algorithm
     position_of = {rank: position for position, rank in enumerate(order)}
-    return lambda rank, ranks: _moved(algorithm(position_of[rank], ranks), order, chunks_too)
-
-
-def _moved(program: Program, order: Sequence[int], chunks_too: bool = False) -> Program:
 
     def moved(transfer: Transfer) -> Transfer:
         chunk = order[transfer.chunk] if chunks_too else transfer.chunk
-        return Transfer(transfer.action, order[transfer.peer], chunk, transfer.span)
+        return transfer._replace(peer=order[transfer.peer], chunk=chunk)
 
-    return program._replace(
-        lanes=tuple(tuple(tuple(map(moved, transfers)) for transfers in lane) for lane in program.lanes)
-    )
+    def renumbered(rank: int, ranks: int) -> Program:
+        program = algorithm(position_of[rank], ranks)
+        return program._replace(
+            lanes=tuple(tuple(tuple(map(moved, transfers)) for transfers in lane) for lane in program.lanes)
+        )
+
+    return renumbered

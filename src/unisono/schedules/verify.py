@@ -22,14 +22,16 @@ Before that run, each program is checked by itself: its shape, its peers and chu
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import combinations
+from operator import itemgetter
 from typing import NamedTuple
 
 from unisono.errors import ScheduleError
 from unisono.placement import Placement, one_rank_per_node
-from unisono.schedules.schedule import Action, Algorithm, Program, Round, Transfer
+from unisono.schedules.rounds import RoundRef, begins_of, describe, messages_of, rounds_of
+from unisono.schedules.schedule import Action, Algorithm, Program, Round
 
 _UNSET = frozenset([-1])
 """Contributions in a chunk that no rank has set."""
@@ -61,14 +63,20 @@ def verify(algorithm: Algorithm, ranks: int, goal: Goal = Goal.ALLREDUCE, placem
         check_program(rank, ranks, program, programs[0])
         check_placement(rank, program, placed)
 
-    def rounds(sender: int, receiver: int) -> bool:
+    def rounding(sender: int, receiver: int) -> bool:
         return programs[0].landing_remote is None or placed.node_of(sender) != placed.node_of(receiver)
 
-    held = _played(programs, goal, rounds)
+    messages = messages_of(programs)
+    for _, receiver, sent, received in messages:
+        if sent.span != received.span or (goal is not Goal.ALL_TO_ALL and sent.chunk != received.chunk):
+            got = f"a message of chunk {sent.chunk} span {sent.span}"
+            raise ScheduleError(f"{receiver}: {describe(received)} is matched by {got}")
+    order = list(begins_of(programs, messages))
+    held = _played(programs, order, goal, rounding)
     _check_end(held, ranks, goal)
     if goal not in (Goal.REDUCE_SCATTER, Goal.REDUCE, Goal.ALL_TO_ALL) and (unlike := _unlike(held)) is not None:
         rank, chunk = unlike
-        if _unlike(_played(programs, goal, lambda _, __: False)) is not None:
+        if _unlike(_played(programs, order, goal, lambda _, __: False)) is not None:
             raise ScheduleError(
                 f"rank {rank} ends with other bits in chunk {chunk} than rank 0: their terms were summed in another "
                 "order. Let one rank make the sum, or all sum the same copies (partner r XOR 2^k, not r + 2^k)"
@@ -98,34 +106,39 @@ def _unlike(held: Held) -> tuple[int, int] | None:
     return None
 
 
-def _played(programs: list[Program], goal: Goal, rounds: Rounding) -> Held:
-    histories = Histories()
-    held = _begin(len(programs), programs[0].chunks, goal, histories)
-    SymbolicRun(programs, held, goal is not Goal.ALL_TO_ALL, histories, rounds).finish()
+def _played(programs: Sequence[Program], order: Sequence[RoundRef], goal: Goal, rounding: Rounding) -> Held:
+    """Return all copies after the rounds, which begin in this order; each ends before the next of its lane begins."""
+    held, sent, rounds = _begin(programs, goal), Sent(deque), rounds_of(programs)
+    last = {(place.rank, place.lane): place for place in order}.values()  # of each lane
+    for place in order:
+        rank, lane, number = place
+        if number:
+            before = place._replace(number=number - 1)
+            _end(before, rounds[before], sent, held[rank])
+        for action, peer, chunk, span in rounds[place]:
+            if action is Action.SEND:
+                copies = slice(chunk, chunk + span)
+                if rounding(rank, peer):
+                    held[rank][copies] = map(Copy.rounded, held[rank][copies])
+                sent[lane, rank, peer].append(held[rank][copies])
+    for place in last:
+        _end(place, rounds[place], sent, held[place.rank])
     return held
 
 
-def _begin(ranks: int, chunks: int, goal: Goal, histories: Histories) -> Held:
+def _begin(programs: Sequence[Program], goal: Goal) -> Held:
+    ranks, chunks = len(programs), programs[0].chunks
     needed = {Goal.REDUCE_SCATTER: ranks, Goal.ALL_GATHER: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
     if chunks != needed:
         raise ScheduleError(f"{goal.value} on {ranks} ranks needs {needed} chunks, not {chunks}")
     everyone = frozenset(range(ranks))
-
-    def first(rank: int, chunk: int) -> frozenset[int]:
-        match goal:
-            case Goal.ALL_GATHER:
-                return everyone if chunk == rank else _UNSET
-            case Goal.BROADCAST:
-                return everyone if rank == 0 else _UNSET
-            case Goal.ALL_TO_ALL:
-                return frozenset([rank * ranks + chunk]) if chunk < ranks else _UNSET
-        return frozenset([rank])
-
-    def copy(rank: int, chunk: int) -> Copy:
-        contributions = first(rank, chunk)
-        return Copy(contributions, histories.of("old" if contributions == _UNSET else "own", rank, chunk))
-
-    return [[copy(rank, chunk) for chunk in range(chunks)] for rank in range(ranks)]
+    begins: dict[Goal, Callable[[int, int], frozenset[int]]] = {
+        Goal.ALL_GATHER: lambda rank, chunk: everyone if chunk == rank else _UNSET,
+        Goal.BROADCAST: lambda rank, _: everyone if rank == 0 else _UNSET,
+        Goal.ALL_TO_ALL: lambda rank, chunk: frozenset([rank * ranks + chunk]) if chunk < ranks else _UNSET,
+    }
+    begin: Callable[[int, int], frozenset[int]] = begins.get(goal, lambda rank, _: frozenset([rank]))
+    return [[Copy(begin(rank, chunk), ("own", rank, chunk)) for chunk in range(chunks)] for rank in range(ranks)]
 
 
 def _required(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] | None:
@@ -150,143 +163,43 @@ class Copy(NamedTuple):
 
     contributions: frozenset[int]
     """Ranks whose contributions are in it. For all_to_all, the chunk from s for d is number s p + d."""
-    history: int
-    """Number of its history."""
+    history: tuple[object, ...]
+    """Sums that made it, from its beginning, and where it was rounded."""
+
+    def rounded(self) -> Copy:
+        """Return the copy after a wire has rounded it; a second time changes nothing."""
+        return self if self.history[0] == "rounded" else self._replace(history=("rounded", self.history))
 
 
 Held = list[list[Copy]]
 """Copies of all chunks, by rank."""
+
+Sent = defaultdict[tuple[int, int, int], deque[list[Copy]]]
+"""Copies in messages that are under way, by lane, sender and receiver, the oldest first."""
 
 Rounding = Callable[[int, int], bool]
 """Function (sender, receiver) that returns True where a wire rounds what goes between them: everywhere, or between
 nodes where the program distinguishes nodes (`landing_remote`)."""
 
 
-class _InFlight(NamedTuple):
-    chunk: int
-    span: int
-    copies: tuple[Copy, ...]
-
-
-class Histories:
-    """Numbers of histories: equal ones have one number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._rounded: set[int] = set()
-
-    def of(self, *what: object) -> int:
-        """Return the number of a history."""
-        return self._numbers.setdefault(what, len(self._numbers))
-
-    def rounded(self, history: int) -> int:
-        """Return the history after a wire has rounded it; a second time changes nothing."""
-        if history in self._rounded:
-            return history
-        number = self.of("rounded", history)
-        self._rounded.add(number)
-        return number
-
-
-class SymbolicRun:
-    """Run of all ranks side by side, one round at a time for each lane."""
-
-    def __init__(
-        self, programs: list[Program], held: Held, same_chunks: bool, histories: Histories, rounds: Rounding
-    ) -> None:
-        self.programs, self.held = programs, held
-        self.histories, self.rounds = histories, rounds
-        self.same_chunks = same_chunks  # whether both ends of a transfer name the same
-        self.lanes = [(rank, lane) for rank, program in enumerate(programs) for lane in range(len(program.lanes))]
-        self.position = dict.fromkeys(self.lanes, 0)
-        self.sent: dict[tuple[int, int, int], deque[_InFlight]] = defaultdict(deque)  # (from, to, lane): oldest first
-        self.pending_sends = dict.fromkeys(self.lanes, 0)  # messages of the current round that no rank has received yet
-        self.arrived: dict[tuple[int, int], list[_InFlight | None]] = {}
-
-    def finish(self) -> None:
-        """Pass messages until every lane has ended; raise ScheduleError if a lane cannot."""
-        for rank, lane in self.lanes:
-            self._enter(rank, lane)
-        moving = True
-        while moving:
-            moving = sum(self._advance(rank, lane) for rank, lane in self.lanes) > 0
-        for rank, lane in self.lanes:
-            if transfers := self._transfers(rank, lane):
-                waits = ", ".join(describe(transfer) for transfer in transfers)
-                raise ScheduleError(f"{self._where(rank, lane)} waits forever: {waits}")
-
-    def _transfers(self, rank: int, lane: int) -> Round | None:
-        rounds, position = self.programs[rank].lanes[lane], self.position[rank, lane]
-        return rounds[position] if position < len(rounds) else None
-
-    def _where(self, rank: int, lane: int) -> str:
-        return f"rank {rank}, lane {lane}, round {self.position[rank, lane]}"
-
-    def _enter(self, rank: int, lane: int) -> None:
-        """Begin the current round: its messages can be received from now on."""
-        transfers = self._transfers(rank, lane) or ()
-        self.arrived[rank, lane] = [None] * len(transfers)
-        for action, peer, chunk, span in transfers:
-            if action is Action.SEND:
-                own = self.held[rank]
-                if self.rounds(rank, peer):
-                    for place in range(chunk, chunk + span):
-                        own[place] = own[place]._replace(history=self.histories.rounded(own[place].history))
-                self.sent[rank, peer, lane].append(_InFlight(chunk, span, tuple(own[chunk : chunk + span])))
-                self.pending_sends[rank, lane] += 1
-
-    def _advance(self, rank: int, lane: int) -> bool:
-        """Receive available messages, and end the round if it is complete; return True if anything moved."""
-        transfers = self._transfers(rank, lane)
-        if transfers is None:
-            return False
-        moved = False
-        arrived = self.arrived[rank, lane]
-        for index, transfer in enumerate(transfers):
-            queue = self.sent[transfer.peer, rank, lane]
-            if transfer.action is not Action.SEND and arrived[index] is None and queue:
-                message = arrived[index] = queue.popleft()
-                if message.span != transfer.span or (self.same_chunks and message.chunk != transfer.chunk):
-                    got = f"a message of chunk {message.chunk} span {message.span}"
-                    raise ScheduleError(f"{self._where(rank, lane)}: {describe(transfer)} is matched by {got}")
-                self.pending_sends[transfer.peer, lane] -= 1
-                moved = True
-        expected = sum(transfer.action is not Action.SEND for transfer in transfers)
-        if self.pending_sends[rank, lane] or expected > sum(message is not None for message in arrived):
-            return moved
-        _apply(rank, self._where(rank, lane), transfers, arrived, self.held[rank], self.histories)
-        self.position[rank, lane] += 1
-        self._enter(rank, lane)
-        return True
-
-
-def _apply(
-    rank: int,
-    where: str,
-    transfers: Round,
-    messages: list[_InFlight | None],
-    copies: list[Copy],
-    histories: Histories,
-) -> None:
+def _end(place: RoundRef, transfers: Round, sent: Sent, copies: list[Copy]) -> None:
     """End a round: sum and replace chunks. Raises ScheduleError for a contribution that is there already."""
-    terms: dict[int, list[tuple[int, int]]] = {}  # (rank, history) of what is summed into a chunk
-    for transfer, message in zip(transfers, messages, strict=True):
-        if message is None:
-            continue
-        for chunk, copy in enumerate(message.copies, transfer.chunk):
-            if transfer.action is not Action.ADD:
+    terms: dict[int, list[tuple[int, object]]] = {}  # (rank, history) of what is summed into a chunk
+    for action, peer, first, _ in transfers:
+        message = sent[place.lane, peer, place.rank].popleft() if action is not Action.SEND else ()
+        for chunk, copy in enumerate(message, first):
+            if action is not Action.ADD:
                 copies[chunk] = copy
                 continue
             own = copies[chunk]
             if twice := own.contributions & copy.contributions:
-                raise ScheduleError(f"{where}: chunk {chunk} gets the contributions of {sorted(twice)} twice")
-            terms.setdefault(chunk, [(rank, own.history)]).append((transfer.peer, copy.history))
+                raise ScheduleError(f"{place}: chunk {chunk} gets the contributions of {sorted(twice)} twice")
+            terms.setdefault(chunk, [(place.rank, own.history)]).append((peer, copy.history))
             copies[chunk] = own._replace(contributions=own.contributions | copy.contributions)
     for chunk, summed in terms.items():
-        in_rank_order = [history for _, history in sorted(summed)]
-        if len(in_rank_order) == 2:  # a + b has the bits of b + a
-            in_rank_order.sort()
-        copies[chunk] = copies[chunk]._replace(history=histories.of("sum", *in_rank_order))
+        in_rank_order = [history for _, history in sorted(summed, key=itemgetter(0))]
+        history = frozenset(in_rank_order) if len(summed) == 2 else tuple(in_rank_order)  # a + b has the bits of b + a
+        copies[chunk] = copies[chunk]._replace(history=("sum", history))
 
 
 def check_program(rank: int, ranks: int, program: Program, first: Program) -> None:
@@ -304,7 +217,7 @@ def check_program(rank: int, ranks: int, program: Program, first: Program) -> No
     lane_of_chunk: dict[int, int] = {}
     for lane_number, lane in enumerate(program.lanes):
         for round_number, transfers in enumerate(lane):
-            where = f"rank {rank}, lane {lane_number}, round {round_number}"
+            where = str(RoundRef(rank, lane_number, round_number))
             if not transfers:
                 raise ScheduleError(f"{where} has no transfers: leave the round out")
             for transfer in transfers:
@@ -353,14 +266,9 @@ def check_placement(rank: int, program: Program, placement: Placement) -> None:
 
 def _check_races(where: str, transfers: Round) -> None:
     """Refuse a RECEIVE that shares chunks, and two ADDs whose chunks partly overlap; rule 2 allows the rest."""
-    for one, other in combinations(transfers, 2):
-        overlap = one.chunk < other.chunk + other.span and other.chunk < one.chunk + one.span
-        actions = {one.action, other.action}
-        same = (one.chunk, one.span) == (other.chunk, other.span)
+    for first, second in combinations(transfers, 2):
+        overlap = first.chunk < second.chunk + second.span and second.chunk < first.chunk + first.span
+        actions = {first.action, second.action}
+        same = (first.chunk, first.span) == (second.chunk, second.span)
         if overlap and (Action.RECEIVE in actions or (actions == {Action.ADD} and not same)):
-            raise ScheduleError(f"{where}: {describe(one)} and {describe(other)} race for a chunk")
-
-
-def describe(transfer: Transfer) -> str:
-    """Return a transfer in words."""
-    return f"{transfer.action.value} chunk {transfer.chunk} span {transfer.span} peer {transfer.peer}"
+            raise ScheduleError(f"{where}: {describe(first)} and {describe(second)} race for a chunk")

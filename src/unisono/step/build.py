@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from unisono.step import operations as op
 from unisono.step.layout import Layout, Updates
@@ -67,11 +68,11 @@ def activations(
     layout: Layout, rank: int, lane: str, parameters: Iterable[int], *, backward: bool, after: bool
 ) -> list[Task]:
     """Return the exchanges of split layers with these parameters before their products of a pass, or behind them."""
-    numbers = (one for number in parameters for one in layout.exchanges.get((number, backward, after), ()))
+    exchanges = chain.from_iterable(layout.exchanges.get((number, backward, after), ()) for number in parameters)
     return [
-        Task(op.ACTIVATIONS, number, lane, (), (order(ACTIVATIONS), thread(lane)), RankGroup(ranks, ACTIVATIONS))
-        for number in numbers
-        for ranks in layout.activations[number].groups
+        Task(op.ACTIVATIONS, exchange, lane, (), (order(ACTIVATIONS), thread(lane)), RankGroup(ranks, ACTIVATIONS))
+        for exchange in exchanges
+        for ranks in layout.activations[exchange].groups
         if rank in ranks
     ]
 
@@ -133,7 +134,7 @@ def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:
         return []
     if layout.updates is Updates.PARTS and layout.clip is None:
         numbers = layout.complete[key]
-        buckets = dict.fromkeys(bucket(one) for number in numbers for one in layout.keys_of[number])
+        buckets = dict.fromkeys(bucket(part) for parameter in numbers for part in layout.keys_of[parameter])
         return [_update(op.UPDATE, key, numbers, tuple(buckets))] if numbers else []
     if key < len(layout.buckets):
         return []

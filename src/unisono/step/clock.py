@@ -21,6 +21,7 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from unisono.errors import StepError
@@ -71,9 +72,9 @@ class _Matching:
 
     def waiting(self) -> list[str]:
         """Return a description of each rank that waits and its task."""
-        members = [one for arrived in self._arrived.values() for queue in arrived.values() for one in queue]
-        members += [one for waiting in self._messages.values() for one in waiting]
-        return [f"rank {one.rank} in {one.task}" for one in members]
+        members = [member for arrived in self._arrived.values() for queue in arrived.values() for member in queue]
+        members += [member for waiting in self._messages.values() for member in waiting]
+        return [f"rank {member.rank} in {member.task}" for member in members]
 
     def _message(self, waiting: list[Member], member: Member) -> Sequence[Member]:
         if member.task.peer is not None and member.task.peer not in self._ranks:
@@ -106,8 +107,8 @@ class Clock:
         self._after: dict[int, list[list[int]]] = {rank: [[] for _ in program] for rank, program in programs.items()}
         for rank, of_rank in waits.items():
             for number, before in enumerate(of_rank):
-                for one in before:
-                    self._after[rank][one].append(number)
+                for earlier in before:
+                    self._after[rank][earlier].append(number)
         self._free = {(rank, lane): count for rank in programs for lane, count in threads.items()}
         self._queues: defaultdict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
         self._matching = _Matching(programs)
@@ -124,14 +125,14 @@ class Clock:
                 if not count:
                     self._enter(rank, number, 0.0)
         for rank in self._programs:
-            self._dispatch(rank, 0.0, [lane for one, lane in self._free if one == rank])
+            self._dispatch(rank, 0.0, [lane for other, lane in self._free if other == rank])
         while self._events:
             now, _, _, _, begin, together = heappop(self._events)
             if self._carry is not None:
                 self._carry(together)
-            for one in together:
-                spans.append(TaskSpan(one.rank, one.number, one.task, begin, now))
-                self._end(one, now)
+            for member in together:
+                spans.append(TaskSpan(member.rank, member.number, member.task, begin, now))
+                self._end(member, now)
         if len(spans) < sum(map(len, self._programs.values())):
             waiting = ", ".join(self._matching.waiting()) or "tasks of one rank"
             raise StepError(f"deadlock: {waiting}")
@@ -140,11 +141,11 @@ class Clock:
     def _enter(self, rank: int, number: int, now: float) -> None:
         heappush(self._queues[rank, self._programs[rank][number].lane], (now, number))
 
-    def _end(self, one: Member, now: float) -> None:
+    def _end(self, member: Member, now: float) -> None:
         """Let the tasks begin that have waited for this one, or for its thread."""
-        rank, lanes = one.rank, {one.task.lane: None}  # in the order of the program: the same on every run
-        self._free[rank, one.task.lane] += 1
-        for follower in self._after[rank][one.number]:
+        rank, lanes = member.rank, {member.task.lane: None}  # in the order of the program: the same on every run
+        self._free[rank, member.task.lane] += 1
+        for follower in self._after[rank][member.number]:
             self._open[rank][follower] -= 1
             if not self._open[rank][follower]:
                 self._enter(rank, follower, now)
@@ -165,9 +166,9 @@ class Clock:
                     end = self._end_of(first, now)
                     heappush(self._events, (end, first.number, first.rank, self._count, now, together))
 
-    def _end_of(self, one: Member, now: float) -> float:
-        duration = self._price(one.rank, one.task)
-        if not duration.link or one.task.operation.role is Role.LOCAL:
+    def _end_of(self, member: Member, now: float) -> float:
+        duration = self._price(member.rank, member.task)
+        if not duration.link or member.task.operation.role is Role.LOCAL:
             return now + duration.seconds
         self._link = max(now + duration.seconds, self._link + duration.link)
         return self._link
@@ -212,11 +213,11 @@ def tracks(spans: Iterable[Range]) -> list[list[Range]]:
             │── 2 ──│       track 1       │── 2 ──│
                 │── 3 ──│
     """
-    found: list[list[Range]] = []
-    for span in sorted(spans, key=lambda one: (one.begin, one.end)):
-        free = next((track for track in found if track[-1].end <= span.begin), None)
+    laid_out: list[list[Range]] = []
+    for span in sorted(spans, key=attrgetter("begin", "end")):
+        free = next((track for track in laid_out if track[-1].end <= span.begin), None)
         if free is None:
-            found.append([span])
+            laid_out.append([span])
         else:
             free.append(span)
-    return found
+    return laid_out

@@ -87,8 +87,8 @@ class Costs:
         order, needed = self.layout.order, self.computing.needed
         times = _rising([0.0, *(needed[number] for number in order)])
         between = [after - before for before, after in pairwise(times)]
-        found = dict(zip((-1, *order[:-1]), between, strict=False))
-        return {**found, order[-1]: 0.0} if order else {-1: 0.0}
+        seconds = dict(zip((-1, *order[:-1]), between, strict=False))
+        return {**seconds, order[-1]: 0.0} if order else {-1: 0.0}
 
     @cached_property
     def backward(self) -> dict[int, float]:
@@ -158,7 +158,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
 
 def _rising(times: Sequence[float]) -> list[float]:
     """Return the times, none of them before the previous one."""
-    found: list[float] = []
+    rising: list[float] = []
     for time in times:
-        found.append(max(time, found[-1]) if found else time)
-    return found
+        rising.append(max(time, rising[-1]) if rising else time)
+    return rising

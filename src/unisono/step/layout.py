@@ -95,31 +95,31 @@ class Layout:
     @cached_property
     def exchanges(self) -> dict[tuple[int, bool, bool], tuple[int, ...]]:
         """Numbers of the exchanges of activations, by parameter, backward and after."""
-        found: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
-        for number, one in enumerate(self.activations):
-            key = one.parameter, one.backward, one.after
-            found[key] = (*found.get(key, ()), number)
-        return found
+        numbers: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
+        for number, exchange in enumerate(self.activations):
+            key = exchange.parameter, exchange.backward, exchange.after
+            numbers[key] = (*numbers.get(key, ()), number)
+        return numbers
 
     @property
     def split(self) -> bool:
         """True where some parameters are split over ranks."""
-        return any(one.groups for one in self.buckets)
+        return any(bucket.groups for bucket in self.buckets)
 
     @cached_property
     def keys_of(self) -> tuple[tuple[int, ...], ...]:
         """Keys of the buckets that hold each parameter, by its number."""
-        found: list[list[int]] = [[] for _ in range(self.parameters)]
-        for key, one in enumerate(self.buckets, 1):
-            for number in one.parameters:
-                found[number].append(key)
-        return tuple(map(tuple, found))
+        keys: list[list[int]] = [[] for _ in range(self.parameters)]
+        for key, bucket in enumerate(self.buckets, 1):
+            for parameter in bucket.parameters:
+                keys[parameter].append(key)
+        return tuple(map(tuple, keys))
 
     @cached_property
     def complete(self) -> tuple[tuple[int, ...], ...]:
         """Parameters that are complete once a bucket has been exchanged, by key; key 0: those in no bucket."""
-        alone = tuple(number for number, keys in enumerate(self.keys_of) if not keys)
-        return (alone, *(tuple(sorted(one)) for one in self._first_in(self.keys[::-1])[1:]))
+        alone = tuple(parameter for parameter, keys in enumerate(self.keys_of) if not keys)
+        return (alone, *(tuple(sorted(parameters)) for parameters in self._first_in(self.keys[::-1])[1:]))
 
     @cached_property
     def ready(self) -> tuple[tuple[int, ...], ...]:
@@ -133,14 +133,14 @@ class Layout:
 
     def _first_in(self, order: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return, by key from 0 on, the parameters that no bucket before it in this order of keys holds."""
-        found: list[tuple[int, ...]] = [()] * (len(self.buckets) + 1)
+        first: list[tuple[int, ...]] = [()] * (len(self.buckets) + 1)
         seen: set[int] = set()
         for key in order:
-            found[key] = tuple(number for number in self.bucket(key).parameters if number not in seen)
-            seen.update(found[key])
-        return tuple(found)
+            first[key] = tuple(parameter for parameter in self.bucket(key).parameters if parameter not in seen)
+            seen.update(first[key])
+        return tuple(first)
 
 
 def even_layout(ranks: int, buckets: int, nbytes: int = 1 << 20) -> Layout:
     """Return the layout of `buckets` parameters of one size, each a bucket of its own: for drawings and tests."""
-    return Layout(ranks, buckets, tuple(Bucket(nbytes, (number,)) for number in reversed(range(buckets))))
+    return Layout(ranks, buckets, tuple(Bucket(nbytes, (parameter,)) for parameter in reversed(range(buckets))))

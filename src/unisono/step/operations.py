@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,7 @@ from unisono.step.symbolic_state import (
     SymbolicState,
     each,
     sum_contributions,
-    sum_of_buckets,
+    sums_of_buckets,
 )
 from unisono.wires import wire_of
 
@@ -34,47 +35,48 @@ from unisono.wires import wire_of
 
 
 @each
-def _begin(one: SymbolicState, _: Task) -> None:
-    one.batch += 1
+def _begin(state: SymbolicState, _: Task) -> None:
+    state.batch += 1
 
 
 @each
-def _forward(one: SymbolicState, task: Task) -> None:
+def _forward(state: SymbolicState, task: Task) -> None:
     if not any(value.kind == "weights" for value in task.reads):
-        raise StepError(f"rank {one.rank}: {task} reads no weights, so that it waits for no update of them")
-    one.seen[task.key] = dict(one.weights[task.key])
+        raise StepError(f"rank {state.rank}: {task} reads no weights, so that it waits for no update of them")
+    state.seen[task.key] = dict(state.weights[task.key])
 
 
 @each
-def _backward(one: SymbolicState, task: Task) -> None:
-    one.begun = one.batch
-    for number in task.parameters:
-        one.made[number] = one.batch
-        if number not in one.seen:
+def _backward(state: SymbolicState, task: Task) -> None:
+    state.begun = state.batch
+    for parameter in task.parameters:
+        state.made[parameter] = state.batch
+        if parameter not in state.seen:
             raise StepError(
-                f"rank {one.rank}: {task} makes a gradient of parameter {number}, whose weights no forward has read"
+                f"rank {state.rank}: {task} makes a gradient of parameter {parameter}, whose weights no forward "
+                "has read"
             )
-        seen, parts = one.seen[number], one.gradients.setdefault(number, {})
-        for key in one.parts_of(number):
-            contribution = Contribution(one.rank, one.batch, seen[key])
-            mine = Counter() if one.batch in one.absent else Counter({contribution: 1})
+        seen, parts = state.seen[parameter], state.gradients.setdefault(parameter, {})
+        for key in state.parts_of(parameter):
+            contribution = Contribution(state.rank, state.batch, seen[key])
+            mine = Counter() if state.batch in state.absent else Counter({contribution: 1})
             parts[key] = sum_contributions((parts.get(key, Counter()), mine))
 
 
 @each
-def _grad_input(one: SymbolicState, task: Task) -> None:
-    for number in task.parameters:
-        if one.seen.pop(number, None) != one.weights[number]:
+def _grad_input(state: SymbolicState, task: Task) -> None:
+    for parameter in task.parameters:
+        if state.seen.pop(parameter, None) != state.weights[parameter]:
             raise StepError(
-                f"rank {one.rank}: {task} reads weights of parameter {number} that are not those of the forward pass: "
-                "update them after it"
+                f"rank {state.rank}: {task} reads weights of parameter {parameter} that are not those of the forward "
+                "pass: update them after it"
             )
 
 
 @each
-def _wait(one: SymbolicState, task: Task) -> None:
+def _wait(state: SymbolicState, task: Task) -> None:
     if any(value.kind == "weights" for value in task.writes):
-        one.apply_averaged(task)
+        state.apply_averaged(task)
 
 
 BEGIN = Operation("begin", None, _begin, lambda _, costs: Duration(costs.forward[-1]))
@@ -105,71 +107,73 @@ WAIT = Operation("wait", None, _wait)
 
 
 @each
-def _agree(one: SymbolicState, _: Task) -> None:
-    one.control = one.begun
+def _agree(state: SymbolicState, _: Task) -> None:
+    state.control = state.begun
 
 
 @each
-def _pack(one: SymbolicState, task: Task) -> None:
-    held = one.buckets.get(task.key)
+def _pack(state: SymbolicState, task: Task) -> None:
+    held = state.buckets.get(task.key)
     if held is not None and held.stage in (Stage.UPDATED, Stage.GATHERED):
-        raise StepError(f"rank {one.rank}: {task} overwrites updated weights that were not unpacked")
+        raise StepError(f"rank {state.rank}: {task} overwrites updated weights that were not unpacked")
     parts: dict[int, Sum] = {}
-    for number in one.layout.bucket(task.key).parameters:
-        if one.control != one.made.get(number):
+    for parameter in state.layout.bucket(task.key).parameters:
+        if state.control != state.made.get(parameter):
             raise StepError(
-                f"rank {one.rank}: {task} has no control message of its step, which gives the weight of gradients"
+                f"rank {state.rank}: {task} has no control message of its step, which gives the weight of gradients"
             )
-        found = one.gradients.get(number, {}).pop(task.key, None)
-        if found is None:
-            raise StepError(f"rank {one.rank}: {task} packs the gradient of parameter {number}, which is not there")
-        parts[number] = found
-    one.buckets[task.key] = Contents(Stage.GRADIENTS, parts)
+        contributions = state.gradients.get(parameter, {}).pop(task.key, None)
+        if contributions is None:
+            raise StepError(
+                f"rank {state.rank}: {task} packs the gradient of parameter {parameter}, which is not there"
+            )
+        parts[parameter] = contributions
+    state.buckets[task.key] = Contents(Stage.GRADIENTS, parts)
 
 
 def _sum_of(*stages: Stage) -> SymbolicEffect:
     """Return the effect of a sum over ranks, which buckets of these stages may hold."""
 
     def change(ranks: Sequence[SymbolicState], task: Task) -> None:
-        total = sum_of_buckets(ranks, task, *stages)
-        for one in ranks:
-            summed = {number: found.copy() for number, found in total.items()}
-            one.buckets[task.key] = one.buckets[task.key]._replace(parts=summed)
+        for state, summed in sums_of_buckets(ranks, task, *stages):
+            state.buckets[task.key] = state.buckets[task.key]._replace(parts=summed)
 
     return change
 
 
 @each
-def _set_grads(one: SymbolicState, task: Task) -> None:
-    one.buckets[task.key] = Contents(Stage.AVERAGED, one.contents(task, Stage.GRADIENTS))
+def _set_grads(state: SymbolicState, task: Task) -> None:
+    state.buckets[task.key] = Contents(Stage.AVERAGED, state.contents(task, Stage.GRADIENTS))
 
 
 @each
-def _clip_local(one: SymbolicState, task: Task) -> None:
-    missing = [number for number in range(one.layout.parameters) if number not in one.gradients]
+def _clip_local(state: SymbolicState, task: Task) -> None:
+    missing = [parameter for parameter in range(state.layout.parameters) if parameter not in state.gradients]
     if missing:
-        raise StepError(f"rank {one.rank}: {task} takes the norm without the gradients of parameters {missing}")
+        raise StepError(f"rank {state.rank}: {task} takes the norm without the gradients of parameters {missing}")
 
 
 @each
-def _update_local(one: SymbolicState, task: Task) -> None:
-    for number in task.parameters:
-        one.check_read(number, task)
-        parts = one.gradients.pop(number, None)
+def _update_local(state: SymbolicState, task: Task) -> None:
+    for parameter in task.parameters:
+        state.check_read(parameter, task)
+        parts = state.gradients.pop(parameter, None)
         if parts is None:
-            raise StepError(f"rank {one.rank}: {task} applies the gradient of parameter {number}, which is not there")
-        for key, found in parts.items():
-            one.weights[number][key] = one.update(number, key, found)
+            raise StepError(
+                f"rank {state.rank}: {task} applies the gradient of parameter {parameter}, which is not there"
+            )
+        for key, contributions in parts.items():
+            state.weights[parameter][key] = state.update(parameter, key, contributions)
 
 
 def needs_all(stage: Stage) -> SymbolicEffect:
     """Return the effect of a norm of all gradients: it needs all of them, and changes nothing."""
-    return each(lambda one, task: one.check_complete(task, stage))
+    return each(lambda state, task: state.check_complete(task, stage))
 
 
 def _price_update(task: Task, costs: Costs) -> Duration:
     layout = costs.layout
-    keys = (key for number in task.parameters for key in layout.keys_of[number])
+    keys = (key for parameter in task.parameters for key in layout.keys_of[parameter])
     return Duration(
         sum(costs.nbytes(key) / len(layout.bucket(key).parameters) for key in keys) * costs.computing.update
     )
@@ -189,7 +193,7 @@ AGREE = Operation("agree", lambda replica, _, world: replica.agree(world), _agre
 PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack, _price_pack)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
-PACK_SUM = Operation("pack", lambda replica, task, _: replica.pack(task.key, scaled=False), _pack, _price_pack)
+PACK_SUM = replace(PACK, act=lambda replica, task, _: replica.pack(task.key, scaled=False))
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
 SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads, _price_set_grads)
@@ -252,25 +256,27 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
 # Weights ------------------------------------------------------------------------------------------------------------
 
 
-def check_mean(one: SymbolicState, task: Task, number: int, found: Sum, ranks: int) -> None:
+def check_mean(state: SymbolicState, task: Task, parameter: int, contributions: Sum, ranks: int) -> None:
     """Raise StepError unless a sum that was divided by `ranks` has the contributions of so many, each once."""
-    doubled = sorted(contribution.rank for contribution, count in found.items() if count > 1)
-    if doubled or len(found) != ranks:
-        summed = sorted(contribution.rank for contribution in found)
+    doubled = sorted(contribution.rank for contribution, count in contributions.items() if count > 1)
+    if doubled or len(contributions) != ranks:
+        summed = sorted(contribution.rank for contribution in contributions)
         raise StepError(
-            f"rank {one.rank}: {task} needs a mean over {ranks} ranks for parameter {number}, and its bucket has the "
-            f"sum of ranks {summed}, with {doubled} doubled"
+            f"rank {state.rank}: {task} needs a mean over {ranks} ranks for parameter {parameter}, and its bucket has "
+            f"the sum of ranks {summed}, with {doubled} doubled"
         )
 
 
 @each
-def _unpack_weights(one: SymbolicState, task: Task) -> None:
-    held = one.take_contents(task, Stage.WEIGHTS)
-    for number, found in held.parts.items():
-        check_mean(one, task, number, found, held.ranks)
-        versions = {contribution.version for contribution in found}
+def _unpack_weights(state: SymbolicState, task: Task) -> None:
+    held = state.take_contents(task, Stage.WEIGHTS)
+    for parameter, contributions in held.parts.items():
+        check_mean(state, task, parameter, contributions, held.ranks)
+        versions = {contribution.version for contribution in contributions}
         same = versions.pop() if len(versions) == 1 else None
-        one.weights[number][task.key] = one.versions.of("mean", frozenset(found.items())) if same is None else same
+        state.weights[parameter][task.key] = (
+            state.versions.of("mean", frozenset(contributions.items())) if same is None else same
+        )
 
 
 @cache
@@ -282,9 +288,9 @@ def pack_weights(ranks: int | None = None) -> Operation:
         replica.pack_weights(task.key, ranks or replica.layout.ranks)
 
     @each
-    def symbolic(one: SymbolicState, task: Task) -> None:
-        own = one.own_weights(task.key)
-        one.buckets[task.key] = Contents(Stage.WEIGHTS, own, ranks or one.layout.ranks)
+    def symbolic(state: SymbolicState, task: Task) -> None:
+        own = state.own_weights(task.key)
+        state.buckets[task.key] = Contents(Stage.WEIGHTS, own, ranks or state.layout.ranks)
 
     return Operation("pack_weights", act, symbolic, letter="P")
 

@@ -1,12 +1,11 @@
 """Execution of step programs on the engine: a value is a variable there, a lane is a pool of threads.
 
     program    forward 0 │ backward 1 │ pack 1, allreduce 1, set_grads 1, update 1 │ backward 2 │ pack 2 ...
-                         ▲ the outside program is here; the next tasks were pushed           ▲ and it continues to here
-                           when backward 1 had ended
+                         ▲ the outside program is here; the next tasks are pushed            ▲ and it continues to here
+                           when backward 1 has ended
 
-The outside program runs in one thread, so its tasks end in program order. The tasks that follow one of them are pushed
-when it has ended, and the next one waits for the values that it reads (its gate). Tasks on lane `main` run in the
-thread that advances the program.
+The outside program (`reducer/backward_pass.py`) plays the tasks that follow each of its own. Tasks on lane `main` run
+in the thread that plays them.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine, Handle
 from unisono.engine.spans import Observe
 from unisono.errors import OperationError, UsageError
+from unisono.placement import Partition
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value
 from unisono.step.replica import Replica
 from unisono.world import World
@@ -66,7 +66,7 @@ class Player:
         user: str = "",
         observe: Observe | None = None,
         link: LinkOf | None = None,
-        partitions: Sequence[tuple[tuple[int, ...], ...]] = (),
+        partitions: Sequence[Partition] = (),
     ) -> None:
         """Take `communicators` communicators. `user` distinguishes the collectives of one user from others; `link`
         returns the link to a server; `partitions` are groups of ranks that have collectives of their own, each with as
@@ -196,30 +196,6 @@ class Player:
                 "(BaseRule.communicators)"
             )
         return worlds[group.number]
-
-
-class Cursor:
-    """Position of the outside program in a step program."""
-
-    def __init__(self, program: Prepared, player: Player, replica: Replica) -> None:
-        self._program, self._player, self._replica = program, player, replica
-        self._next = 0
-
-    @property
-    def outside(self) -> Task | None:
-        """Task of the outside program that has to end next; None where the program has no more."""
-        return self._program[self._next].task if self._next < len(self._program) else None
-
-    def end(self, pushed: Callable[[Task], object]) -> None:
-        """Mark the next outside task as ended, and run the tasks that follow it. `pushed` is called before each."""
-        self._next += 1
-        while self._next < len(self._program):
-            ready = self._program[self._next]
-            if ready.task.operation.act is None:
-                return
-            pushed(ready.task)
-            self._next += 1
-            self._player.play(ready, self._replica)
 
 
 def _outside(_: Replica, task: Task, __: World) -> None:

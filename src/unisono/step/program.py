@@ -164,15 +164,15 @@ def dependencies(program: Iterable[Task]) -> list[list[int]]:
     """
     writer: dict[Value, int] = {}
     readers: dict[Value, list[int]] = {}
-    found: list[list[int]] = []
-    for number, task in enumerate(program):
+    waits: list[list[int]] = []
+    for place, task in enumerate(program):
         before = {writer[value] for value in (*task.reads, *task.writes) if value in writer}
         for value in task.writes:
             before.update(readers.pop(value, ()))
-            writer[value] = number
+            writer[value] = place
         for value in task.reads:
             if value not in task.writes:
-                readers.setdefault(value, []).append(number)
-        before.discard(number)
-        found.append(sorted(before))
-    return found
+                readers.setdefault(value, []).append(place)
+        before.discard(place)
+        waits.append(sorted(before))
+    return waits

@@ -22,53 +22,51 @@ class ShardWork:
         segments: Mapping[int, Sequence[PlacedSegment]],
         sums: Callable[[int], torch.Tensor],
         weights_of: Callable[[Segment], torch.Tensor],
+        step: ShardedStep | None = None,
         computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """Store the segments by key. `sums` returns the gradients of a bucket, `weights_of` those of a segment, which
         are not changed; in the context of `computing` weights are read."""
         self._layout, self._segments, self._sums, self._weights_of = layout, segments, sums, weights_of
         self._computing = computing
-        self._presence: dict[int, torch.Tensor] = {}
-        self.step: ShardedStep | None = None
+        self.step = step
         """Step of the optimizer; None where the program has left it out: weights stay as they are."""
+        self.presence: dict[int, torch.Tensor] = {}
+        """Flags by bucket: nonzero for each parameter in it that has a gradient; to be summed over the ranks."""
 
-    def set_presence(self, key: int, gradients: Sequence[bool]) -> None:
+    def set_presence(self, key: int, gradients: Mapping[int, torch.Tensor | None]) -> None:
         """Record the parameters of a bucket that have a gradient on this rank, in their order there."""
-        self._presence[key] = torch.tensor(gradients, dtype=torch.float32)
-
-    def presence(self, key: int) -> torch.Tensor:
-        """Return the memory of these flags, to be summed over the ranks."""
-        return self._presence[key]
+        flags = [gradients[number] is not None for number in self._layout.bucket(key).parameters]
+        self.presence[key] = torch.tensor(flags, dtype=torch.float32)
 
     def remove(self, numbers: Collection[int]) -> None:
         """Count these parameters as without a gradient on any rank: they are not updated."""
-        for key, flags in self._presence.items():
+        for key, flags in self.presence.items():
             for place, number in enumerate(self._layout.bucket(key).parameters):
                 if number in numbers:
                     flags[place] = 0
 
     def present(self, key: int) -> dict[int, bool]:
         """Return, for each parameter in a bucket, True where any rank has a gradient."""
-        flags = (self._presence[key] != 0).tolist()
+        flags = (self.presence[key] != 0).tolist()
         return dict(zip(self._layout.bucket(key).parameters, flags, strict=True))
 
     def clip(self, limit: float, world: Any) -> None:
         """Scale the gradients of all shards so that the norm of all ranks' shards together is at most `limit`."""
-        gradients = [one.gradient for key in self._layout.keys for one in self._updates(key)]
-        norms = [torch.linalg.vector_norm(one).double() for one in gradients]
+        gradients = [update.gradient for key in self._layout.keys for update in self._updates(key)]
+        norms = [torch.linalg.vector_norm(gradient).double() for gradient in gradients]
         total = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
         world.allreduce(total)
         factor = torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
-        for one in gradients:
-            one.mul_(factor.to(one.dtype))
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.dtype))
 
     def sum_norms(self, world: Any) -> None:
         """Sum the squares of the norms of whole layers over the ranks, for an optimizer that needs them."""
-        if self.step is None:
-            squares = torch.zeros(self._layout.parameters, 2, dtype=torch.float64)
-        else:
+        squares = torch.zeros(self._layout.parameters, 2, dtype=torch.float64)
+        if self.step is not None:
             with self._computing():
-                squares = self.step.measure([one for key in self._layout.keys for one in self._updates(key)])
+                squares = self.step.measure([update for key in self._layout.keys for update in self._updates(key)])
         world.allreduce(squares)
         if self.step is not None:
             self.step.set_norms(squares)
@@ -80,17 +78,17 @@ class ShardWork:
             updates = self._updates(key, copied=True)
             if self.step is not None:
                 self.step.update(updates)
-            updated = {one.segment: one.weights for one in updates}
+            updated = {update.segment: update.weights for update in updates}
             for segment, start in self._segments[key]:
                 weights = updated[segment] if segment in updated else self._weights_of(segment)
                 flat[start : start + segment.last - segment.first] = weights
 
     def _updates(self, key: int, copied: bool = False) -> list[SegmentUpdate]:
         """Return the segments in a bucket of which any rank has a gradient; with copies of their weights on demand."""
-        flat, present, found = self._sums(key), self.present(key), list[SegmentUpdate]()
+        flat, present, updates = self._sums(key), self.present(key), list[SegmentUpdate]()
         for segment, start in self._segments[key]:
             if present[segment.number]:
                 weights = self._weights_of(segment)
                 gradient = flat[start : start + segment.last - segment.first]
-                found.append(SegmentUpdate(segment, weights.clone() if copied else weights, gradient))
-        return found
+                updates.append(SegmentUpdate(segment, weights.clone() if copied else weights, gradient))
+        return updates

@@ -17,7 +17,7 @@ What a bucket holds is checked by its stage:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -119,12 +119,12 @@ class SymbolicState:
 
     def __post_init__(self) -> None:
         begin = self.versions.of("initial")
-        for number in range(self.layout.parameters):
-            self.weights[number] = dict.fromkeys(self.parts_of(number), begin)
+        for parameter in range(self.layout.parameters):
+            self.weights[parameter] = dict.fromkeys(self.parts_of(parameter), begin)
 
-    def parts_of(self, number: int) -> tuple[int, ...]:
+    def parts_of(self, parameter: int) -> tuple[int, ...]:
         """Return the keys of the buckets that hold a parameter; key 0 where none does."""
-        return self.layout.keys_of[number] or (0,)
+        return self.layout.keys_of[parameter] or (0,)
 
     def anchor(self, part: tuple[int, int]) -> int:
         """Return the version of the anchor of a part, given as (parameter, bucket)."""
@@ -134,16 +134,21 @@ class SymbolicState:
         """Return this rank's weights of a bucket, as a sum of their own."""
         # no batch: parts of a parameter are packed one by one, and the next batch may be there before the last of them
         members = self.layout.bucket(key).parameters
-        return {number: Counter({Contribution(self.rank, -1, self.weights[number][key]): 1}) for number in members}
+        return {
+            parameter: Counter({Contribution(self.rank, -1, self.weights[parameter][key]): 1}) for parameter in members
+        }
 
     def contents(self, task: Task, *stages: Stage, key: int | None = None) -> dict[int, Any]:
         """Return what a bucket holds, the task's unless `key` is given. Raises StepError where it holds nothing of
         these stages."""
-        number = task.key if key is None else key
-        held = self.buckets.get(number)
+        bucket = task.key if key is None else key
+        held = self.buckets.get(bucket)
         if held is None or held.stage not in stages:
-            wanted, found = " or ".join(one.value for one in stages), "nothing" if held is None else held.stage.value
-            raise StepError(f"rank {self.rank}: {task} needs {wanted} in bucket {number}, which holds {found}")
+            wanted, content = (
+                " or ".join(stage.value for stage in stages),
+                "nothing" if held is None else held.stage.value,
+            )
+            raise StepError(f"rank {self.rank}: {task} needs {wanted} in bucket {bucket}, which holds {content}")
         return held.parts
 
     def take_contents(self, task: Task, stage: Stage) -> Contents:
@@ -157,42 +162,42 @@ class SymbolicState:
             if len(self.contents(task, stage, key=key)) < len(self.layout.bucket(key).parameters):
                 raise StepError(f"rank {self.rank}: {task} takes norms after a part of bucket {key} was applied")
 
-    def update(self, number: int, key: int, contributions: Sum) -> int:
+    def update(self, parameter: int, key: int, contributions: Sum) -> int:
         """Return the version of a part of a parameter's weights after an update, which is recorded. A pull to the
         centre counts as part of the update."""
-        before = self.weights[number][key]
-        made_with = self.pulled.pop((number, key), before)
-        self.applied.setdefault((number, key), []).append(AppliedUpdate(contributions, made_with))
+        before = self.weights[parameter][key]
+        made_with = self.pulled.pop((parameter, key), before)
+        self.applied.setdefault((parameter, key), []).append(AppliedUpdate(contributions, made_with))
         return self.versions.of("update", before, frozenset(contributions.items()))
 
-    def check_read(self, number: int, task: Task) -> None:
+    def check_read(self, parameter: int, task: Task) -> None:
         """Raise StepError where the backward pass may still read a parameter's weights, which `task` changes."""
-        if number in self.seen:
+        if parameter in self.seen:
             raise StepError(
-                f"rank {self.rank}: {task} changes the weights of parameter {number}, which the backward pass may "
+                f"rank {self.rank}: {task} changes the weights of parameter {parameter}, which the backward pass may "
                 "still read: update them after its input gradient"
             )
 
     def apply_averaged(self, task: Task) -> None:
         """Update the task's parameters with their averaged gradients, each of which is applied once."""
-        for number in task.parameters:
-            self.check_read(number, task)
-            for key in self.parts_of(number):
-                found = self.contents(task, Stage.AVERAGED, key=key).pop(number, None)
-                if found is None:
+        for parameter in task.parameters:
+            self.check_read(parameter, task)
+            for key in self.parts_of(parameter):
+                contributions = self.contents(task, Stage.AVERAGED, key=key).pop(parameter, None)
+                if contributions is None:
                     raise StepError(
-                        f"rank {self.rank}: {task} applies the gradient of parameter {number} in bucket {key}, which "
-                        "was applied before: each gradient is applied once"
+                        f"rank {self.rank}: {task} applies the gradient of parameter {parameter} in bucket {key}, "
+                        "which was applied before: each gradient is applied once"
                     )
-                self.weights[number][key] = self.update(number, key, found)
+                self.weights[parameter][key] = self.update(parameter, key, contributions)
 
 
 def each(effect: Callable[[SymbolicState, Task], None]) -> SymbolicEffect:
     """Return the effect of an operation that changes the state of each rank alone."""
 
     def change(ranks: Sequence[SymbolicState], task: Task) -> None:
-        for one in ranks:
-            effect(one, task)
+        for state in ranks:
+            effect(state, task)
 
     return change
 
@@ -200,14 +205,18 @@ def each(effect: Callable[[SymbolicState, Task], None]) -> SymbolicEffect:
 def sum_contributions(sums: Iterable[Sum]) -> Sum:
     """Return the sum of sums. A contribution that is in two of them counts twice."""
     total: Sum = Counter()
-    for one in sums:
-        total.update(one)
+    for summand in sums:
+        total.update(summand)
     return total
 
 
-def sum_of_buckets(ranks: Sequence[SymbolicState], task: Task, *stages: Stage) -> dict[int, Sum]:
-    """Return the sum of a bucket over ranks, by parameter. Raises StepError where one holds nothing of these stages."""
-    held = [one.contents(task, *stages) for one in ranks]
-    return {
-        number: sum_contributions(one[number] for one in held) for number in ranks[0].layout.bucket(task.key).parameters
-    }
+def sums_of_buckets(
+    ranks: Sequence[SymbolicState], task: Task, *stages: Stage
+) -> Iterator[tuple[SymbolicState, dict[int, Sum]]]:
+    """Yield each rank with the sum of a bucket over ranks, by parameter. Raises StepError where one holds nothing of
+    these stages."""
+    held = [state.contents(task, *stages) for state in ranks]
+    parameters = ranks[0].layout.bucket(task.key).parameters
+    total = {parameter: sum_contributions(parts[parameter] for parts in held) for parameter in parameters}
+    for state in ranks:
+        yield state, {parameter: contributions.copy() for parameter, contributions in total.items()}

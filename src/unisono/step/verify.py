@@ -42,29 +42,29 @@ def verify(
     An asynchronous rule's servers serve in a random order. `absent` maps a rank to the batches that it lacks; `seed`
     chooses among the orders that the programs allow.
     """
-    whole, training = rule.programs(layout, steps, seed), rule.seats(layout.ranks).workers
-    for rank, program in enumerate(whole):
+    programs, training = rule.programs(layout, steps, seed), rule.seats(layout.ranks).workers
+    for rank, program in enumerate(programs):
         check_groups(rank, program)
         if rank < training:  # a server serves one exchange after another, each when it has come
             check_threads(rank, program, rule.threads())
-    check_same_collectives(whole)
+    check_same_collectives(programs)
     missing, versions = absent or {}, Versions()
-    states = [SymbolicState(rank, layout, versions, frozenset(missing.get(rank, ()))) for rank in range(len(whole))]
+    states = [SymbolicState(rank, layout, versions, frozenset(missing.get(rank, ()))) for rank in range(len(programs))]
 
     def carry(together: Sequence[Member]) -> None:
         task = together[0].task
-        task.operation.symbolic([states[one.rank] for one in together], task)
+        task.operation.symbolic([states[member.rank] for member in together], task)
 
-    play_in_random_order(whole, carry, seed)
+    play_in_random_order(programs, carry, seed)
     guarantees = [rule.guarantee(event) for event in steps]
     check_guarantees(guarantees, states[:training])
     check_outer_steps(guarantees, states[:training])
-    for one in states:
-        left = [key for key, held in one.buckets.items() if held.stage in (Stage.UPDATED, Stage.GATHERED)]
-        if one.received or left:
+    for state in states:
+        left = [key for key, held in state.buckets.items() if held.stage in (Stage.UPDATED, Stage.GATHERED)]
+        if state.received or left:
             raise StepError(
-                f"rank {one.rank}: what came for buckets {sorted(one.received)}, and the updated weights of buckets "
-                f"{left}, was not used"
+                f"rank {state.rank}: what came for buckets {sorted(state.received)}, and the updated weights of "
+                f"buckets {left}, was not used"
             )
 
 
@@ -80,11 +80,11 @@ def check_groups(rank: int, program: StepProgram) -> None:
             raise StepError(f"rank {rank}: {task} is of the group {task.group.ranks}, which it is not in")
         members[task.group].append(task)
     for group, tasks in members.items():
-        for one, other in pairwise(tasks):
-            touched = {*other.reads, *other.writes}
-            if not (touched.intersection(one.writes) or set(other.writes).intersection(one.reads)):
+        for before, after in pairwise(tasks):
+            touched = {*after.reads, *after.writes}
+            if not (touched.intersection(before.writes) or set(after.writes).intersection(before.reads)):
                 raise StepError(
-                    f"rank {rank}: {one} (lane {one.lane}) and {other} (lane {other.lane}) share communicator "
+                    f"rank {rank}: {before} (lane {before.lane}) and {after} (lane {after.lane}) share communicator "
                     f"{group.number} of ranks {group.ranks}, but no value orders them: let both write an order value"
                 )
 
@@ -97,8 +97,8 @@ def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -
             raise StepError(f"rank {rank}: {task} is on lane {task.lane!r}; the rule has {', '.join(threads)}")
         if task.group is not None:
             orders = (value for value in task.writes if value.kind == "order")
-            one = thread(task.lane) if thread(task.lane) in task.writes else next(orders, task.group)
-            waits[task.lane].setdefault(one, task)  # one order for several groups: one at a time
+            waited = thread(task.lane) if thread(task.lane) in task.writes else next(orders, task.group)
+            waits[task.lane].setdefault(waited, task)  # one order for several groups: one at a time
     for lane, groups in waits.items():
         if len(groups) > threads[lane]:
             names = ", ".join(map(str, groups.values()))
@@ -110,23 +110,21 @@ def check_threads(rank: int, program: StepProgram, threads: Mapping[str, int]) -
 
 def check_same_collectives(programs: Sequence[StepProgram]) -> None:
     """Raise StepError unless all members of each group have the same collectives in the same order."""
-    found: list[defaultdict[RankGroup, list[Task]]] = []
-    for program in programs:
-        mine: defaultdict[RankGroup, list[Task]] = defaultdict(list)
+    collectives: list[defaultdict[RankGroup, list[Task]]] = [defaultdict(list) for _ in programs]
+    for of_rank, program in zip(collectives, programs, strict=True):
         for task in program:
             if task.group is not None and task.operation.role is Role.COLLECTIVE:
-                mine[task.group].append(task)
-        found.append(mine)
-    for rank, mine in enumerate(found):
-        for group, tasks in mine.items():
+                of_rank[task.group].append(task)
+    for rank, of_rank in enumerate(collectives):
+        for group, tasks in of_rank.items():
             for other in group.ranks:
-                _compare(rank, tasks, other, found[other].get(group, []))
+                _compare(rank, tasks, other, collectives[other].get(group, []))
 
 
 def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task]) -> None:
-    for number, (one, two) in enumerate(zip(tasks, theirs, strict=False)):
-        if (one.operation, one.key) != (two.operation, two.key):
-            raise StepError(f"collective {number} of their group is {one} on rank {rank}, and {two} on rank {other}")
+    for place, (task, its) in enumerate(zip(tasks, theirs, strict=False)):
+        if (task.operation, task.key) != (its.operation, its.key):
+            raise StepError(f"collective {place} of their group is {task} on rank {rank}, and {its} on rank {other}")
     if len(theirs) < len(tasks):
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
@@ -141,52 +139,54 @@ class _UpdateWindow(NamedTuple):
 def check_guarantees(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
     """Raise StepError unless the applied gradients and the resulting weights are those that the steps guarantee."""
     windows, batches = list[_UpdateWindow](), list[int]()
-    for number, guarantee in enumerate(guarantees):
-        batches.append(number)
+    for step, guarantee in enumerate(guarantees):
+        batches.append(step)
         if guarantee.applied is not None:
             windows.append(_UpdateWindow(guarantee, batches))
             batches = []
-    for one in states:
-        for number, parts in one.weights.items():
+    for state in states:
+        for parameter, parts in state.weights.items():
             for key, version in parts.items():
-                group = one.layout.group_of(key, one.rank)
-                _check_updates(one, [other for other in states if other.rank in group], number, key, windows)
-                if guarantees and guarantees[-1].equal and version != states[group[0]].weights[number][key]:
-                    raise StepError(f"ranks {group[0]} and {one.rank} end with different weights of parameter {number}")
+                group = state.layout.group_of(key, state.rank)
+                _check_updates(state, [other for other in states if other.rank in group], parameter, key, windows)
+                if guarantees and guarantees[-1].equal and version != states[group[0]].weights[parameter][key]:
+                    raise StepError(
+                        f"ranks {group[0]} and {state.rank} end with different weights of parameter {parameter}"
+                    )
 
 
 def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
     """Raise StepError unless all ranks have the same anchors, and each bucket as many outer steps as are guaranteed."""
-    least = sum(one.outer for one in guarantees)
+    least = sum(guarantee.outer for guarantee in guarantees)
     most = least if guarantees and guarantees[-1].outer else least + 1  # one may have been taken since
-    for one in states:
-        for key in one.layout.keys:
-            for number in one.layout.bucket(key).parameters:
-                if one.anchor((number, key)) != states[0].anchor((number, key)):
-                    raise StepError(f"ranks 0 and {one.rank} end with different anchors of parameter {number}")
-            if not least <= one.outer_steps[key] <= most:
+    for state in states:
+        for key in state.layout.keys:
+            for parameter in state.layout.bucket(key).parameters:
+                if state.anchor((parameter, key)) != states[0].anchor((parameter, key)):
+                    raise StepError(f"ranks 0 and {state.rank} end with different anchors of parameter {parameter}")
+            if not least <= state.outer_steps[key] <= most:
                 raise StepError(
-                    f"rank {one.rank}: bucket {key} has had {one.outer_steps[key]} outer steps in {len(guarantees)} "
-                    f"steps, which should take {least}"
+                    f"rank {state.rank}: bucket {key} has had {state.outer_steps[key]} outer steps in "
+                    f"{len(guarantees)} steps, which should take {least}"
                 )
 
 
 def _check_updates(
-    one: SymbolicState, holders: Sequence[SymbolicState], number: int, key: int, windows: Sequence[_UpdateWindow]
+    state: SymbolicState, holders: Sequence[SymbolicState], parameter: int, key: int, windows: Sequence[_UpdateWindow]
 ) -> None:
-    updates = one.applied.get((number, key), [])
-    where = f"rank {one.rank}: parameter {number}"
+    updates = state.applied.get((parameter, key), [])
+    where = f"rank {state.rank}: parameter {parameter}"
     if len(updates) != len(windows):
         raise StepError(f"{where} is updated {len(updates)} times in {len(windows)} steps that should update it")
     for (guarantee, batches), update in zip(windows, updates, strict=True):
-        whose = holders if guarantee.applied is GradientSource.ALL else [one]
+        whose = holders if guarantee.applied is GradientSource.ALL else [state]
         wanted = {(rank.rank, batch) for rank in whose for batch in batches if batch not in rank.absent}
-        found = {(contribution.rank, contribution.batch) for contribution in update.sum}
-        if missing := sorted(wanted - found):
+        applied = {(contribution.rank, contribution.batch) for contribution in update.sum}
+        if missing := sorted(wanted - applied):
             raise StepError(
                 f"{where}: the update of batch {batches[-1]} lacks the gradients of (rank, batch) {missing}"
             )
-        if strange := sorted(found - wanted):
+        if strange := sorted(applied - wanted):
             raise StepError(f"{where}: the update of batch {batches[-1]} has gradients of (rank, batch) {strange}")
         for contribution, count in update.sum.items():
             if count != 1:

@@ -13,9 +13,13 @@ from unisono.registry import lazy_attributes
 if TYPE_CHECKING:
     from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
     from unisono.tensor_parallel.model import seed_dropout
-    from unisono.tensor_parallel.norms import clip_grad_norm
     from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
-    from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
+    from unisono.tensor_parallel.whole_state import (
+        clip_grad_norm,
+        cut_optimizer_state,
+        whole_optimizer_state,
+        whole_state_dict,
+    )
 
 __all__ = [
     "ParallelPlan",
@@ -30,17 +34,13 @@ __all__ = [
     "whole_state_dict",
 ]
 
-_HOMES = {
-    "ParallelPlan": "unisono.tensor_parallel.plan",
-    "PlanChoice": "unisono.tensor_parallel.choose_plan",
-    "Split": "unisono.tensor_parallel.plan",
-    "choose_plan": "unisono.tensor_parallel.choose_plan",
-    "clip_grad_norm": "unisono.tensor_parallel.norms",
-    "cut_optimizer_state": "unisono.tensor_parallel.whole_state",
-    "make_plan": "unisono.tensor_parallel.plan",
-    "seed_dropout": "unisono.tensor_parallel.model",
-    "whole_optimizer_state": "unisono.tensor_parallel.whole_state",
-    "whole_state_dict": "unisono.tensor_parallel.whole_state",
+_MODULES = {
+    "choose_plan": ("PlanChoice", "choose_plan"),
+    "model": ("seed_dropout",),
+    "plan": ("ParallelPlan", "Split", "make_plan"),
+    "whole_state": ("clip_grad_norm", "cut_optimizer_state", "whole_optimizer_state", "whole_state_dict"),
 }
 
-__getattr__ = lazy_attributes(__name__, _HOMES)
+__getattr__ = lazy_attributes(
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+)

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.layers import KINDS, ColumnParallelConvolution, ParallelLayer, kind_of
+from unisono.tensor_parallel.layers import KINDS, ColumnParallelConvolution, ParallelLayer, parts_of
 from unisono.tensor_parallel.plan import DROPOUT, PART, ParallelPlan, Split
 
 
@@ -27,65 +27,60 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     groups that do not divide the ranks, a part that no layer takes, and a weight that is tied to one that is not split
     alike.
     """
-    modules = dict(model.named_modules())
-    splits = _named(plan, modules, ranks)
-    for name, split in splits.items():
-        _check_size(name, split, ranks)
-        _check_layer(name, modules[name], split)
-    found = ParallelPlan(tuple((name, splits[name]) for name in modules if name in splits))
-    found = _with_dropouts(found, modules)
-    _check_ties(found, model)
-    return found
-
-
-def _named(plan: ParallelPlan, modules: Mapping[str, nn.Module], ranks: int) -> dict[str, Split]:
-    found: dict[str, Split] = {}
+    modules, splits = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.layers:
-        matching = [one for one in modules if fnmatchcase(one, name)] if name not in modules else [name]
-        if not matching or name == "":
-            able = [one for one, module in modules.items() if any(type(module) is kind for kind, _ in KINDS)]
-            near = difflib.get_close_matches(name, able, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
-            raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
-        found |= {one: replace(split, ranks=split.ranks or ranks) for one in matching}
-    return found
+        sized = replace(split, ranks=split.ranks or ranks)
+        splits |= dict.fromkeys(_matching(name, modules), sized)
+    for name, split in splits.items():
+        if ranks % split.ranks:
+            fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            raise UsageError(f"layer {name!r}: groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}")
+        _check_layer(name, modules[name], split)
+    checked = _with_dropouts(splits, modules)
+    _check_ties(checked, model)
+    return checked
 
 
-def _check_size(name: str, split: Split, ranks: int) -> None:
-    if ranks % split.ranks:
-        fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
-        raise UsageError(f"layer {name!r}: groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}")
+def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the modules with a name, which may have wildcards."""
+    matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
+    if not matching or name == "":
+        able = [own for own, module in modules.items() if any(type(module) is kind for kind, _ in KINDS)]
+        near = difflib.get_close_matches(name, able, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
+        raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
+    return matching
 
 
 def _check_layer(name: str, layer: nn.Module, split: Split) -> None:
-    kind = type(layer).__name__
+    kind, parallel = type(layer).__name__, KINDS.get((type(layer), split.how))
     if split.how == DROPOUT:
         if type(layer) is not nn.Dropout:
             raise UsageError(f"layer {name!r} is a {kind}: only a Dropout takes 'dropout'")
         return
     if isinstance(layer, ParallelLayer):
         raise UsageError(f"layer {name!r} is split already: make the model parallel once")
-    found = kind_of(layer, split)
-    if found is None:
+    if parallel is None:
         hows = [how for of, how in KINDS if of is type(layer)]
         remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
         raise UsageError(f"layer {name!r} is a {kind}, which cannot be split by {split.how}: {remedy}")
-    if split.ranks > 1 and (reason := found.refusal(layer, split)) is not None:
+    if split.ranks > 1 and (reason := parallel.refusal(layer, split)) is not None:
         raise UsageError(f"layer {name!r} ({kind}) {reason}")
 
 
-def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> ParallelPlan:
+def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
     """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
-    splits, layers = dict(plan.layers), list[tuple[str, Split]]()
+    layers = list[tuple[str, Split]]()
     giver: tuple[str, Split] | None = None
     weighted = ""  # the first layer with weights of its own behind the giver
     for name, module in modules.items():
         split = splits.get(name)
         if split is None:
-            if giver is not None and any(one.requires_grad for one in module.parameters(recurse=False)):
+            if giver is not None and any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
                 weighted = weighted or f"{name!r} ({type(module).__name__})"
             if giver is not None and type(module) is nn.Dropout:
-                dim = 1 if issubclass(kind_of(modules[giver[0]], giver[1]) or object, ColumnParallelConvolution) else -1
+                kind = KINDS.get((type(modules[giver[0]]), giver[1].how), object)
+                dim = 1 if issubclass(kind, ColumnParallelConvolution) else -1
                 layers.append((name, Split(DROPOUT, giver[1].ranks, dim=dim)))
             continue
         layers.append((name, split))
@@ -108,8 +103,7 @@ def _with_dropouts(plan: ParallelPlan, modules: Mapping[str, nn.Module]) -> Para
                 )
             giver = None
         if split.gives == PART:
-            weighted = ""
-            giver = name, split
+            weighted, giver = "", (name, split)
     if giver is not None:
         raise UsageError(f"layer {giver[0]!r} gives a part, which no layer after it takes: leave away 'gives part'")
     return ParallelPlan(tuple(layers))
@@ -120,10 +114,9 @@ def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
     cuts: dict[int, tuple[str, tuple[int, int] | None]] = {}
     for name, module in model.named_modules():
         split = plan.get(name)
-        kind = None if split is None or split.ranks == 1 else kind_of(module, split)
-        dims = {} if kind is None or split is None else kind.cuts_of(split)
+        parts = {} if split is None or split.ranks == 1 or split.how == DROPOUT else parts_of(module, split, 0)
         for parameter, tensor in module.named_parameters(recurse=False):
-            own = (split.ranks, dims[parameter]) if split is not None and parameter in dims else None
+            own = (parts[parameter].ranks, parts[parameter].dim) if parameter in parts else None
             other, before = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
             if before != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own[0]):
                 raise UsageError(

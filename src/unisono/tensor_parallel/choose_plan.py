@@ -40,9 +40,8 @@ from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS
-from unisono.tensor_parallel.norms import LAYERWISE, NEEDS_WHOLE
-from unisono.tensor_parallel.pairs import pairs_of
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
+from unisono.tensor_parallel.whole_state import LAYERWISE, NEEDS_WHOLE
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -56,6 +55,13 @@ ALL_GATHER_BYTES = 1 << 14, 1 << 20
 
 REPETITIONS = 5
 """Times that a step, and each collective, is timed, after one that is not."""
+
+NAMES = (
+    "CELU Dropout ELU GELU Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish ReLU ReLU6 SELU SiLU "
+    "Sigmoid Softplus Tanh"
+)
+ELEMENTWISE = {getattr(nn, name) for name in NAMES.split()}
+"""Modules without weights that work on each feature by itself."""
 
 NONE = "layers split by prediction: none"
 """Beginning of a line about a plan that is empty."""
@@ -79,35 +85,52 @@ def choose_plan(
 ) -> PlanChoice:
     """Return the plan that is predicted to be fastest, the same on all ranks, which call this together.
 
-    `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
-    that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
-    model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
-    end of the backward pass. The model stays as it is: a copy is traced. The plan is empty where no split is predicted
-    to be faster. Raises UsageError for a model that cannot be copied or traced.
+    The arguments are those of `measured_inputs`. The plan is empty where no split is predicted to be faster.
     """
     if world.size == 1:
         return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
+    inputs = measured_inputs(model, world, example, cost, within, deferred)
+
+    def choose() -> PlanChoice:
+        choice = choose_splits(inputs)
+        return PlanChoice(make_plan(choice.splits), describe_split(choice, inputs))
+
+    return world.call_on_root(choose)
+
+
+def measured_inputs(
+    model: nn.Module,
+    world: World,
+    example: Example,
+    cost: Cost | None = None,
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    deferred: bool = False,
+) -> SplitInputs:
+    """Return the inputs of the choice, measured by all ranks together, with the bytes of this rank's activations.
+
+    `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
+    that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
+    model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
+    end of the backward pass. The model stays as it is: a copy is traced. Raises UsageError for a model that cannot be
+    copied or traced.
+    """
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]  # ranks' examples may call different modules
-    once = [all(name in one.once for one in traces) for name in names]
-    steps = [{layer.name: layer for layer in one.layers} for one in traces[1:]]
-    traced = torch.tensor([_seconds(steps, name) for name in names], dtype=torch.float64)
+    once = torch.tensor([all(name in trace.once for trace in traces) for name in names], dtype=torch.int64)
+    steps = [{layer.name: layer for layer in trace.layers} for trace in traces[1:]]
+    layers = [[step.get(name, TracedLayer(name, "")) for step in steps] for name in names]
+    passes = [[(layer.forward_seconds, layer.backward_seconds) for layer in runs] for runs in layers]
+    traced = torch.tensor(passes, dtype=torch.float64).median(1).values
     whole = time_steps(model, arguments, within, REPETITIONS, world.barrier)
     seconds, after = of_slowest_rank(traced, whole, world)
-    slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
-    agreed = world.allreduce(torch.tensor(once, dtype=torch.int64), op="minimum")
+    agreed = world.allreduce(once, op="minimum").tolist()
     samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
     links = measure_links(world) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
-
-    def choose() -> PlanChoice:
-        able = {name for name, all_ranks in zip(names, agreed.tolist(), strict=True) if all_ranks}
-        facts = facts_of(model, traces[-1].layers, able, len(arguments[0]), world.size)
-        inputs = inputs_of(facts, slowest, samples, links, after, deferred)
-        chosen = choose_splits(inputs)
-        return PlanChoice(make_plan(chosen.splits), describe_split(chosen, inputs))
-
-    return world.call_on_root(choose)
+    able = {name for name, all_ranks in zip(names, agreed, strict=True) if all_ranks}
+    facts = facts_of(model, traces[-1].layers, able, len(arguments[0]) or 1, world.size)
+    slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
+    return inputs_of(facts, slowest, samples, links, after, deferred)
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
@@ -122,12 +145,6 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
     return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), StepSeconds(*largest.tolist())
 
 
-def _seconds(steps: Sequence[Mapping[str, TracedLayer]], name: str) -> tuple[float, float]:
-    """Return the seconds of a layer's forward and backward pass, the median of several steps."""
-    found = [step.get(name, TracedLayer(name, "")) for step in steps]
-    return median(one.forward_seconds for one in found), median(one.backward_seconds for one in found)
-
-
 def inputs_of(
     facts: tuple[LayerFacts, ...],
     seconds: Mapping[str, tuple[float, ...]],
@@ -139,17 +156,16 @@ def inputs_of(
     """Return the inputs of the choice, from the seconds of each layer's two passes and of what comes `after` them (pack
     and update of all weights), and from the samples of a step."""
     placement, costs = links.placement, links.gradients
-    ranks, (forward, backward) = placement.ranks, ([seconds[one.name][k] for one in facts] for k in range(2))
-    with_weights = [number for number, one in enumerate(facts) if one.weights]
-    weights = tuple(facts[number].weights for number in with_weights)
+    ranks, (forward, backward) = placement.ranks, ([seconds[layer.name][k] for layer in facts] for k in range(2))
+    weights = {layer.name: layer.weights for layer in facts if layer.weights}
     cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
-    computing, buckets = computing_in_order(forward, backward, with_weights), partial(buckets_of, weights)
+    computing = computing_in_order(forward, backward, [place for place, layer in enumerate(facts) if layer.weights])
     if after is not None and weights:
-        computing = replace(computing, update=after.update / sum(weights), pack=after.pack / sum(weights))
+        total = sum(weights.values())
+        computing = replace(computing, update=after.update / total, pack=after.pack / total)
+    buckets = partial(buckets_of, list(weights.values()))
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
-    setting = initial_setting(step.rule, buckets, ranks)
-    numbers = {facts[number].name: place for place, number in enumerate(with_weights)}
-    return SplitInputs(facts, step, setting, numbers, weights, samples / ranks, links)
+    return SplitInputs(facts, step, initial_setting(step.rule, buckets, ranks), weights, samples / ranks, links)
 
 
 def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
@@ -164,31 +180,30 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
 
 def measure_link(world: World) -> Cost:
     """Return the cost of an allreduce by the bytes that a rank sends."""
-    memory = [torch.zeros(nbytes // 4) for nbytes in ALLREDUCE_BYTES]
-    seconds = [_seconds_of(partial(world.allreduce, payload), world) for payload in memory]
-    return fit([gradient_bytes(nbytes, world.size, 1) for nbytes in ALLREDUCE_BYTES], seconds)
+    payloads = [torch.zeros(nbytes // 4) for nbytes in ALLREDUCE_BYTES]
+    sent = [gradient_bytes(nbytes, world.size, 1) for nbytes in ALLREDUCE_BYTES]
+    return _measured(world, sent, [partial(world.allreduce, payload) for payload in payloads])
 
 
 def measure_gather(world: World) -> Cost:
     """Return the cost of an all-gather by the bytes that a rank sends."""
-    sent, seconds = list[float](), list[float]()
-    for nbytes in ALL_GATHER_BYTES:
-        shard = torch.zeros(nbytes // 4 // world.size)
-        whole = torch.zeros(len(shard) * world.size)
-        sent.append((world.size - 1) * shard.nbytes)
-        seconds.append(_seconds_of(partial(world.all_gather, shard, whole), world))
+    shards = [torch.zeros(nbytes // 4 // world.size) for nbytes in ALL_GATHER_BYTES]
+    calls = [partial(world.all_gather, shard, shard.new_empty(world.size * len(shard))) for shard in shards]
+    return _measured(world, [(world.size - 1) * shard.nbytes for shard in shards], calls)
+
+
+def _measured(world: World, sent: Sequence[float], collectives: Sequence[Callable[[], Any]]) -> Cost:
+    """Return the cost of collectives by the bytes that a rank sends: of each the median seconds on the slowest rank."""
+    seconds = list[float]()
+    for collective in collectives:
+        took = list[float]()
+        for _ in range(1 + REPETITIONS):
+            world.barrier()
+            begun = time.perf_counter()
+            collective()
+            took.append(time.perf_counter() - begun)
+        seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
     return fit(sent, seconds)
-
-
-def _seconds_of(collective: Callable[[], Any], world: World) -> float:
-    """Return the median seconds of a collective on the slowest rank."""
-    took = list[float]()
-    for _ in range(1 + REPETITIONS):
-        world.barrier()
-        begun = time.perf_counter()
-        collective()
-        took.append(time.perf_counter() - begun)
-    return float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum"))
 
 
 def measure_links(world: World) -> GroupLinks:
@@ -240,3 +255,27 @@ def _sizes(layer: nn.Module, ranks: int) -> dict[str, tuple[int, ...]]:
         for (of, how), kind in KINDS.items()
         if of is type(layer)
     }
+
+
+def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
+    """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
+
+    `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
+            continue
+        first: str | None = None
+        for key, child in module._modules.items():  # with those that stand there twice
+            own = f"{name}.{key}" if name else key
+            assert child is not None, "a Sequential calls all its modules"
+            alone = names[id(child)] == own and own in once and not child._forward_hooks
+            if alone and type(child) is nn.Linear:
+                if first is not None:
+                    found[first] = own
+                first = own
+            elif not alone or type(child) not in ELEMENTWISE:
+                first = None
+    return found

@@ -26,16 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.layouts import (
-    GroupLink,
-    own_to_part,
-    own_to_whole,
-    part_to_own,
-    part_to_whole,
-    partial_to_own,
-    partial_to_part,
-)
-from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
+from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, change_layout
+from unisono.tensor_parallel.plan import COLUMN, OWN, PART, ROW, Split
 
 
 class WeightPart(NamedTuple):
@@ -63,20 +55,17 @@ class WeightPart(NamedTuple):
         """First element of this part in its dimension."""
         return self.member * self.size
 
-    def shape(self, whole: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a part of a tensor of shape `whole`."""
-        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
-
     def whole_shape(self, part: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the tensor that a tensor of shape `part` is a part of."""
         return (*part[: self.dim], self.length, *part[self.dim + 1 :])
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of a tensor, filled up with zeros."""
-        found = torch.zeros(self.shape(whole.shape), dtype=whole.dtype, device=whole.device)
+        shape = (*whole.shape[: self.dim], self.size, *whole.shape[self.dim + 1 :])
+        part = torch.zeros(shape, dtype=whole.dtype, device=whole.device)
         mine = whole.narrow(self.dim, min(self.start, self.length), max(0, min(self.size, self.length - self.start)))
-        found.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
-        return found
+        part.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
+        return part
 
     def join(self, parts: torch.Tensor) -> torch.Tensor:
         """Return the whole tensor from all parts, stacked in the order of ranks: (ranks, *shape of a part)."""
@@ -88,23 +77,18 @@ Features = tuple[str, str]
 
 
 class ParallelLayer(nn.Module):
-    """Base of the layers that are split."""
+    """Base of the layers that are split: their products are between two changes of layout (`layouts.py`)."""
 
     split: Split
     link: GroupLink
     parts: dict[str, WeightPart]
     """Parts that this rank holds, by the names of parameters."""
-    cuts: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
-    """Dimension along which each split parameter is cut."""
+    dim: ClassVar[int] = 0
+    """Dimension along which its weight is cut."""
     inputs: ClassVar[Features | None] = None
     """Number that parts of its input share; None: its input is never a part."""
     outputs: ClassVar[Features]
     """Number that parts of its output share."""
-
-    @classmethod
-    def cuts_of(cls, split: Split) -> Mapping[str, int]:  # noqa: ARG003  the same for all but rows
-        """Return the dimension along which each split parameter is cut, by name."""
-        return cls.cuts
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -125,26 +109,20 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
-        x = part_to_whole(input, self.link) if self.split.takes == PART else own_to_whole(input, self.link)
+        x = change_layout(input, self.link, self.split.takes, WHOLE)
         y = functional.linear(x, self.weight, self.bias)
-        return y if self.split.gives == PART else part_to_own(y, self.link)
+        return change_layout(y, self.link, PART, self.split.gives)
 
 
 class RowParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some input features: weight (out, in / G), bias (out)."""
 
-    inputs, outputs = ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
-
-    @classmethod
-    def cuts_of(cls, split: Split) -> Mapping[str, int]:
-        """Return the dimension along which each split parameter is cut. The bias of a part is a part."""
-        return {"weight": 1, "bias": 0} if split.gives == PART else {"weight": 1}
+    dim, inputs, outputs = 1, ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
-        x = input if self.split.takes == PART else own_to_part(input, self.link)
-        partial = functional.linear(x, self.weight)
-        y = partial_to_part(partial, self.link) if self.split.gives == PART else partial_to_own(partial, self.link)
+        partial = functional.linear(change_layout(input, self.link, self.split.takes, PART), self.weight)
+        y = change_layout(partial, self.link, PARTIAL, self.split.gives)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -163,9 +141,9 @@ class ColumnParallelConvolution(ParallelLayer):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
         """Return the output, (b, out, ...) or this rank's channels of the group's, for (b, in, ...)."""
-        x = own_to_whole(input, self.link)
+        x = change_layout(input, self.link, OWN, WHOLE)
         y: Tensor = self._conv_forward(x, self.weight, self.bias)  # type: ignore[operator]
-        return y if self.split.gives == PART else part_to_own(y, self.link, 1)
+        return change_layout(y, self.link, PART, self.split.gives, 1)
 
 
 class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):
@@ -188,7 +166,7 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
                                                 rank 3     0        row 9    0       ┴ sum: to the rank of the sample
     """
 
-    cuts, outputs = {"weight": 0}, ("embedding_dim", "features")
+    outputs = ("embedding_dim", "features")
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -204,13 +182,12 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
         if input.numel() and not 0 <= int(input.min()) <= int(input.max()) < self.num_embeddings:
             raise IndexError(f"numbers {int(input.min())} to {int(input.max())} in {self.num_embeddings} rows")
         part = self.parts["weight"]
-        local = own_to_whole(input, self.link) - part.start
+        local = change_layout(input, self.link, OWN, WHOLE) - part.start
         elsewhere = (local < 0) | (local >= part.size)
         padding = None if self.padding_idx is None else self.padding_idx - part.start
         own = padding if padding is not None and 0 <= padding < part.size else None
         partial = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, own)
-        partial = partial.masked_fill(elsewhere.unsqueeze(-1), 0)
-        return partial_to_part(partial, self.link) if self.split.gives == PART else partial_to_own(partial, self.link)
+        return change_layout(partial.masked_fill(elsewhere.unsqueeze(-1), 0), self.link, PARTIAL, self.split.gives)
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
@@ -224,17 +201,15 @@ KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
 """Classes of split layers, by the exact class of the whole layer and the split."""
 
 
-def kind_of(layer: nn.Module, split: Split) -> type[ParallelLayer] | None:
-    """Return the class of a layer once it is split; None where there is none."""
-    return KINDS.get((type(layer), split.how))
-
-
 def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPart]:
-    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks."""
-    kind = KINDS[type(layer), split.how]
-    named = dict(layer.named_parameters(recurse=False))
-    cuts = ((name, dim) for name, dim in kind.cuts_of(split).items() if name in named)
-    return {name: WeightPart(split.ranks, member, dim, named[name].shape[dim]) for name, dim in cuts}
+    """Return the parts of a whole layer's parameters that a member of a group holds. Pure: for any number of ranks.
+
+    A bias is whole where the sum of the ranks' products is.
+    """
+    cuts = {"weight": KINDS[type(layer), split.how].dim}
+    cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
+    named = [(name, cuts[name], tensor) for name, tensor in layer.named_parameters(recurse=False) if name in cuts]
+    return {name: WeightPart(split.ranks, member, dim, tensor.shape[dim]) for name, dim, tensor in named}
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart], cut: set[int]) -> None:

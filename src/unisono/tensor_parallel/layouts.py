@@ -29,7 +29,7 @@ Ranks tell each other their samples once for each average, since programs may de
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -38,16 +38,13 @@ from torch import Tensor
 
 from unisono.errors import UsageError
 from unisono.reducer.control import LossWeight
+from unisono.tensor_parallel.plan import OWN, PART
 from unisono.world import World
 
-Change = Callable[[Tensor, World, int], Tensor]
-"""Function (activation, world of the group, dimension of the features) -> activation."""
+WHOLE, PARTIAL = "whole", "partial"
 
 SAMPLES = 0
 """Dimension of an activation's samples."""
-
-ENTERS, LEAVES = "enters", "leaves"
-"""Borders of a group, where gradients are divided and multiplied by the share of a rank's loss."""
 
 
 @dataclass
@@ -81,8 +78,9 @@ class GroupLink:
         """Number of samples of each member."""
         self.firsts: list[int] = []
         """Number of each member's first sample in the batch of all ranks."""
-        self._gathered: tuple[Tensor, int, Tensor] | None = None
-        self._share: tuple[int, float] | None = None
+        self.gathered: tuple[Tensor, int, Tensor] | None = None
+        """Own samples gathered last, their version, and those of the group; until own ones are given again."""
+        self._shares: dict[int, float] = {}  # of the present average, by its number
 
     @property
     def block(self) -> int:
@@ -97,55 +95,37 @@ class GroupLink:
 
     def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
         """Weigh the loss of this rank by what `weight` returns. Called by all members together."""
-        self._weight, self._share = weight, None
+        self._weight, self._shares = weight, {}
 
     def has_share(self, average: int) -> bool:
         """Return True where the share of this rank's loss is settled for an average."""
-        return self._share is not None and self._share[0] == average
+        return average in self._shares
 
     def share(self) -> float:
         """Return the share of this rank's loss in that of the group. Called in backward passes, by all members together
         for the first time in an average."""
         average, weight = self._weight()
-        if self._share is None or not self.has_share(average):
+        if average not in self._shares:
             own = torch.tensor([weight], dtype=torch.float64)
             total = float(self.world.all_gather(own, own.new_empty(self.world.size)).sum())
-            self._share = average, weight / total if total else 0.0
-        return self._share[1]
-
-    def remembered(self, x: Tensor) -> Tensor | None:
-        """Return the gathered form of `x` where it was gathered last, as by query, key and value of one input."""
-        if self._gathered is None or self._gathered[0] is not x or self._gathered[1] != x._version:
-            return None
-        found = self._gathered[2]
-        return found if found.requires_grad == (x.requires_grad and torch.is_grad_enabled()) else None
-
-    def remember(self, x: Tensor, gathered: Tensor) -> None:
-        """Remember the gathered form of `x` until another is, or a layer gives own samples again. Tensors of inference
-        mode have no version, by which a change would show."""
-        self._gathered = None if x.is_inference() else (x, x._version, gathered)
-
-    def forget(self) -> None:
-        """Free the gathered activation."""
-        self._gathered = None
+            self._shares = {average: weight / total if total else 0.0}
+        return self._shares[average]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLink:
         """Return the link of a copied model, whose losses are weighed by itself."""
-        found = GroupLink(self.world, copy.deepcopy(self.numbers, memo))
-        found.rows, found.firsts = self.rows, self.firsts
-        return found
+        return GroupLink(self.world, copy.deepcopy(self.numbers, memo))
 
     def __reduce__(self) -> NoReturn:
         raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
 
 
-def gathered(x: Tensor, group: World, dim: int) -> Tensor:
+def all_gather(x: Tensor, group: World, dim: int) -> Tensor:
     """Return all ranks' `x`, one after another along `dim`, in the order of ranks."""
     parts = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
     return parts.flatten(0, 1) if dim == SAMPLES else torch.cat(parts.unbind(), dim)
 
 
-def scattered(x: Tensor, group: World, dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, group: World, dim: int) -> Tensor:
     """Return this rank's block along `dim` of the sum of all ranks' `x`."""
     blocks = _blocks(x, group, dim)
     return group.reduce_scatter(blocks).view(blocks.shape[1:])
@@ -168,84 +148,69 @@ def _blocks(x: Tensor, group: World, dim: int) -> Tensor:
     return torch.stack(x.chunk(group.size, dim))
 
 
+Change = Callable[[Tensor, World, int], Tensor]
+"""Function (activation, world of the group, dimension) -> activation."""
+
+CHANGES: Mapping[tuple[str, str], tuple[Change, Change, int | None]] = {
+    (OWN, WHOLE): (all_gather, reduce_scatter, SAMPLES),
+    (PARTIAL, OWN): (reduce_scatter, all_gather, SAMPLES),
+    (OWN, PART): (to_features, to_samples, None),
+    (PART, OWN): (to_samples, to_features, None),
+    (PART, WHOLE): (all_gather, reduce_scatter, None),
+    (PARTIAL, PART): (reduce_scatter, all_gather, None),
+}
+"""Forward pass, backward pass and dimension of each change; None: the dimension of the features."""
+
+
 class _LayoutChange(torch.autograd.Function):
     """Change of an activation's layout, and its transpose for the gradient, which is weighted at the group's border."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, link: GroupLink, dim: int, change: Change, transpose: Change, border: str
-    ) -> Tensor:
-        ctx.link, ctx.dim, ctx.transpose, ctx.border = link, dim, transpose, border
-        return change(x, link.world, dim)
+    def forward(ctx: Any, x: Tensor, link: GroupLink, before: str, after: str, dim: int) -> Tensor:
+        change, ctx.transpose, along = CHANGES[before, after]
+        ctx.link, ctx.enters, ctx.leaves = link, before == OWN, after == OWN
+        ctx.dim = dim if along is None else along
+        return change(x, link.world, ctx.dim)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        share = ctx.link.share() if ctx.border else 1.0
-        if ctx.border == LEAVES:  # what does not count may be no number
+        share = ctx.link.share() if ctx.enters or ctx.leaves else 1.0
+        if ctx.leaves:  # what does not count may be no number
             gradient = gradient * share if share else torch.zeros_like(gradient)
         gradient = ctx.transpose(gradient, ctx.link.world, ctx.dim)
-        if ctx.border == ENTERS:
+        if ctx.enters:
             gradient = gradient * (1 / share if share else 0.0)
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None
 
 
-def _exchange(x: Tensor, link: GroupLink, dim: int, change: Change, transpose: Change, border: str = "") -> Tensor:
-    found: Tensor = _LayoutChange.apply(x, link, dim, change, transpose, border)
-    return found
+def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
+    """Return an activation in another layout (`CHANGES`); `dim` is the dimension of its features.
 
-
-def _enter(x: Tensor, link: GroupLink, dim: int, change: Change, transpose: Change) -> Tensor:
-    """Change own samples to the group's: each rank sends as many as the member with the most, and repeats its first."""
-    link.agree(len(x))
-    missing = link.block - len(x)
-    if missing:
-        filler = x.detach()[:1].expand(missing, *x.shape[1:]) if len(x) else x.new_zeros((missing, *x.shape[1:]))
-        x = torch.cat([x, filler])
-    return _exchange(x, link, dim, change, transpose, ENTERS)
-
-
-def _leave(x: Tensor, link: GroupLink, dim: int, change: Change, transpose: Change) -> Tensor:
-    """Change the group's samples to own ones, without repetitions."""
-    link.forget()
-    if len(x) != link.block * link.world.size:
-        raise UsageError(
-            f"a split layer gives {len(x)} samples of its group, whose ranks have {link.rows}: keep samples in the "
-            "first dimension from the layer that gives a part to the one that takes it"
-        )
-    own, rows = _exchange(x, link, dim, change, transpose, LEAVES), link.rows[link.world.rank]
-    return own if rows == link.block else own.narrow(SAMPLES, 0, rows)
-
-
-def own_to_whole(x: Tensor, link: GroupLink) -> Tensor:
-    """Return the group's samples from each rank's own."""
-    found = link.remembered(x)
-    if found is None:
-        found = _enter(x, link, SAMPLES, gathered, scattered)
-        link.remember(x, found)
-    return found
-
-
-def own_to_part(x: Tensor, link: GroupLink, dim: int = -1) -> Tensor:
-    """Return this rank's features, along `dim`, of the group's samples, from all features of its own."""
-    return _enter(x, link, dim, to_features, to_samples)
-
-
-def part_to_own(x: Tensor, link: GroupLink, dim: int = -1) -> Tensor:
-    """Return all features of this rank's samples, from a part of them, along `dim`, of the group's samples."""
-    return _leave(x, link, dim, to_samples, to_features)
-
-
-def partial_to_own(x: Tensor, link: GroupLink) -> Tensor:
-    """Return the sum of all ranks' `x` for this rank's samples."""
-    return _leave(x, link, SAMPLES, scattered, gathered)
-
-
-def part_to_whole(x: Tensor, link: GroupLink, dim: int = -1) -> Tensor:
-    """Return all features of the group's samples, from a part of them on each rank."""
-    return _exchange(x, link, dim, gathered, scattered)
-
-
-def partial_to_part(x: Tensor, link: GroupLink, dim: int = -1) -> Tensor:
-    """Return this rank's features, along `dim`, of the sum of all ranks' `x`."""
-    return _exchange(x, link, dim, scattered, gathered)
+    From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
+    without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once.
+    """
+    if before == after:
+        return x
+    own, version = x, None if x.is_inference() else x._version  # by which a change would show
+    if before == OWN and after == WHOLE and link.gathered is not None:
+        known, then, whole = link.gathered
+        if known is x and then == version and whole.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
+            return whole
+    if before == OWN:
+        link.agree(len(x))
+        if missing := link.block - len(x):
+            filler = x.detach()[:1].expand(missing, *x.shape[1:]) if len(x) else x.new_zeros((missing, *x.shape[1:]))
+            x = torch.cat([x, filler])
+    if after == OWN:
+        link.gathered = None
+        if len(x) != link.block * link.world.size:
+            raise UsageError(
+                f"a split layer gives {len(x)} samples of its group, whose ranks have {link.rows}: keep samples in the "
+                "first dimension from the layer that gives a part to the one that takes it"
+            )
+    changed: Tensor = _LayoutChange.apply(x, link, before, after, dim)
+    if before == OWN and after == WHOLE:
+        link.gathered = None if version is None else (own, version, changed)
+    rows = link.rows[link.world.rank] if after == OWN else len(changed)
+    return changed if rows == len(changed) else changed[:rows]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.placement import Partition, holders_of, model_groups
+from unisono.placement import holders_of, model_groups
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts
 from unisono.reducer.control import LossWeight
 from unisono.reducer.hooks import reducer_of
@@ -30,36 +30,14 @@ ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
 
-class GroupWorlds:
-    """Worlds of this rank's groups, each with a communicator of its own: a resource of the world of all."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._found: dict[Partition, World] = {}
-
-    def of(self, partition: Partition) -> World:
-        """Return the world of this rank's group; its ranks are in the group's order. Called by all ranks together."""
-        if partition not in self._found:
-            rank = self._world.rank
-            color = next(number for number, group in enumerate(partition) if rank in group)
-            self._found[partition] = self._world.split(color, partition[color].index(rank))
-        return self._found[partition]
-
-    def close(self) -> None:
-        """Free the worlds."""
-        while self._found:
-            self._found.popitem()[1].free()
-
-
 class ModelSplit:
     """Split of a model over the ranks of a world."""
 
     def __init__(self, plan: ParallelPlan, world: World) -> None:
-        worlds, placement = world.resource(GroupWorlds), world.placement
         self.plan, self.world, self.numbers = plan, world, SampleNumbers(rank=world.rank)
-        self.groups = {size: model_groups(placement, size) for size in plan.sizes}
+        self.groups = {size: model_groups(world.placement, size) for size in plan.sizes}
         """Groups of all ranks, by their size."""
-        self.links = {size: GroupLink(worlds.of(groups), self.numbers) for size, groups in self.groups.items()}
+        self.links = {size: GroupLink(world.group_world(groups), self.numbers) for size, groups in self.groups.items()}
         """Group of this rank, by its size."""
 
     def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
@@ -91,22 +69,19 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     found = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    modules, cut, links = dict(model.named_modules()), set[int](), found.links
+    modules, cut = dict(model.named_modules()), set[int]()
     dropouts = use_sample_dropout(model, found.numbers)
-    splits = {name: split for name, split in found.plan.layers if split.ranks > 1}
-    parts = {  # before any tied weight is cut
-        name: parts_of(modules[name], split, links[split.ranks].world.rank)
-        for name, split in splits.items()
-        if split.how != DROPOUT
-    }
-    for name, split in splits.items():
-        if name in parts:
-            become(modules[name], split, links[split.ranks], parts[name], cut)
-        else:
-            dropouts[name].link, dropouts[name].dim = links[split.ranks], split.dim
+    splits = [(name, split, found.links[split.ranks]) for name, split in found.plan.layers if split.ranks > 1]
+    layers = [(modules[name], split, link) for name, split, link in splits if split.how != DROPOUT]
+    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in layers]  # before any tied weight is cut
+    for (layer, split, link), own in zip(layers, parts, strict=True):
+        become(layer, split, link, own, cut)
+    for name, split, link in splits:
+        if split.how == DROPOUT:
+            dropouts[name].link, dropouts[name].dim = link, split.dim
     setattr(model, ATTRIBUTE, found)
     model.register_forward_pre_hook(_begin_pass)
-    model.register_forward_hook(_forget_gathered, always_call=True)
+    model.register_forward_hook(_free_gathered, always_call=True)
     return model
 
 
@@ -134,12 +109,11 @@ def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
 
 def parameter_parts(model: nn.Module) -> ParameterParts:
     """Return the number of parts of each trainable parameter, and who holds the same ones: for the reducer."""
-    found = split_of(model)
+    found, parts = split_of(model), named_parts(model)
     if found is None:
         return UNSPLIT
-    parts = named_parts(model)
-    trainable = [one for one in model.parameters() if one.requires_grad]
-    counts = tuple(parts[id(one)][0].ranks if id(one) in parts else 1 for one in trainable)
+    trainable = (id(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    counts = tuple(parts[key][0].ranks if key in parts else 1 for key in trainable)
     return ParameterParts(counts, {size: groups for size, groups in found.groups.items() if size in counts})
 
 
@@ -150,7 +124,7 @@ def agree_on_state(model: nn.Module, world: World) -> None:
         for tensor in (*model.parameters(), *model.buffers()):
             alike = world
             if found is not None and id(tensor) in parts:
-                alike = world.resource(GroupWorlds).of(holders_of(found.groups[parts[id(tensor)][0].ranks]))
+                alike = world.group_world(holders_of(found.groups[parts[id(tensor)][0].ranks]))
             alike.broadcast(tensor)
 
 
@@ -166,20 +140,19 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
         if reducer_of(model) is None:
             raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
         return
-    numbers = found.numbers
-    numbers.seed, numbers.step, numbers.first, numbers.counts = seed, step, first, False
+    found.numbers.seed, found.numbers.step, found.numbers.first, found.numbers.counts = seed, step, first, False
 
 
-def _forget_gathered(model: nn.Module, *_: object) -> None:
+def _free_gathered(model: nn.Module, *_: object) -> None:
     """Free activations that were gathered in a forward pass."""
     found = split_of(model)
     for link in found.links.values() if found is not None else ():
-        link.forget()
+        link.gathered = None
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
-    _forget_gathered(model)
+    _free_gathered(model)
     found = split_of(model)
     recomputes = torch._C._current_graph_task_id() != -1
     if found is not None and found.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:

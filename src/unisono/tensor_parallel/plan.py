@@ -107,26 +107,26 @@ def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
     elif isinstance(content, str):
         raise UsageError(f'plan = {content!r} is no plan: name layers, as in {{"fc1": "column 2"}}, or use "{AUTO}"')
     else:
-        layers = tuple((name, split_of(value, name)) for name, value in content.items())
+        layers = tuple((name, parse_split(value, name)) for name, value in content.items())
     return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))
 
 
-def split_of(value: Any, layer: str) -> Split:
+def parse_split(value: Any, layer: str) -> Split:
     """Return a split from its words, or from DTensor's style. Raises UsageError, naming the layer."""
     if isinstance(value, Split):
         return value
-    if any(one.__module__.startswith(STYLES) and one.__name__ == "ParallelStyle" for one in type(value).__mro__):
+    if any(kind.__module__.startswith(STYLES) and kind.__name__ == "ParallelStyle" for kind in type(value).__mro__):
         return _split_of_style(value, layer)
     words = value.split() if isinstance(value, str) else []
-    found: dict[str, Any] = {"how": words.pop(0) if words else ""}
+    fields: dict[str, Any] = {"how": words.pop(0) if words else ""}
     if words and words[0].isdigit():
-        found["ranks"] = int(words.pop(0))
-    while len(words) >= 2 and words[0] in ("takes", "gives", "dim") and words[0] not in found:
+        fields["ranks"] = int(words.pop(0))
+    while len(words) >= 2 and words[0] in ("takes", "gives", "dim") and words[0] not in fields:
         key, word = words.pop(0), words.pop(0)
-        found[key] = int(word) if key == "dim" and word.removeprefix("-").isdigit() else word
-    if words or found["how"] not in HOWS or not isinstance(found.get("dim", -1), int):
+        fields[key] = int(word) if key == "dim" and word.removeprefix("-").isdigit() else word
+    if words or fields["how"] not in HOWS or not isinstance(fields.get("dim", -1), int):
         raise UsageError(f"the plan of layer {layer!r} is {value!r}; it reads like {FORM}")
-    return Split(**found)
+    return Split(**fields)
 
 
 def _split_of_style(style: Any, layer: str) -> Split:
@@ -140,9 +140,10 @@ def _split_of_style(style: Any, layer: str) -> Split:
 
 
 def _flow(layouts: Any, layer: str, where: str) -> str:
-    one = layouts[0] if isinstance(layouts, tuple) and len(layouts) == 1 else layouts
-    if type(one).__name__ == "Replicate" or (type(one).__name__ == "Shard" and one.dim == 0):
+    layout = layouts[0] if isinstance(layouts, tuple) and len(layouts) == 1 else layouts
+    kind = type(layout).__name__
+    if kind == "Replicate" or (kind == "Shard" and layout.dim == 0):
         return OWN
-    if type(one).__name__ == "Shard" and one.dim == -1:
+    if kind == "Shard" and layout.dim == -1:
         return PART
     raise UsageError(f"layer {layer!r}: {where} is {layouts}; it has to be Replicate(), Shard(0) or Shard(-1)")

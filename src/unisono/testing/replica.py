@@ -99,6 +99,7 @@ class InProcessReplica:
     def pack(self, key: int, scaled: bool = True) -> None:
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
+        self.shards.set_presence(key, self._own)
         for number, first, last in self._ranges(key):
             own = self._own[number]
             there.append(own is not None)
@@ -107,7 +108,6 @@ class InProcessReplica:
             self._unpacked[number] -= 1
             if not self._unpacked[number]:
                 del self._own[number]
-        self.shards.set_presence(key, there)
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
 
     def bucket(self, key: int) -> torch.Tensor:

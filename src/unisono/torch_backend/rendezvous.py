@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
-from unisono.addresses import address_towards
 from unisono.launch import on_one_node, ranks_started
 from unisono.torch_backend.pytorch import FileStore, TCPStore
 
@@ -77,6 +76,17 @@ def variables_of(world: World) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": len(node),
     }
     return {name: str(value) for name, value in known.items()}
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's address on the route to a host, or that of its name without a route. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+        address: str = probe.getsockname()[0]
+    return address
 
 
 def address_of_root(world: World) -> str:

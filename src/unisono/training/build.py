@@ -14,9 +14,9 @@ accelerator there is none: its convolutions are those of PyTorch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +26,17 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan,
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
 from unisono.data.feed import Feed, FeedFacts, InputFacts
-from unisono.data.loading import cast_inputs, device_of_rank
-from unisono.data.order import parse_shuffle
+from unisono.data.loading import PROCESSOR, cast_inputs, device_of_rank
+from unisono.data.options import DataOptions
 from unisono.data.pack.layout import check_installed
-from unisono.device import HOST, module_of
+from unisono.device import module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError, UsageError
 from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.planned_run import MAX_DECODING_THREADS
-from unisono.processor import processor
+from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
@@ -44,19 +44,12 @@ from unisono.tensor_parallel.choose_plan import NONE, PlanChoice, choose_plan, w
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
-from unisono.training.recipe import DataRecipe, Recipe
+from unisono.training.recipe import Recipe
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
-if TYPE_CHECKING:
-    from unisono.data.kinds import TransformOptions
-
-
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-PROCESSOR = torch.device(HOST)
-"""Device of a rank that has no accelerator."""
 
 
 def bind_cores(world: World) -> tuple[CoreShare, list[str]]:
@@ -138,28 +131,17 @@ def make_feed(
 def _feed(
     recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
 ) -> Feed:
-    data = recipe.data
-    shuffle = parse_shuffle(data.shuffle)
+    data, seed = recipe.data, recipe.training.seed
     if not data.pack:
-        return in_memory_feed(BUILTIN_DATASETS[data.name](), world, recipe.training.seed, observe, shuffle)
+        return in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
     check_installed()
-    from unisono.data.packed_feed import FeedOptions, packed_feed  # noqa: PLC0415  what only packs need
-    from unisono.data.storage import StorageOptions  # noqa: PLC0415
+    from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  what only packs need
 
-    storage = StorageOptions(data.storage, data.groups, data.buffer_megabytes << 20, data.cache_megabytes << 20)
-    threads = decoding_threads(data, share)
-    options = FeedOptions(Path(data.pack), storage, transform_options(data), threads, out_of_step, shuffle, device)
-    return packed_feed(options, world, recipe.training.seed, observe)
+    data = replace(data, threads=decoding_threads(data, share))
+    return packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
 
 
-def transform_options(data: DataRecipe) -> TransformOptions:
-    """Return the options of the transform from a pack's samples to network inputs."""
-    from unisono.data.kinds import TransformOptions  # noqa: PLC0415  what only packs need
-
-    return TransformOptions(data.size, data.augment, data.windows, data.context)
-
-
-def decoding_threads(data: DataRecipe, share: CoreShare) -> int:
+def decoding_threads(data: DataOptions, share: CoreShare) -> int:
     """Return the number of threads that decode samples in a rank with this share of its node's cores."""
     return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
 

@@ -25,7 +25,7 @@ snapshots are kept, too.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,16 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_newest, load_step, remove_newer, save
-from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names, read_progress, step_of
+from unisono.training.checkpoint.files import load_newest, load_step, remove_newer
+from unisono.training.checkpoint.layout import (
+    Checkpoint,
+    DamagedCheckpointError,
+    checkpoint_names,
+    read_progress,
+    step_of,
+)
 from unisono.training.player import Run
-from unisono.training.state import copied, discard_newer, find_checkpoint, fitting
+from unisono.training.state import discard_newer, find_checkpoint, fitting
 
 FOLDER = "workers"
 
@@ -65,21 +71,6 @@ class WorkerCounters:
     """Samples of all workers, as the reply before had them."""
 
 
-def take(state: dict[str, Any], optimizer: torch.optim.Optimizer, buffers: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return copies of a worker's weights and optimizer state, with `buffers` as they were before the step.
-
-    `state` is the model's state_dict from the beginning, whose tensors are the model's own: to read it from the model
-    would wait for the updates that follow.
-    """
-    weights = copied(state) | {name: value for name, value in buffers.items() if name in state}
-    return {"weights": weights, "optimizer": copied(torch.optim.Optimizer.state_dict(optimizer))}
-
-
-def save_snapshot(home: Path, worker: int, cut: int, state: dict[str, Any], counters: WorkerCounters) -> None:
-    """Write a worker's snapshot, as `take` gave it, for the checkpoint `cut`."""
-    save(worker_folder(home, worker), Checkpoint(cut, **state, progress=asdict(counters)))
-
-
 def centre_checkpoint(cut: int, weights: dict[str, Any], replies: Sequence[Reply], data: str) -> Checkpoint:
     """Return the checkpoint of a centre as it came with the servers' replies, with the progress before that exchange.
 
@@ -100,7 +91,7 @@ class CentrePoint(NamedTuple):
     centre: Checkpoint
     replies: tuple[Reply, ...]
     """Reply of each server to the exchange of the cut; the first server knows the progress of the run."""
-    damaged: list[DamagedCheckpoint]
+    damaged: list[DamagedCheckpointError]
     """Centres that were to be used, and are damaged."""
 
     @property
@@ -143,7 +134,7 @@ def _reply(numbers: Sequence[float]) -> Reply:
 
 def _who_trained(home: Path, name: str, seats: SeatCounts) -> set[int]:
     """Return the workers that had to leave a snapshot for a centre; none where a run with `seats` cannot use them."""
-    progress = read_progress(home / run_directory.CHECKPOINTS, name)
+    progress = read_progress(home / run_directory.CHECKPOINTS / name)
     if progress is None or len(progress.get("servers", ())) != seats.servers:
         return set()
     reply = _reply(progress["servers"][0])
@@ -241,7 +232,7 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
     centre, first = cut.centre, cut.replies[0]
     if (before := centre.progress["data"]) != data:
         raise CheckpointError(f"the run was trained on other data ({before}) than now ({data}): begin a new run")
-    with fitting(centre):
+    with fitting(f"step {centre.step}'s checkpoint"):
         run.trainer.model.load_state_dict(centre.weights)
     alike, trains = cut.seats == seats, world.rank < seats.workers
     mine = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
@@ -275,7 +266,7 @@ def _why_inexact(alike: bool, lacking: Sequence[int], wire: str | None, servers:
 
 
 def discard_after(
-    home: Path, cut: int, numbers: Sequence[int], inexact: str = "", damaged: Sequence[DamagedCheckpoint] = ()
+    home: Path, cut: int, numbers: Sequence[int], inexact: str = "", damaged: Sequence[DamagedCheckpointError] = ()
 ) -> list[str]:
     """Remove the centres, events, metrics and snapshots that are newer than the checkpoint `cut`, to resume from it; -1
     where the run begins again. Rename `damaged` centres. Return lines to log.
@@ -294,8 +285,8 @@ def discard_after(
 
 def compare(home: Path, source: Path) -> str | None:
     """Return None where the final weights of two runs are equal bit for bit, else the first that differs."""
-    mine, its = (load_newest(one / run_directory.CHECKPOINTS)[0].weights for one in (home, source))
-    for name, value in its.items():
-        if not (isinstance(value, torch.Tensor) and torch.equal(mine[name], value)):
+    mine, its = (load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
+    for name, tensor in its.items():
+        if not (isinstance(tensor, torch.Tensor) and torch.equal(mine[name], tensor)):
             return name
     return None

@@ -3,30 +3,40 @@
     --machine:    plan ─▶ RUN/prediction.json ─ first step ─ ... ─ last step ─▶ RUN/measurement.json ─▶ ledger.jsonl
     without:      first step ─ ... the search ends ─▶ RUN/prediction.json ─ ... ─ last step ─▶ the same
 
-The prediction of a machine file is that of `unisono plan` for this recipe, these ranks and nodes. Without one it is
-that of the search for overlap and buckets (`reducer/tuning.py`). A run that has neither has no seal, and says why.
+The prediction of a machine file is that of `unisono plan` for this recipe, these ranks and nodes, with its interval.
+Without one it is that of the search for overlap and buckets (`reducer/tuning.py`), with the interval of its trials
+(`plan/trials.py`). A run that has neither has no seal, and says why.
+
+    computing                      update                        communication
+    │ forward and backward │ what a step without exchanges adds │ the rest of the predicted step │
+
+Worked example, 4 ranks: computing 40 ms; the program takes 42 ms where collectives take no time, and 52 ms with them:
+updates that do not hide are 2 ms, communication that does not hide is 10 ms.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from unisono.data.order import steps_of
-from unisono.device import HOST
 from unisono.errors import UsageError
 from unisono.foresight.compare import explain, step_words, summarize
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append
-from unisono.foresight.predictions import planned_prediction, tuned_prediction
 from unisono.foresight.seal import (
+    BEFORE,
     MEASUREMENT,
     WARMUP_STEPS,
+    CostFacts,
+    ProgramFacts,
     RunFacts,
     Seal,
     SealedPrediction,
@@ -36,15 +46,24 @@ from unisono.foresight.seal import (
     seals_of,
     write_seal,
 )
-from unisono.plan.choose import is_searched
+from unisono.plan.choose import Candidate, StepParts, is_searched, parts_of
+from unisono.plan.exchange_cost import FREE
 from unisono.plan.machines import find_machine, machine_file
-from unisono.processor import Counters, ProcessorUse, processor_use, read_counters, use_since
+from unisono.plan.planned_run import PlannedRun
+from unisono.plan.run_plan import predict_run
+from unisono.plan.run_row import INTERVAL_SHARE
+from unisono.plan.trials import TrialChoice
+from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_counters, use_since
+from unisono.step.predict import predict
+from unisono.step.program import UPDATE, Role, Step
 from unisono.tables import as_json
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
-from unisono.training.player import Run
 from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
 from unisono.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from unisono.training.player import Run
 
 MAX_NUMBERS_KEPT = 1 << 24
 """Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""
@@ -92,10 +111,10 @@ class RunForesight:
 
     def finish(self, wall: float) -> None:
         """Write the measurement and add the run to the ledger; `wall` is the seconds since the run began."""
-        use = processor_use(self.run.world.all_gather_object(use_since(self._counters)))
+        uses = self.run.world.all_gather_object(use_since(self._counters))
         if self.run.world.rank == 0:
             try:
-                self._write(wall, use)
+                self._write(wall, processor_use(uses))
             except UsageError as error:  # the run itself has ended well
                 self.run.display.log(f"not in the ledger: {error}")
 
@@ -107,10 +126,11 @@ class RunForesight:
         self._searched, self._counters = max(0, self._made - 1), read_counters()
         choice = reducer.programs.tuning.choice
         if choice is not None:
-            how = (
-                f"how gradients are averaged: overlap {choice.candidate.setting.overlap} (more: {self.run.home / LOG})"
+            self.run.display.log(
+                f"the first {self._searched} steps tuned how gradients are averaged: overlap "
+                f"{choice.candidate.setting.overlap} (more: {self.run.home / LOG})"
+                + (choice.doubt and f"; {choice.doubt}")
             )
-            self.run.display.log(f"the first {self._searched} steps tuned {how}{choice.doubt and f'; {choice.doubt}'}")
         if self._seal is not None:
             return
         if choice is None:
@@ -162,9 +182,8 @@ class RunForesight:
         """Write the measurement, if there is one, and add a run with a seal to the ledger."""
         home, display, seal = self.run.home, self.run.display, self._seal
         skip, period = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule.traits.period
-        found = None
-        if self._kept:
-            found = measure(np.concatenate(self._kept, axis=1), KINDS, max(0, skip - self._dropped), period)
+        steps = np.concatenate(self._kept or [np.empty((1, 0, len(KINDS)), np.float32)], axis=1)
+        found = measure(steps, KINDS, max(0, skip - self._dropped), period)
         if found is None:
             display.detail(f"no measurement: {reason_without_measurement(period, skip)}")
             return
@@ -198,3 +217,60 @@ def reason_without_seal(trainer: Trainer) -> str:
     if not is_searched(trainer.reducer.rule):
         return f"the steps of {type(trainer.reducer.rule).__name__} are not alike, so they are not measured"
     return "overlap and buckets were not searched"
+
+
+def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
+    """Return the prediction of a run whose layers are whole, as `unisono plan` makes it.
+
+    Raises UsageError as `predict_run`.
+    """
+    row, _, played = predict_run(run)
+    parts = StepParts(row.computing, row.communication, row.update, row.loading)
+    found = _prediction(BEFORE, facts, played, parts, (row.low, row.high, INTERVAL_SHARE))
+    return replace(found, program=replace(found.program, schedule=row.schedule))
+
+
+def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> SealedPrediction:
+    """Return the prediction that a search of `steps` steps has made for the setting it chose, from its measurements."""
+    chosen, costs = choice.candidate, choice.candidate.costs
+    silent = predict(chosen.rule, replace(costs, collective=FREE)).step
+    parts = parts_of(costs.computing.whole, silent, chosen.prediction.step)
+    interval = choice.interval(parts.computing + parts.update)
+    found = _prediction(f"after {steps} tuning steps", facts, chosen, parts, interval)
+    return replace(found, doubt=choice.doubt, processor=choice.use)
+
+
+def _prediction(
+    sealed: str, facts: RunFacts, chosen: Candidate, parts: StepParts, interval: tuple[float, float, float]
+) -> SealedPrediction:
+    """Return the prediction of a step that was played; `interval` has both ends and the nominal share."""
+    program, updating = program_of(chosen)
+    costs = CostFacts(*chosen.costs.collective, chosen.costs.computing.update)
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    communicating = chosen.prediction.communicating
+    named = version("unisono"), facts, parts, *interval
+    return SealedPrediction(sealed, *named, program, costs, communicating, updating, now)
+
+
+def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
+    """Return the program of a predicted step, and the seconds of a step in which it updates weights.
+
+    Its digest is the SHA-256 of its tasks: equal programs have equal ones, in every process.
+    """
+    setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
+    buckets, period = costs.layout.buckets, rule.traits.period
+    tasks = [task for number in range(period) for task in rule(Step(number), 0, costs.layout)]
+    updates = [task for task in tasks if task.lane == UPDATE and task.parameters and task.operation.role is Role.LOCAL]
+    lines = [
+        f"{task} {task.lane} {task.reads} {task.writes} {task.group} {task.parameters} {task.peer}" for task in tasks
+    ]
+    facts = ProgramFacts(
+        setting.overlap,
+        setting.bucket_bytes,
+        len(buckets),
+        sum(bucket.nbytes for bucket in buckets),
+        wire=rule.exchange.wire or "",
+        period=period,
+        digest=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+    )
+    return facts, sum(task.operation.price(task, costs).seconds for task in updates) / period

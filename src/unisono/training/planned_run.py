@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from unisono.compute import PROCESSOR
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
+from unisono.data.options import DataOptions
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import STREAMED
 from unisono.errors import RecipeError, UsageError
@@ -35,15 +35,16 @@ from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
-from unisono.plan.split import LayerFacts, SplitInputs, SplitModel
+from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
+from unisono.processor import HOST
 from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.named_rule import make_rule
-from unisono.training.recipe import DataRecipe, ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe_check import make_rule
 from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
 
 if TYPE_CHECKING:
@@ -120,10 +121,10 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, and for
     accelerators that the machine does not have; "auto" is planned on what it has.
     """
-    if recipe.compute.device not in (PROCESSOR, AUTO) and not machine.node.accelerators:
+    if recipe.compute.device not in (HOST, AUTO) and not machine.node.accelerators:
         raise UsageError(
             f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
-            f"--set compute.device={PROCESSOR}"
+            f"--set compute.device={HOST}"
         )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
     shape = sample_shape(samples.shape) or input_shape(model.name, data.size)
@@ -176,7 +177,7 @@ def known_samples(recipe: PlanRecipe) -> SampleRecipe:
     return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
 
 
-def samples_of(recipe: DataRecipe) -> SampleRecipe:
+def samples_of(recipe: DataOptions) -> SampleRecipe:
     """Return what data tell: nothing without a name, or of a pack that is not here."""
     if not recipe.pack:
         if not recipe.name:
@@ -257,18 +258,13 @@ def split_model_of(
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
     layers all the same; planning raises one for splits that the network or the ranks do not allow.
     """
-    layers, size = parallel.layers or AUTO, parallel.ranks
-
-    def facts(ranks: int) -> tuple[LayerFacts, ...]:
-        return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks)
+    facts = partial(facts_of, network, traced.layers, traced.once, TRACED_SAMPLES)
+    by_hand, whole = (parallel.layers or AUTO) != AUTO, whole_layers(rule, optimizer) is not None
+    if by_hand and whole:
+        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
 
     def choose(inputs: SplitInputs) -> Mapping[str, str]:
         ranks = inputs.links.placement.ranks
-        assert not isinstance(layers, str)
-        return check_plan(make_plan(layers, size or ranks), network, ranks).words
+        return check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).words if by_hand else {}
 
-    if whole_layers(rule, optimizer) is None:
-        return SplitModel(facts) if isinstance(layers, str) else SplitModel(facts, choose)
-    if not isinstance(layers, str):
-        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
-    return SplitModel(facts, lambda _: {})
+    return SplitModel(facts, choose) if by_hand or whole else SplitModel(facts)

@@ -7,49 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.compute import AUTO, PRECISIONS, PROCESSOR
-from unisono.data.kinds import all_augments
-from unisono.data.storage import AUTO as AUTO_STORAGE
-from unisono.data.storage import STORAGES
+from unisono.compute import PRECISIONS
+from unisono.data.options import DataOptions
 from unisono.optimizers import OPTIMIZERS
+from unisono.processor import AUTO, HOST
 from unisono.rules.options import all_options
-from unisono.tables import choice, flat, number, numbers, texts_or
+from unisono.tables import choice, flat, number, texts_or
 from unisono.training.learning_rate import POLICIES
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
-
-
-@dataclass(frozen=True)
-class DataRecipe:
-    """The data set, and its form in memory and in batches."""
-
-    name: str = "digits"
-    """Data set that comes with Unisono; not used where `pack` is given."""
-    pack: str = ""
-    """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
-    storage: str = choice("partitioned", *STORAGES, AUTO_STORAGE)
-    """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks;
-    "streamed", read from the pack's files during training; "auto", chosen by the memory there is."""
-    groups: int = number(1, at_least=1)
-    """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
-    shuffle: str = "epoch"
-    """Interval and scope of the shuffle: "epoch"; "every:N", every N epochs; "once"; the last two perhaps with
-    ",parts:P": in between, samples stay in one of P parts of each batch."""
-    buffer_megabytes: int = number(1024, at_least=1)
-    """Size of the shuffle buffer over all ranks, if `storage` is "streamed". Two of them are in memory."""
-    cache_megabytes: int = number(0, at_least=0)
-    """Part of a pack that each node keeps in memory, if `storage` is "streamed"; the rest is read in each epoch."""
-    size: int = number(0, at_least=0)
-    """Height and width, in pixels, of the images that the network gets; 0: as raw images are."""
-    windows: int = number(8, at_least=1)
-    """Windows of an audio recording that the network gets, evenly spaced."""
-    context: int = number(15, at_least=0)
-    """Frames of 10 ms before the middle of each window, and as many after it."""
-    augment: str = choice("none", *all_augments())
-    """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
-    threads: int = number(0, at_least=0)
-    """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +54,7 @@ class OptimizerRecipe:
     """Exponent of the `polynomial` policy; above 0."""
     momentum: float = number(0.9, at_least=0)
     """Momentum; for `lamb`, Adam's first beta; not used by `adamw`."""
-    betas: tuple[float, float] = numbers(0.9, 0.999, at_least=0, below=1)
+    betas: tuple[float, float] = number((0.9, 0.999), at_least=0, below=1)
     """Shares of the past in the means of gradients and of their squares, for `adamw`."""
     nesterov: bool = False
     """True for Nesterov momentum, of "sgd"."""
@@ -165,7 +132,7 @@ class ParallelRecipe:
 class ComputeRecipe:
     """Device, number format and convolution algorithms of the network."""
 
-    device: str = PROCESSOR
+    device: str = HOST
     """Device of each rank: "cpu"; "auto", the accelerators of its node, one for each rank there, or the processor where
     there are none; a kind of them as PyTorch calls it, one for each rank; with a number (kind:0), one for all ranks."""
     precision: str = choice(AUTO, *PRECISIONS)
@@ -185,7 +152,7 @@ class Recipe:
     """Name of the run; its folder under runs/ begins with it."""
     ranks: int = number(1, at_least=1)
     """Ranks to start, unless --ranks or the launcher says otherwise."""
-    data: DataRecipe = field(default_factory=DataRecipe)
+    data: DataOptions = field(default_factory=DataOptions)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)

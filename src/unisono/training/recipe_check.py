@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
-from unisono.compute import DEVICE
 from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
-from unisono.rules import RULES
+from unisono.rules import RULES, BaseRule, Exchange, find_rule
 from unisono.rules.asynchronous import has_servers
+from unisono.rules.options import all_options, own_options
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.named_rule import make_rule, own_rule
-from unisono.training.recipe import OWN, Recipe
-from unisono.user_function import is_user_function
+from unisono.training.recipe import OWN, Recipe, RuleRecipe
+from unisono.user_function import UserFunction, is_user_function
 from unisono.wires import WIRES
+
+DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
+"""Words for the device of a rank: one of both, a kind of accelerator that PyTorch knows, or one device of a kind."""
 
 
 def check_run(recipe: Recipe, ranks: int) -> None:
@@ -39,11 +44,6 @@ def _about_data(recipe: Recipe) -> Iterator[str]:
     data, batch = recipe.data, recipe.training.batch
     if data.name not in TRAIN_SAMPLES and not data.pack:
         yield f"data.name = {data.name!r}; there are {', '.join(TRAIN_SAMPLES)}"
-    if data.storage != "partitioned" and data.groups > 1:
-        yield (
-            f'data.groups = {data.groups}, but data.storage = "{data.storage}": only "partitioned" takes groups; leave '
-            "groups away"
-        )
     shuffle = parse_shuffle(data.shuffle)
     if shuffle.parts > batch:
         yield f"data.shuffle has {shuffle.parts} parts, but training.batch = {batch} samples to divide"
@@ -96,3 +96,73 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
                 f'data.shuffle = "{shuffle}", but workers of rule.name = "{recipe.rule.name}" have samples of their '
                 "own and no shuffle; leave it away"
             )
+
+
+def make_rule(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe, with those of its options that the rule has.
+
+    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
+    function returns no BaseRule.
+    """
+    options, exchange = recipe.rule, _exchange_of(recipe)
+    if not is_user_function(options.name):
+        mine = {key: options.options[key] for key in own_options(options.name)}
+        return find_rule(options.name)(exchange, options.overlap, **mine)
+    own = own_rule(options)
+    rule = own.call(exchange, options.overlap)
+    if not isinstance(rule, BaseRule):
+        raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+    return rule
+
+
+def _exchange_of(recipe: Recipe) -> Exchange:
+    options = recipe.exchange
+    wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
+    return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
+
+
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
+
+
+def describe_unused(options: RuleRecipe) -> list[str]:
+    """Return a line for each key that a recipe sets and that its rule does not have: it has no effect.
+
+    It is no error: a sweep over rules gives keys of one to the others too.
+    """
+    mine = own_options(options.name)
+    return [
+        f"rule.{key} = {options.options[key]!r} has no effect with rule.name = {options.name!r}, which has "
+        f"{', '.join(mine) or 'no keys of its own'}"
+        for key, one in all_options(options.name).items()
+        if key not in mine and options.options[key] != one.default
+    ]
+
+
+LIMIT_SECONDS = 60.0
+"""Longest time to make a rule of the user's own."""
+
+ASYNCHRONOUS = 10
+"""Exit code of the process that has made an asynchronous rule."""
+
+PROGRAM = "import sys; from unisono.training.recipe_check import answer; sys.exit(answer(*sys.argv[1:]))"
+
+
+def survives_deaths(recipe: Recipe) -> bool:
+    """Return True for a recipe whose rule is asynchronous. A rule of the user's own that cannot be made is not: the
+    ranks report why."""
+    options = recipe.rule
+    if not is_user_function(options.name):
+        return has_servers(make_rule(recipe))
+    command = [sys.executable, "-c", PROGRAM, options.name, options.folder, options.overlap]
+    try:
+        asked = subprocess.run(command, input=b"", capture_output=True, timeout=LIMIT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == ASYNCHRONOUS
+
+
+def answer(name: str, folder: str, overlap: str) -> int:
+    """Return the exit code for a rule of the user's own: ASYNCHRONOUS, or 0."""
+    return ASYNCHRONOUS if has_servers(make_rule(Recipe(rule=RuleRecipe(name, folder, overlap)))) else 0

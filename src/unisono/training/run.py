@@ -21,15 +21,12 @@ from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
 from unisono.training import build, run_directory
-from unisono.training.checkpoint.state import check_state
-from unisono.training.named_rule import describe_unused, make_rule, own_rule
-from unisono.training.player import EventPlayer, Run
+from unisono.training.checkpoint.files import check_state
+from unisono.training.player import EventPlayer, Run, TogetherPlayer
 from unisono.training.recipe import Recipe
-from unisono.training.recipe_check import check_run, plan_of
-from unisono.training.run_directory import report_if_finished
-from unisono.training.run_lock import RunLock
+from unisono.training.recipe_check import check_run, describe_unused, make_rule, own_rule, plan_of
+from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.timeline import Timeline, check_writable
-from unisono.training.together import TogetherPlayer
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.user_function import is_user_function

@@ -17,7 +17,11 @@ runs/digits-20260131-120000/
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
 import json
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +33,9 @@ import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import write_atomically
-from unisono.training.checkpoint.layout import DamagedCheckpoint, checkpoint_names, read_manifest, step_of
+from unisono.training.checkpoint.layout import DamagedCheckpointError, checkpoint_names, read_manifest, step_of
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
-from unisono.training.run_lock import RunLock
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 CONVOLUTIONS, LOG = "convolutions.json", "log.txt"
@@ -123,20 +126,21 @@ def truncate_metrics(folder: Path, step: int) -> None:
 
     A line that was cut off when the run was killed is removed too; one without a step stays.
     """
+
+    def belongs(line: bytes) -> bool:
+        try:
+            reached = json.loads(line)["step"]
+        except ValueError:  # cut off in the middle
+            return False
+        except (KeyError, TypeError):
+            return True
+        return not isinstance(reached, int) or reached <= step
+
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if _belongs(line, step)]
+    kept = list(filter(belongs, lines))
     if kept != lines:
         replace_file(path, b"".join(kept))
-
-
-def _belongs(line: bytes, step: int) -> bool:
-    try:
-        found = json.loads(line)
-    except ValueError:  # cut off in the middle
-        return False
-    reached = found.get("step") if isinstance(found, dict) else None
-    return not isinstance(reached, int) or reached <= step
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -159,14 +163,14 @@ def _writing(path: Path) -> Iterator[None]:
 def is_finished(run: Path, epochs: int) -> bool:
     """Return True where the run in `run` has metrics of `epochs` epochs, and the last one's checkpoint is complete."""
     names, metrics = checkpoint_names(run / CHECKPOINTS), read_metrics(run)
-    if (
-        not names
-        or not metrics
-        or metrics[-1].get("epoch", 0) < epochs
-        or metrics[-1].get("step") != step_of(names[-1])
-    ):
+    last = metrics[-1] if metrics else {}
+    if not names or last.get("epoch", 0) < epochs or last.get("step") != step_of(names[-1]):
         return False
-    return not isinstance(read_manifest(run / CHECKPOINTS / names[-1]), DamagedCheckpoint)
+    try:
+        read_manifest(run / CHECKPOINTS / names[-1])
+    except DamagedCheckpointError:
+        return False
+    return True
 
 
 def report_if_finished(run: Path, recipe: Recipe) -> bool:
@@ -180,3 +184,139 @@ def report_if_finished(run: Path, recipe: Recipe) -> bool:
         flush=True,
     )
     return True
+
+
+# Lock ---------------------------------------------------------------------------------------------------------------
+
+LOCK = ".lock"
+
+NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""Error numbers of file systems without `flock`."""
+
+
+class RunLock:
+    """Lock that keeps a folder to one run at a time, taken by one rank for all. It opens when its holder ends, however
+    that ends.
+
+        RUN/.lock    {"host": "node-a", "process": 4711, "born": "8812033", "since": "2026-01-31T12:00:00+01:00"}
+
+    The file is locked by `flock` and removed at the end. The kernel releases the lock when the holder dies, on NFS too.
+    Where a file system has no `flock`, the file itself is the lock; it does not count once its holder on this host is
+    dead.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._descriptor = -1
+
+    def take(self, folder: Path) -> None:
+        """Take the lock of `folder`. Raises UsageError naming the holder, or the file system's error."""
+        path = folder / LOCK
+        try:
+            while not self._taken(path):
+                pass  # its holder has just removed the file, or has died
+        except OSError as error:
+            raise UsageError(f"cannot lock the run's folder: {path}: {error.strerror}") from error
+        self._path = path
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._path is None:
+            return
+        self._path.unlink(missing_ok=True)  # before it opens: the next one makes a file of its own
+        os.close(self._descriptor)
+        self._path, self._descriptor = None, -1
+
+    def _taken(self, path: Path) -> bool:
+        """Try once to take the lock; return False where the file belonged to a holder that is gone."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            holder = os.pread(descriptor, 4096, 0)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(_in_use(path, holder)) from error
+            except OSError as error:
+                if error.errno not in NO_FLOCK:
+                    raise
+                return self._taken_without_flock(path, holder)
+            try:
+                if not os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return False
+            except FileNotFoundError:
+                return False
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _mine(), 0)
+            self._descriptor, descriptor = descriptor, -1
+            return True
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _taken_without_flock(self, path: Path, holder: bytes) -> bool:
+        if _lives(holder):
+            raise UsageError(
+                f"{_in_use(path, holder)}; this file system has no locks: if that run has ended, remove {path}"
+            )
+        aside = path.with_name(f"{LOCK}.{socket.gethostname()}.{os.getpid()}")
+        try:
+            path.rename(aside)
+            faster = aside.read_bytes() != holder  # somebody has taken it between: it goes back
+            if not faster:
+                aside.write_bytes(_mine())
+            os.link(aside, path)
+        except (FileNotFoundError, FileExistsError):
+            return False
+        finally:
+            aside.unlink(missing_ok=True)
+        if faster:
+            return False
+        self._descriptor = os.open(path, os.O_RDONLY)
+        return True
+
+
+def _mine() -> bytes:
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    process = os.getpid()
+    return json.dumps({"host": socket.gethostname(), "process": process, "born": _born(process), "since": now}).encode()
+
+
+def _born(process: int) -> str:
+    """Return the start time of a process, in the kernel's ticks; empty where it is unknown or the process is dead."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _holder(content: bytes) -> tuple[str, int, str, str] | None:
+    """Return the host, the number, the start and the time of the holder in a lock's file; None where it has not written
+    them yet."""
+    try:
+        holder = json.loads(content)
+        return holder["host"], holder["process"], holder["born"], holder["since"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _lives(content: bytes) -> bool:
+    """Return True if the holder may be alive; on another host this cannot be known."""
+    if (holder := _holder(content)) is None:
+        return False
+    host, process, born, _ = holder
+    if host != socket.gethostname():
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not born or _born(process) == born
+
+
+def _in_use(path: Path, content: bytes) -> str:
+    holder = _holder(content)
+    who = "another process" if holder is None else f"process {holder[1]} on {holder[0]}, since {holder[3]}"
+    return f"{path.parent} is in use by {who}: one run at a time; wait for its end, or end it"

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from unisono.device import HOST
 from unisono.errors import CheckpointError, RecipeError
+from unisono.processor import HOST
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_first, remove_newer, rename_damaged
-from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpoint, checkpoint_names
+from unisono.training.checkpoint.files import load_newest, remove_newer, rename_damaged
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
@@ -45,12 +45,11 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
         return mine
     rule_state = trainer.reducer.rule_state()
     own = {"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state}
-    everyone = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
+    ranks = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
-            return copied(mine[0]), {RANKS: everyone}
-    weights = [one["weights"] for one in everyone]
-    return {name: _mean([one[name] for one in weights]) for name in mine[0]}, {RANKS: everyone}
+            return copied(mine[0]), {RANKS: ranks}
+    return {name: _mean([rank["weights"][name] for rank in ranks]) for name in mine[0]}, {RANKS: ranks}
 
 
 def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
@@ -105,14 +104,14 @@ def copied(value: Any, to: str | None = None) -> Any:
     return [copied(one, to) for one in value] if isinstance(value, list) else value
 
 
-def _mean(values: list[torch.Tensor]) -> torch.Tensor:
-    first = values[0]
-    if not (first.is_floating_point() or first.is_complex()):
-        return first
-    return torch.stack(values).mean(0)
+def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
+    averaged = tensors[0].is_floating_point() or tensors[0].is_complex()
+    return torch.stack(tensors).mean(0) if averaged else tensors[0]
 
 
-def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[RunPoint, list[DamagedCheckpoint], list[str]]:
+def resume_run(
+    folder: Path, trainer: Trainer, world: World
+) -> tuple[RunPoint, list[DamagedCheckpointError], list[str]]:
     """Load the newest complete checkpoint into the model and the optimizer.
 
     Return the resume point, the damaged checkpoints, and lines to log. A run without a checkpoint begins again.
@@ -123,7 +122,7 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[RunPoint, 
     if found is None:
         return RunPoint(), [], []
     checkpoint, damaged = found
-    with fitting(checkpoint):
+    with fitting(f"step {checkpoint.step}'s checkpoint"):
         notes = load_states(trainer, world, checkpoint)
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
@@ -134,15 +133,15 @@ def resume_run(folder: Path, trainer: Trainer, world: World) -> tuple[RunPoint, 
 
 def find_checkpoint(
     folder: Path, order: Callable[[list[str]], Iterable[str]] = reversed
-) -> tuple[Checkpoint, list[DamagedCheckpoint]] | None:
+) -> tuple[Checkpoint, list[DamagedCheckpointError]] | None:
     """Return the first complete checkpoint of the run in `folder`, and the damaged ones before it; None where the run
     had not written its first one. `order` returns names in the order in which to try them, given oldest first.
 
     Raises CheckpointError where none is complete, one cannot be read, or the metrics show that there were some.
     """
     checkpoints = folder / run_directory.CHECKPOINTS
-    if names := checkpoint_names(checkpoints):
-        return load_first(checkpoints, order(names))
+    if checkpoint_names(checkpoints):
+        return load_newest(checkpoints, order)
     if (epochs := run_directory.count_metrics(folder)) > 1:  # one line may be written just before the first checkpoint
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints}, but metrics of {epochs} epochs: is its disk not mounted? "
@@ -152,18 +151,18 @@ def find_checkpoint(
 
 
 @contextmanager
-def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def fitting(checkpoint: str, model: str = "model", remedy: str = "nothing was changed") -> Iterator[None]:
     """Within the block, turn the errors of `load_state_dict` into a CheckpointError."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, LookupError) as error:  # a model's own set_extra_state may raise any
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"step {checkpoint.step}'s checkpoint does not fit the recipe's model: {reason}; nothing was changed"
-        ) from error
+        raise CheckpointError(f"{checkpoint} does not fit the recipe's {model}: {reason}; {remedy}") from error
 
 
-def discard_newer(folder: Path, step: int, damaged: Sequence[DamagedCheckpoint], last: int | None = None) -> list[str]:
+def discard_newer(
+    folder: Path, step: int, damaged: Sequence[DamagedCheckpointError], last: int | None = None
+) -> list[str]:
     """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and metrics newer
     than `last` (None: `step`); rename damaged ones. Return lines to log."""
     checkpoints = folder / run_directory.CHECKPOINTS

@@ -1,4 +1,4 @@
-"""Player of a worker of an asynchronous rule: steps, and the orders that come with a server's replies.
+"""Player of a worker of an asynchronous rule, or of its servers: steps, and the orders that come with servers' replies.
 
     step ─ replies ─▶ SAVE: keep this worker's state   CENTRE: test and save the centre   STOP
     at the end    ENDED ─▶ FETCH: the final centre, saved and tested   CLOSE, LEAVE: end
@@ -16,29 +16,44 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from unisono.asynchronous.exchange import Coding, WorkerExchange
-from unisono.asynchronous.link import process_failed, survives_deaths
+from unisono import witness
+from unisono.asynchronous.event_log import EventLog
+from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
+from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
 from unisono.asynchronous.server import Server
+from unisono.asynchronous.serving import Budget
 from unisono.data.loading import Batch
 from unisono.errors import StallError
+from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.schedules.pieces import bounds
 from unisono.step import program
-from unisono.training import cut, run_directory, servers
+from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.cut import (
+    Beginning,
+    WorkerCounters,
+    begin_new,
+    begin_replay,
+    begin_resumed,
+    centre_checkpoint,
+    compare,
+    worker_folder,
+)
 from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
 from unisono.training.learning_rate import rate_at
-from unisono.training.player import EventPlayer, Run
+from unisono.training.player import EventPlayer, Run, Timer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
@@ -57,8 +72,8 @@ class WorkerPlayer(EventPlayer):
         links = run.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
         self.rule, self.links, self.replays, self.number = rule, links, replays, run.world.rank
-        self.counters, self.request = cut.WorkerCounters(), Request.NONE
-        self._beginning = cut.begin_new(links.seats)
+        self.counters, self.request = WorkerCounters(), Request.NONE
+        self._beginning = begin_new(links.seats)
         self._made = 0  # samples of the last step
         self._sent = WorkerHeader()
         self._replies: Sequence[Reply] = ()
@@ -71,11 +86,11 @@ class WorkerPlayer(EventPlayer):
         run, source = self.run, self.replays
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
-            self._beginning = cut.begin_resumed(self.rule, run)
+            self._beginning = begin_resumed(self.rule, run)
         elif source is not None:
-            self._beginning = run.world.call_on_root(lambda: cut.begin_replay(self.links.seats, source))
+            self._beginning = run.world.call_on_root(lambda: begin_replay(self.links.seats, source))
         run.began -= self._beginning.seconds
-        run.notes += [*self._beginning.notes, *servers.describe_seats(run, self.rule)]
+        run.notes += [*self._beginning.notes, *describe_seats(run, self.rule)]
 
     def train(self) -> int:
         """Train as worker or serve, or both. Return the exit code."""
@@ -85,13 +100,15 @@ class WorkerPlayer(EventPlayer):
             for note in run.notes:
                 run.display.log(note)
         request = (lambda: Request.NONE) if trains else self._take_request  # a worker's go with its headers
-        server = servers.make_server(run, self.rule, self._beginning, processes, request)
+        server = make_server(run, self.rule, self._beginning, processes, request)
         if trains:
-            code = self._train_and_serve(server)
-        else:
-            assert server is not None, "a rank that does not train serves"
-            code = servers.serve(run, server, self.ask)
-        return servers.leave(run, server, processes, code)
+            return leave(run, server, processes, self._train_and_serve(server))
+        assert server is not None, "a rank that does not train serves"
+        with SignalHandlers(self.ask, run.end_at_once, run.display.log):
+            server.run()
+        if not server.living:
+            run.display.log(f"no worker is left: the run ends; resume with: unisono train --resume {run.home}")
+        return leave(run, server, processes, 1 if not server.living else STOPPED if server.stopped else 0)
 
     def _train_and_serve(self, server: Server | None) -> int:
         """Train, while the server of this rank serves beside it. Return the exit code."""
@@ -101,10 +118,10 @@ class WorkerPlayer(EventPlayer):
         self.exchange = reducer.exchange = WorkerExchange(self.links.seats.workers, coding)
         if snapshot is None:  # the worker begins at the centre
             state = self._beginning.states[0]
-            self.counters = cut.WorkerCounters(state.workers[self.number].step, known=state.samples)
+            self.counters = WorkerCounters(state.workers[self.number].step, known=state.samples)
             reducer.programs.resume(self.counters.step)
         else:
-            self.counters = cut.WorkerCounters(**snapshot.progress)
+            self.counters = WorkerCounters(**snapshot.progress)
             self.losses = LossSum(self.counters.loss)
             load_rank(run.trainer, self.counters.step, snapshot.weights, snapshot.optimizer)
         thread = None
@@ -113,7 +130,7 @@ class WorkerPlayer(EventPlayer):
             thread.start()
         with SignalHandlers(self.ask, run.end_at_once, run.display.log) as self.signals:
             try:
-                self.exchange.take, self._state = self._take, dict(run.trainer.model.state_dict())
+                self.exchange.take, self._state = self._copy_state, dict(run.trainer.model.state_dict())
                 self.play(self._events())
                 run.trainer.wait()
                 code = self._end()
@@ -136,8 +153,8 @@ class WorkerPlayer(EventPlayer):
                     f"the server has died: the run ends. The last centre is saved; resume with: unisono train --resume "
                     f"{self.run.home}"
                 )
-                servers.exit_at_once(rank, 1)
-            servers.exit_at_once(rank, 0)  # the rank that saves gives the code; another one would end it before it has
+                exit_at_once(rank, 1)
+            exit_at_once(rank, 0)  # the rank that saves gives the code; another one would end it before it has
         traceback.print_exception(error)
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)  # a launcher lets the others go on after a signal, not after an exit code
@@ -199,9 +216,10 @@ class WorkerPlayer(EventPlayer):
         trainer, header = self.run.trainer, event.header
         trainer.wait()
         assert self.exchange.snapshot is not None, "it is taken when all servers have replied"
-        counters = cut.WorkerCounters(header.step, header.samples, header.loss, event.known)
+        counters = WorkerCounters(header.step, header.samples, header.loss, event.known)
+        state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(counters))
         with trainer.span("write", "checkpoint"):
-            cut.save_snapshot(self.run.home, self.number, event.cut, self.exchange.snapshot, counters)
+            save(worker_folder(self.run.home, self.number), state)
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of the centre that came last."""
@@ -210,7 +228,7 @@ class WorkerPlayer(EventPlayer):
     def checkpoint(self, event: Save) -> Checkpoint:
         """Return the centre."""
         weights = copied(self.run.trainer.model.state_dict())
-        return cut.centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
+        return centre_checkpoint(event.point.step, weights, self._replies, self.run.feed.fingerprint)
 
     def report_saved(self, event: Save) -> None:
         """Log a centre that was saved within an epoch."""
@@ -245,9 +263,16 @@ class WorkerPlayer(EventPlayer):
         times = tuple(seconds[one] for one in KINDS)
         return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), times)
 
-    def _take(self) -> dict[str, Any]:
-        """Return a copy of this worker's state, before what came is applied. Called in the thread of the updates."""
-        return cut.take(self._state, self.run.trainer.optimizer, self._buffers)
+    def _copy_state(self) -> dict[str, Any]:
+        """Return copies of this worker's weights and optimizer state, before what came is applied; buffers are as they
+        were before the step. Called in the thread of the updates.
+
+        The state_dict is that from the beginning, whose tensors are the model's own: to read it from the model would
+        wait for the updates that follow.
+        """
+        buffers = {name: buffer for name, buffer in self._buffers.items() if name in self._state}
+        optimizer = torch.optim.Optimizer.state_dict(self.run.trainer.optimizer)
+        return {"weights": copied(self._state) | buffers, "optimizer": copied(optimizer)}
 
     def _save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""
@@ -258,14 +283,14 @@ class WorkerPlayer(EventPlayer):
         with self.run.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = copied(self._state)
         step = sum(one.step for one in replies[0].workers)
-        centre = cut.centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
+        centre = centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
         save(self.run.home / run_directory.CHECKPOINTS, centre)
 
     def _test(self) -> Accuracy:
         """Return the accuracy of the model on the whole test set."""
         run = self.run
         with run.trainer.span("evaluation", "evaluation"):
-            source = self.feed.all_test_batches(run.recipe.training.batch)
+            source = self.feed.test_batches(run.recipe.training.batch, alone=True)
             counts = run.trainer.count_correct(run.awaited(source))
         run.trainer.recorder.discard()
         return accuracy_of(counts, run.feed.test_samples * run.feed.labels_per_sample)
@@ -284,17 +309,12 @@ class WorkerPlayer(EventPlayer):
             self.run.display.log(f"resume with: unisono train --resume {self.run.home}")
             code = STOPPED
         if orders & Order.FETCH and self.replays is not None:
-            code = self._compare(self.replays)
+            different = compare(self.run.home, self.replays)
+            found = f"are those of {self.replays}, bit for bit"
+            if different is not None:
+                code, found = 1, f"differ from those of {self.replays}: {different} is the first that does"
+            self.run.display.log(f"the final weights {found}")
         return code
-
-    def _compare(self, source: Path) -> int:
-        """Report whether a replay has found the weights of its run. Return the exit code."""
-        different = cut.compare(self.run.home, source)
-        if different is None:
-            self.run.display.log(f"the final weights are those of {source}, bit for bit")
-            return 0
-        self.run.display.log(f"the final weights differ from those of {source}: {different} is the first that does")
-        return 1
 
     def _receive_reply(self, server: int = 0) -> Reply:
         numbers = torch.empty(reply_length(self.links.seats.workers), dtype=torch.float64)
@@ -324,3 +344,95 @@ class WorkerPlayer(EventPlayer):
         run.report(results, rows, dict(zip(KINDS, final.seconds, strict=True)))
         run.report_last(results)
         run.trainer.recorder.add("waiting", time.perf_counter() - began)
+
+
+Process = tuple[str, int]
+"""Host and number of a rank's process."""
+
+
+def make_server(
+    run: Run,
+    rule: BaseAsynchronousRule,
+    beginning: Beginning,
+    processes: Sequence[Process],
+    request: Callable[[], Request],
+) -> Server | None:
+    """Return the server of this rank, if it has one. Its centre has the weights and buffers of the model.
+
+    `request` returns the request of a signal to this process, once.
+    """
+    reducer, training, seats = run.trainer.reducer, run.recipe.training, rule.seats(run.world.size)
+    number = run.world.rank - (seats.workers if rule.server == "rank" else 0)
+    if not 0 <= number < seats.servers:
+        return None
+    links, layout = reducer.links, reducer.programs.layout()
+    assert links is not None, "the reducer of an asynchronous rule has links"
+    server_of = rule.server_of(layout)
+    mine = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == number}
+    reducer.buffers.pack()
+    codings = [  # of copies: made before the first exchange moves the centre
+        Coding(rule.exchange.wire, False, {key: one.clone() for key, one in mine.items()}) for _ in range(seats.workers)
+    ]
+    buffers = reducer.buffers.flat.clone() if layout.buffers else None
+    workers = enumerate(processes[: seats.workers])
+    here = {worker: process for worker, (host, process) in workers if host == socket.gethostname()}
+    return Server(
+        rule,
+        number,
+        layout,
+        Centre(mine, codings.__getitem__, buffers, reducer.buffers.move),
+        MpiPort(links.comm, seats.workers, links.timeout, here),
+        beginning.states[number],
+        Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
+        rule.staleness or None,
+        clock=lambda: run.elapsed,
+        timeout=links.timeout,
+        log=EventLog(run.home, number),
+        recorded=None if beginning.recorded is None else beginning.recorded[number],
+        due=Timer(60 * training.checkpoint_minutes).due,
+        request=request,
+        observe=(lambda _: None) if run.timeline is None else run.timeline.add,
+        report=run.display.log,
+    )
+
+
+def describe_seats(run: Run, rule: BaseAsynchronousRule) -> list[str]:
+    """Return lines on workers and servers, and on what the death of a rank means here."""
+    workers, servers = rule.seats(run.world.size)
+    place = "rank of its own" if rule.server == "rank" else "thread beside a worker"
+    lines = [f"{workers} workers, {servers} server{'s' * (servers > 1)}, each a {place}; nobody waits for others"]
+    if survives_deaths():
+        lines.append("a worker that dies does not end the others")
+    elif run.world.size > 1:
+        lines.append(
+            f"{MPI.get_vendor()[0]} as started here ends all ranks when one dies; with Open MPI's "
+            "mpirun --with-ft ulfm the others go on"
+        )
+    return lines
+
+
+def leave(run: Run, server: Server | None, processes: Sequence[Process], code: int) -> int:
+    """Return the exit code, or end this process where ranks have died and nothing can be done together."""
+    gone = set[int]() if server is None else server.gone
+    if survives_deaths():
+        for host, process in (processes[worker] for worker in gone):
+            if host == socket.gethostname():  # it may be stopped: the launcher would wait for it
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        if run.timeline is not None:
+            run.display.log("no timeline is written: under mpirun --with-ft ulfm each rank ends by itself")
+        exit_at_once(run.world.rank, code)
+    if gone:
+        names = ", ".join(map(str, sorted(gone)))
+        run.world.abort(code, f"unisono: the run is over; worker {names}, which has stopped, is ended with it\n")
+    run.trainer.reducer.release()
+    run.feed.close()
+    return code
+
+
+def exit_at_once(rank: int, code: int) -> NoReturn:
+    """End this process without MPI_Finalize, which may wait for a rank that has died."""
+    witness.notify(rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

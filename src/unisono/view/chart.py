@@ -68,7 +68,7 @@ def render(draw: Callable[[Figure], None], width: float, height: float, form: st
 def _follow_scheme(drawn: str) -> str:
     """Return an SVG document of matplotlib's in the colors of the reader's scheme."""
     document = drawn[drawn.index("<svg") :].replace(INK, "currentColor")
-    return re.sub(r"(<svg[^>]*>)", lambda found: found[0] + STYLE, document, count=1)
+    return re.sub(r"(<svg[^>]*>)", lambda tag: tag[0] + STYLE, document, count=1)
 
 
 def write_picture(path: Path, picture: bytes, option: str) -> None:
@@ -149,9 +149,9 @@ def draw_bars(panels: Mapping[str, Mapping[str, Bar]], names: Sequence[str], tit
     def draw(figure: Figure) -> None:
         panes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (panel, bars) in zip(panes, panels.items(), strict=True):
-            found = [bars.get(name, Bar(0.0, 0.0)) for name in names]
-            axes.barh(names, [bar.seconds for bar in found], color="#9ecae1", label="measured")
-            axes.barh(names, [bar.bound for bar in found], color="#08519c", height=0.4, label="bound")
+            drawn = [bars.get(name, Bar(0.0, 0.0)) for name in names]
+            axes.barh(names, [bar.seconds for bar in drawn], color="#9ecae1", label="measured")
+            axes.barh(names, [bar.bound for bar in drawn], color="#08519c", height=0.4, label="bound")
             axes.set_title(panel)
             axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds else "0")
             axes.grid(False, axis="y")

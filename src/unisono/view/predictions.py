@@ -83,7 +83,7 @@ def _draw_shares(axes: Axes, plans: Sequence[RunPlan]) -> None:
         shares = [getattr(plan, part) / plan.step for plan in plans]
         if max(shares) > LEAST_SHARE:
             axes.bar(across, shares, 0.9 * width, below, color=color, label=part)
-        below = [one + share for one, share in zip(below, shares, strict=True)]
+        below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the step", ylim=(0, 1))
     axes.set_xticks(range(len(nodes)), [f"{one:,}" for one in nodes])
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
@@ -134,7 +134,7 @@ def _draw_errors(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]]) -> Non
     for number, rows in enumerate(groups.values()):
         shift = ROW * (0.5 - (number + 0.5) / len(groups))
         errors = [part_errors(one) for one in rows]
-        across = [found[part] for found in errors for part in parts]
+        across = [error[part] for error in errors for part in parts]
         up = [place + shift for _ in errors for place in range(len(parts))]
         axes.plot(across, up, color=color_of(number), linestyle="", marker="o", alpha=0.7)
     axes.axvline(0, color=INK, linewidth=1)

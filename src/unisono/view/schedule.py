@@ -16,19 +16,17 @@ that step, which have the chunks; the color of a box distinguishes a sum from a 
                │ round 0  │ round 1
 
 Ranks need not be in the same round at the same time: the message of a leaf in its round 0 is received in a round of its
-parent that waits for others as well. So steps are drawn. A message takes one step: the first in which both ends are in
-the rounds that name it. A round begins one step after the last message of the round before. Rows of a lane stand
-together.
+parent that waits for others as well. So steps are drawn (`schedules/rounds.py`). Rows of a lane stand together.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unisono.errors import ScheduleError
 from unisono.placement import Placement
+from unisono.schedules.rounds import begins_of, messages_of, rounds_of
 from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
 from unisono.view.svg import Place, Span, SpanRow, draw_spans
 
@@ -91,63 +89,16 @@ class TimedMessage(NamedTuple):
         return _chunks(self.chunk, self.span)
 
 
-class _RoundRef(NamedTuple):
-    rank: int
-    lane: int
-    round: int
-
-
 def timed_messages(programs: Sequence[Program]) -> list[TimedMessage]:
     """Return all messages of a schedule, by lane and step. Raises ScheduleError if ranks would wait for each other
     forever."""
-    ends = _ends(programs)
-    begins = _begins(programs, [(start, stop) for start, stop, *_ in ends])
-    found = [
+    messages = messages_of(programs)
+    begins = begins_of(programs, messages)
+    timed = [
         TimedMessage(start.lane, max(begins[start], begins[stop]), start.rank, stop.rank, chunk, span, action)
-        for start, stop, chunk, span, action in ends
+        for start, stop, _, (action, _, chunk, span) in messages
     ]
-    return sorted(found, key=lambda message: message[:-1])
-
-
-def _ends(programs: Sequence[Program]) -> list[tuple[_RoundRef, _RoundRef, int, int, Action]]:
-    """Return the rounds that send and receive each message, matched in order between two ranks in a lane."""
-    sent, taken = defaultdict(list), defaultdict(list)
-    for rank, program in enumerate(programs):
-        for lane, rounds in enumerate(program.lanes):
-            for number, transfers in enumerate(rounds):
-                for action, peer, chunk, span in transfers:
-                    if action is Action.SEND:
-                        sent[lane, rank, peer].append(_RoundRef(rank, lane, number))
-                    else:
-                        taken[lane, peer, rank].append((_RoundRef(rank, lane, number), chunk, span, action))
-    return [
-        (start, *stop)
-        for channel in sent.keys() | taken.keys()
-        for start, stop in zip(sent[channel], taken[channel], strict=True)
-    ]
-
-
-def _begins(programs: Sequence[Program], messages: Sequence[tuple[_RoundRef, _RoundRef]]) -> dict[_RoundRef, int]:
-    """Return the step in which each round begins."""
-    begins = {
-        _RoundRef(rank, lane, number): number
-        for rank, program in enumerate(programs)
-        for lane, rounds in enumerate(program.lanes)
-        for number in range(len(rounds))
-    }
-    moving = True
-    while moving:
-        moving = False
-        for ends in messages:
-            step = max(begins[end] for end in ends)
-            if step > len(begins):
-                raise ScheduleError(f"{ends[0]} and {ends[1]} wait for each other forever")
-            for end in ends:
-                following = end._replace(round=end.round + 1)
-                if begins.get(following, step + 1) <= step:
-                    begins[following] = step + 1
-                    moving = True
-    return begins
+    return sorted(timed, key=lambda message: message[:-1])
 
 
 def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
@@ -159,17 +110,17 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     boxes = [dict[tuple[int, str, Action], Span]() for _ in range(lanes * ranks)]
     for message in messages:
         step, first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
-        found = boxes[first + message.receiver]
-        if (message.step, message.chunks, message.action) not in found:
-            begin = step.boxes + sum(number == message.step for number, *_ in found)
+        row = boxes[first + message.receiver]
+        if (message.step, message.chunks, message.action) not in row:
+            begin = step.boxes + sum(number == message.step for number, *_ in row)
             box = Span(begin, begin + 1, message.chunks, meaning, f"chunk {message.chunks} {meaning}")
-            found[message.step, message.chunks, message.action] = box
+            row[message.step, message.chunks, message.action] = box
         arrows.append((Place(first + message.sender, step.begin), Place(first + message.receiver, step.boxes)))
     heads = [f"node {node}, " for node in nodes] or [""] * ranks
     names = [
         f"lane {lane}, " * (lanes > 1) + f"{heads[rank]}rank {rank}" for lane in range(lanes) for rank in range(ranks)
     ]
-    rows = [SpanRow(row, list(found.values())) for row, found in zip(names, boxes, strict=True)]
+    rows = [SpanRow(name, list(row.values())) for name, row in zip(names, boxes, strict=True)]
     unit = "round" if _in_step(messages, programs) else "step"
     chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
     title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
@@ -185,22 +136,17 @@ class _DrawnStep(NamedTuple):
 
 def _steps(messages: Sequence[TimedMessage]) -> list[_DrawnStep]:
     """Return the places of the steps. The more messages an end has in a step, the wider are its arrows."""
-    found, begin = list[_DrawnStep](), 0.0
+    steps, begin = list[_DrawnStep](), 0.0
     for step in range(1 + max((message.step for message in messages), default=-1)):
         now = [message for message in messages if message.step == step]
         ends = Counter((m.lane, rank) for m in now for rank in (m.sender, m.receiver))
         boxes = Counter((lane, to) for lane, to, *_ in {(m.lane, m.receiver, m.chunks, m.action) for m in now})
-        found.append(_DrawnStep(begin, begin + ARROW + max(ends.values()) / 4))
-        begin = found[-1].boxes + max(boxes.values())
-    return found
+        steps.append(_DrawnStep(begin, begin + ARROW + max(ends.values()) / 4))
+        begin = steps[-1].boxes + max(boxes.values())
+    return steps
 
 
 def _in_step(messages: Sequence[TimedMessage], programs: Sequence[Program]) -> bool:
     """Return True if all ranks are in the same round at the same time."""
     ends = {(m.lane, rank, m.step) for m in messages for rank in (m.sender, m.receiver)}
-    return ends == {
-        (lane, rank, step)
-        for rank, program in enumerate(programs)
-        for lane, rounds in enumerate(program.lanes)
-        for step in range(len(rounds))
-    }
+    return ends == {(place.lane, place.rank, place.number) for place in rounds_of(programs)}

@@ -39,8 +39,8 @@ class Picture(NamedTuple):
         of_lanes = {lane: tracks(span for span in self.spans if span.task.lane == lane) for lane in self.lanes}
         return [
             SpanRow("" if number else lane, [_span(span) for span in track])
-            for lane, found in of_lanes.items()
-            for number, track in enumerate(found)
+            for lane, tracks_of_lane in of_lanes.items()
+            for number, track in enumerate(tracks_of_lane)
         ]
 
 
@@ -72,9 +72,9 @@ def picture_of(rule: BaseRule, layout: Layout, steps: int, title: str = "", cost
     program = tuple(task for number in range(steps) for task in rule(Step(number), 0, layout))
 
     def price(_: int, task: Task) -> Duration:
-        found = task.operation.price(task, used)
-        shown = task.operation.act is not None and found.seconds < MIN_TASK_WIDTH
-        return Duration(MIN_TASK_WIDTH, found.link and MIN_TASK_WIDTH) if shown else found
+        cost = task.operation.price(task, used)
+        shown = task.operation.act is not None and cost.seconds < MIN_TASK_WIDTH
+        return Duration(MIN_TASK_WIDTH, cost.link and MIN_TASK_WIDTH) if shown else cost
 
     threads = rule.threads()
     spans = [span for span in Clock({0: program}, threads, price).run() if span.end > span.begin]

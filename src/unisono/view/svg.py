@@ -52,12 +52,12 @@ def element(name: str, *content: str, **attributes: str | float) -> str:
     >>> element("path", d="M0,0 H9", stroke_width=1.50)
     '<path d="M0,0 H9" stroke-width="1.5"/>'
     """
-    line = "\n"
     given = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(value if isinstance(value, str) else f'{value:g}')}"
         for key, value in attributes.items()
     )
-    return f"<{name}{given}>{line.join(content)}</{name}>" if content else f"<{name}{given}/>"
+    inside = "\n".join(content)
+    return f"<{name}{given}>{inside}</{name}>" if content else f"<{name}{given}/>"
 
 
 def text(x: float, y: float, words: str, **attributes: str | float) -> str:
@@ -106,22 +106,11 @@ def page(width: float, height: float, title: str, body: Sequence[str]) -> str:
         text(MARGIN, MARGIN + 12, title, font_size=15, font_weight="bold"),
         *body,
     ]
-    return (
-        element(
-            "svg",
-            "\n" + "\n".join(content) + "\n",
-            xmlns="http://www.w3.org/2000/svg",
-            width=width,
-            height=height,
-            viewBox=f"0 0 {width:g} {height:g}",
-            role="img",
-            font_family=", ".join(FONTS),
-            font_size=FONT_SIZE,
-            fill="currentColor",
-            color=INK,
-        )
-        + "\n"
-    )
+    size: dict[str, str | float] = {"width": width, "height": height, "viewBox": f"0 0 {width:g} {height:g}"}
+    font: dict[str, str | float] = {"font_family": ", ".join(FONTS), "font_size": FONT_SIZE}
+    look = {"role": "img", **font, "fill": "currentColor", "color": INK}
+    document = element("svg", "\n" + "\n".join(content) + "\n", xmlns="http://www.w3.org/2000/svg", **size, **look)
+    return f"{document}\n"
 
 
 ROW, GAP = 30.0, 6.0

@@ -27,12 +27,10 @@ WIRES = Registry(
         "int4": "unisono.wires.block_scaled:int4",
     },
 )
-"""Functions by name that make a wire for payloads of a dtype, or return None if that dtype is sent unencoded."""
-
+"""Functions by name that make a wire for payloads of a dtype of ENCODED, or return None if it is sent unencoded."""
 
 ENCODED = ("torch.float32", "torch.float64")
 """Dtypes that are encoded, as flat arrays; payloads of other dtypes are sent unencoded."""
-
 
 SHARE_LENGTH = 1 << 16
 """Elements of the stretch whose encoded size is taken for that of any."""
@@ -58,5 +56,6 @@ def wire_of(name: str | None, dtype: torch.dtype) -> Wire | None:
     """
     if name is None:
         return None
-    made: Wire | None = WIRES.load(name, TensorError)(dtype)
-    return made if str(dtype) in ENCODED else None
+    make = WIRES.load(name, TensorError)
+    wire: Wire | None = make(dtype) if str(dtype) in ENCODED else None
+    return wire

@@ -49,20 +49,20 @@ class BlockScaled:
         for start in range(0, len(values), STRETCH):
             stretch = values[start : start + STRETCH]
             blocks = _blocks(stretch)
-            found = self._scales(blocks)
-            rounded = self._round(blocks, found)
-            _part(scales, start // BLOCK, len(found))[:] = _as_bfloat16(found)
+            steps = self._scales(blocks)
+            rounded = self._round(blocks, steps)
+            scales[start // BLOCK :][: len(steps)] = torch.from_numpy(steps).bfloat16().view(torch.int16).numpy()
             self._write(integers, start, rounded.reshape(-1)[: len(stretch)].astype(np.int8))
-            stretch[:] = (rounded * found[:, None]).reshape(-1)[: len(stretch)]
+            stretch[:] = (rounded * steps[:, None]).reshape(-1)[: len(stretch)]
 
     def decode(self, encoded: Array, values: Array) -> None:
         scales, integers = self._parts(encoded, len(values))
         for start in range(0, len(values), STRETCH):
             stretch = values[start : start + STRETCH]
-            sent = _part(scales, start // BLOCK, -(-len(stretch) // BLOCK))
-            found = torch.from_numpy(sent.copy()).view(torch.bfloat16).to(self.dtype).numpy()
+            sent = scales[start // BLOCK :][: -(-len(stretch) // BLOCK)]
+            steps = torch.from_numpy(sent.copy()).view(torch.bfloat16).to(self.dtype).numpy()
             rounded = _blocks(self._read(integers, start, len(stretch)).astype(values.dtype))
-            stretch[:] = (rounded * found[:, None]).reshape(-1)[: len(stretch)]
+            stretch[:] = (rounded * steps[:, None]).reshape(-1)[: len(stretch)]
 
     def _parts(self, encoded: Array, length: int) -> tuple[Array, Array]:
         count = 2 * -(-length // BLOCK)
@@ -90,17 +90,17 @@ class BlockScaled:
     def _write(self, integers: Array, start: int, numbers: Array) -> None:
         """Write int8 numbers, of which the first is element `start`, with `bits` bits each."""
         if self.bits == 8:
-            _part(integers, start, len(numbers))[:] = numbers.view(np.uint8)
+            integers[start : start + len(numbers)] = numbers.view(np.uint8)
             return
         pairs = np.append(numbers, np.int8(0)) if len(numbers) % 2 else numbers
         packed = (pairs[0::2] & 0xF) | (pairs[1::2] << 4)
-        _part(integers, start // 2, len(packed))[:] = packed.view(np.uint8)
+        integers[start // 2 :][: len(packed)] = packed.view(np.uint8)
 
     def _read(self, integers: Array, start: int, length: int) -> Array:
         """Return `length` int8 numbers, of which the first is element `start`."""
         if self.bits == 8:
-            return _part(integers, start, length).view(np.int8)
-        packed = _part(integers, start // 2, -(-length // 2)).view(np.int8)
+            return integers[start : start + length].view(np.int8)
+        packed = integers[start // 2 :][: -(-length // 2)].view(np.int8)
         numbers = np.empty(2 * len(packed), np.int8)
         numbers[0::2], numbers[1::2] = (packed << 4) >> 4, packed >> 4  # shifts to the right keep the sign
         return numbers[:length]
@@ -112,20 +112,5 @@ def _blocks(values: Array) -> Array:
     return (np.append(values, np.zeros(missing, values.dtype)) if missing else values).reshape(-1, BLOCK)
 
 
-def _part(array: Array, start: int, length: int) -> Array:
-    return array[start : start + length]
-
-
-def _as_bfloat16(scales: Array) -> Array:
-    """Return the bits of scales that are bfloat16 numbers, as int16."""
-    found: Array = torch.from_numpy(scales).bfloat16().view(torch.int16).numpy()
-    return found
-
-
-def block_scaled(bits: int, dtype: torch.dtype) -> BlockScaled | None:
-    """Return the wire of `dtype` as integers of `bits` bits; None for a dtype that is not floating-point."""
-    return BlockScaled(dtype, bits) if dtype.is_floating_point else None
-
-
-int8 = partial(block_scaled, 8)
-int4 = partial(block_scaled, 4)
+int8 = partial(BlockScaled, bits=8)
+int4 = partial(BlockScaled, bits=4)

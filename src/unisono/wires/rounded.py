@@ -49,8 +49,8 @@ class Rounded:
 
 
 def rounded(wire_dtype: torch.dtype, dtype: torch.dtype) -> Rounded | None:
-    """Return the wire of `dtype` as `wire_dtype`; None for a dtype that is not wider, or not floating-point."""
-    return Rounded(dtype, wire_dtype) if dtype.is_floating_point and dtype.itemsize > wire_dtype.itemsize else None
+    """Return the wire of `dtype` as `wire_dtype`; None for a dtype that is not wider."""
+    return Rounded(dtype, wire_dtype) if dtype.itemsize > wire_dtype.itemsize else None
 
 
 float32 = partial(rounded, torch.float32)

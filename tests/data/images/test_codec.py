@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from unisono.data.images import codec, turbojpeg
-from unisono.data.images.codec import ImageDecoder, RawDecoder, decode_image, pixels_of
+from unisono.data.images.codec import ImageDecoder, RawDecoder, decode_image, pixels_of, upright
 from unisono.data.kinds.image import Box, ImageHeader, middle
 from unisono.errors import DecodeError
 
@@ -56,8 +56,8 @@ def test_read_any_does_not_change_what_needs_no_change(photo: Photo, encode: Enc
 def test_an_image_is_rotated_as_its_camera_says(photo: Photo, encode: Encode, orientation: int) -> None:
     picture = photo(40, 30)
     file = turned(picture, orientation, encode, "PNG")
-    np.testing.assert_array_equal(decode_image(file), picture)
-    as_stored = decode_image(file, rotate=False)
+    as_stored = decode_image(file)
+    np.testing.assert_array_equal(upright(as_stored), picture)
     assert as_stored.size == ((30, 40) if orientation >= 5 else (40, 30))
     assert orientation == 1 or not np.array_equal(as_stored, picture)
 
@@ -97,7 +97,7 @@ def test_an_image_that_is_not_all_there_is_refused(photo: Photo, encode: Encode,
 
 def test_notes_of_a_camera_that_cannot_be_read_do_no_harm(photo: Photo, encode: Encode) -> None:
     file = encode(photo(40, 30), exif=b"Exif\0\0these are words", dpi=(72, 72))
-    assert decode_image(file).size == (40, 30)
+    assert upright(decode_image(file)).size == (40, 30)
 
 
 def test_pixels_are_in_rgb_or_grey(photo: Photo) -> None:
@@ -252,7 +252,7 @@ def test_an_image_of_another_size_than_its_header_is_refused(
 ) -> None:
     decoder = ImageDecoder(3)
     decoder.header(encode(photo(40, 30), "PNG"))
-    monkeypatch.setattr(codec, "decode_image", lambda file, rotate: photo(20, 30))
+    monkeypatch.setattr(codec, "decode_image", lambda file: photo(20, 30))
     with pytest.raises(DecodeError, match="header says 40 x 30 pixels, but it has 20 x 30"):
         decoder.decode(Box(0, 0, 40, 30), 8)
 

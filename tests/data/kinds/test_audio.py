@@ -13,9 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from unisono.data.kinds import TransformOptions
 from unisono.data.kinds.audio import (
-    AUGMENTS,
     BANDS,
     MAX_RATE,
     MIN_RATE,
@@ -25,6 +23,7 @@ from unisono.data.kinds.audio import (
     choose_windows,
     read_wav,
 )
+from unisono.data.options import DataOptions
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError
@@ -178,7 +177,7 @@ COUNTS = st.integers(1, 70), st.integers(1, 5000)
 
 def times(augment: str, count: int, frames: int = 60) -> list[AudioWindows]:
     """What is heard of one recording with different random numbers."""
-    audio_options = TransformOptions(windows=6, context=2, augment=augment)
+    audio_options = DataOptions(windows=6, context=2, augment=augment)
     return [
         choose_windows(audio_options, frames, CounterRNG(row))
         for row in uniform_numbers(0, 0, np.arange(count), DRAWS_PER_SAMPLE).tolist()
@@ -186,8 +185,8 @@ def times(augment: str, count: int, frames: int = 60) -> list[AudioWindows]:
 
 
 def test_the_example() -> None:
-    assert choose_windows(TransformOptions(windows=3, context=2), 12, None) == AudioWindows((2, 6, 10))
-    assert AudioTransform(TransformOptions(windows=3, context=2)).shape == (3, 200)
+    assert choose_windows(DataOptions(windows=3, context=2), 12, None) == AudioWindows((2, 6, 10))
+    assert AudioTransform(DataOptions(windows=3, context=2)).shape == (3, 200)
 
 
 @given(*COUNTS, st.floats(0, 1, exclude_max=True))
@@ -195,7 +194,7 @@ def test_the_example() -> None:
 @example(1, 5000, 1 - 2**-53)
 def test_there_is_a_window_in_each_stretch_wherever_they_are_shifted(windows: int, frames: int, place: float) -> None:
     middles = choose_windows(
-        TransformOptions(windows=windows, context=0, augment="shift"), frames, CounterRNG([place])
+        DataOptions(windows=windows, context=0, augment="shift"), frames, CounterRNG([place])
     ).middles
     assert len(middles) == windows
     for window, middle in enumerate(middles):
@@ -207,9 +206,9 @@ def test_there_is_a_window_in_each_stretch_wherever_they_are_shifted(windows: in
 
 @given(*COUNTS)
 def test_in_validation_windows_lie_evenly_and_alike_from_both_ends(windows: int, frames: int) -> None:
-    for augment in AUGMENTS:
-        heard = choose_windows(TransformOptions(windows=windows, context=0, augment=augment), frames, None)
-        assert heard == choose_windows(TransformOptions(windows=windows, context=0), frames, None)
+    for augment in AudioKind.augments:
+        heard = choose_windows(DataOptions(windows=windows, context=0, augment=augment), frames, None)
+        assert heard == choose_windows(DataOptions(windows=windows, context=0), frames, None)
         assert heard.bands == heard.frames == (0, 0)
         for one, other in zip(heard.middles, reversed(heard.middles), strict=True):
             assert one + other in (frames - 1, frames)
@@ -218,8 +217,8 @@ def test_in_validation_windows_lie_evenly_and_alike_from_both_ends(windows: int,
 
 
 def test_nothing_is_changed_at_random_unless_it_is_wanted() -> None:
-    assert choose_windows(TransformOptions(windows=5, context=1, augment="none"), 50, CounterRNG([])) == choose_windows(
-        TransformOptions(windows=5, context=1), 50, None
+    assert choose_windows(DataOptions(windows=5, context=1, augment="none"), 50, CounterRNG([])) == choose_windows(
+        DataOptions(windows=5, context=1), 50, None
     )
 
 
@@ -251,13 +250,13 @@ def test_masks_have_any_length_up_to_a_quarter_and_any_place() -> None:
 @given(st.integers(1, 3), st.integers(0, 99))
 def test_of_a_recording_of_few_frames_none_is_masked(frames: int, seed: int) -> None:
     first, last = choose_windows(
-        TransformOptions(windows=4, context=1, augment="mask"),
+        DataOptions(windows=4, context=1, augment="mask"),
         frames,
         CounterRNG(uniform_numbers(seed, 0, np.array([0]), DRAWS_PER_SAMPLE)[0].tolist()),
     ).frames
     assert first == last
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("augment", AudioKind.augments)
 def test_windows_follow_from_the_random_numbers_alone(augment: str) -> None:
     assert times(augment, 20) == times(augment, 20)

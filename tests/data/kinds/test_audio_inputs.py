@@ -13,12 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from unisono.data.kinds import TransformOptions
 from unisono.data.kinds.audio import (
-    AUGMENTS,
     BANDS,
     FRAMES_AT_ONCE,
     MIN_POWER,
+    AudioKind,
     AudioTransform,
     Spectrum,
     choose_windows,
@@ -27,12 +26,13 @@ from unisono.data.kinds.audio import (
     normalised,
     triangles,
 )
+from unisono.data.options import DataOptions
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.errors import DecodeError
 
 Wav = Callable[..., bytes]
 
-HEARING = TransformOptions(windows=5, context=3)
+HEARING = DataOptions(windows=5, context=3)
 
 
 def throws(seed: int | None) -> CounterRNG | None:
@@ -45,7 +45,7 @@ def recording(samples: int, seed: int = 0, channels: int = 1) -> NDArray[np.int1
     return (loud * np.random.default_rng(seed).uniform(-1, 1, (samples, channels))).astype(np.int16)
 
 
-def listened(audio_options: TransformOptions, file: bytes, seed: int | None = None) -> torch.Tensor:
+def listened(audio_options: DataOptions, file: bytes, seed: int | None = None) -> torch.Tensor:
     """What `AudioTransform` makes of a recording."""
     transform = AudioTransform(audio_options)
     out = torch.full(transform.shape, torch.nan)
@@ -53,7 +53,7 @@ def listened(audio_options: TransformOptions, file: bytes, seed: int | None = No
     return out
 
 
-def naive(audio_options: TransformOptions, file: bytes, seed: int | None) -> list[list[float]]:
+def naive(audio_options: DataOptions, file: bytes, seed: int | None) -> list[list[float]]:
     """One number after the other."""
     with wave.open(io.BytesIO(file)) as sound:
         channels, rate = sound.getnchannels(), sound.getframerate()
@@ -78,7 +78,7 @@ def naive(audio_options: TransformOptions, file: bytes, seed: int | None) -> lis
 
 
 @given(
-    st.sampled_from(AUGMENTS),
+    st.sampled_from(AudioKind.augments),
     st.integers(1, 9),
     st.integers(0, 12),
     st.integers(1, 3000),
@@ -88,14 +88,14 @@ def naive(audio_options: TransformOptions, file: bytes, seed: int | None) -> lis
 def test_transform_equals_simple_steps(
     wav: Wav, augment: str, windows: int, context: int, samples: int, how: tuple[int, int], seed: int | None
 ) -> None:
-    audio_options = TransformOptions(windows=windows, context=context, augment=augment)
+    audio_options = DataOptions(windows=windows, context=context, augment=augment)
     file = wav(recording(samples, channels=how[0]), how[1])
     np.testing.assert_allclose(listened(audio_options, file, seed), naive(audio_options, file, seed), atol=2e-3)
 
 
 def test_over_all_of_a_recording_each_band_has_mean_0_and_deviation_1(wav: Wav) -> None:
     frames = 1 + (4000 - 200) // 80
-    heard = listened(TransformOptions(windows=frames, context=0), wav(recording(4000)))
+    heard = listened(DataOptions(windows=frames, context=0), wav(recording(4000)))
     np.testing.assert_allclose(heard.mean(dim=0), 0, atol=1e-5)
     np.testing.assert_allclose(heard.std(dim=0, correction=0), 1, atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_what_has_one_frame_alone_becomes_zeros(wav: Wav, samples: int) -> None:
 
 
 def test_one_listens_to_recording_after_recording_of_any_rate(wav: Wav) -> None:
-    audio_options = TransformOptions(windows=4, context=2, augment="mask")
+    audio_options = DataOptions(windows=4, context=2, augment="mask")
     files = [wav(recording(samples, samples), rate) for samples, rate in ((900, 8000), (7000, 44100), (50, 16000))]
     listen = AudioTransform(audio_options)
     out = torch.empty(listen.shape)

@@ -22,12 +22,13 @@ from unisono.data.kinds import (
     TEXT,
     SampleKind,
     SampleTransform,
-    TransformOptions,
     all_augments,
     current_name,
     find_kind,
     kind_of_content,
+    make_transform,
 )
+from unisono.data.options import DataOptions
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack
@@ -102,7 +103,7 @@ def test_the_kind_of_the_docs_keeps_the_contract() -> None:
         kind.encode("für".encode("latin-1"), PackOptions())
     nothing = np.zeros(0, np.int32)
     index = Index(About("message", ("a",)), nothing, nothing, nothing, nothing, nothing)
-    found = converted(kind.transform(index, TransformOptions())(), b"abc", None)
+    found = converted(kind.transform(index, DataOptions())(), b"abc", None)
     assert found.tolist() == [97, 98, 99, *[0] * 61]
 
 
@@ -168,10 +169,12 @@ def test_a_broken_file_is_refused_by_its_kind(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_augmentation_that_a_kind_does_not_have_is_refused_with_those_that_it_has(name: str) -> None:
+    nothing = np.zeros(0, np.int32)
+    index = Index(About(name, ("a",)), nothing, nothing, nothing, nothing, nothing, Path("pack"))
     with pytest.raises(
         PackError, match=rf"data\.augment = 'upside down', but pack holds {find_kind(name).plural}; .* none"
     ):
-        find_kind(name).check_augment("upside down", Path("pack"))
+        make_transform(index, DataOptions(augment="upside down"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -179,7 +182,7 @@ def test_a_transform_follows_from_the_bytes_and_the_random_numbers_alone(name: s
     index, samples = packed(name, tmp_path), EXAMPLES[name][0]
     draws = uniform_numbers(3, 1, np.arange(COUNT), DRAWS_PER_SAMPLE).tolist()
     for augment in find_kind(name).augments:
-        options = TransformOptions(size=8, augment=augment, windows=3, context=1)
+        options = DataOptions(size=8, augment=augment, windows=3, context=1)
         make = find_kind(name).transform(index, options)
         reused = make()
         for sample, numbers in zip(samples, draws, strict=True):
@@ -192,7 +195,7 @@ def test_a_transform_follows_from_the_bytes_and_the_random_numbers_alone(name: s
         assert labels.numel() == 2 * find_kind(name).labels_per_sample(index.about.shape)
         assert reused.batch(memory).data_ptr() == memory.data_ptr()
         assert len(reused.batch(memory)) == 2
-    plain = find_kind(name).transform(index, TransformOptions(size=8, windows=3, context=1))()
+    plain = find_kind(name).transform(index, DataOptions(size=8, windows=3, context=1))()
     assert torch.equal(converted(plain, samples[0], draws[0]), converted(plain, samples[0], None))
 
 

@@ -272,8 +272,8 @@ def test_samples_that_cannot_be_encoded_are_skipped_and_counted(tmp_path: Path) 
 
     calls: list[None] = []
     done = StripeWriter(source_of(FILES), tmp_path, "mark", make, lambda: calls.append(None)).write(0, 3, 8)
-    assert done.skipped == [("4.wav", "it is ugly"), ("5.wav", "No such file or directory"), ("6.wav", "it is ugly")]
-    assert (done.lengths, done.labels, done.batches[-1]) == ([len(FILES[3]), len(FILES[7])], [1, 1], 2)
+    assert done.skipped == (("4.wav", "it is ugly"), ("5.wav", "No such file or directory"), ("6.wav", "it is ugly"))
+    assert (done.lengths, done.labels, done.batches[-1]) == ((len(FILES[3]), len(FILES[7])), (1, 1), 2)
     assert len(calls) == 5
     assert finished(tmp_path, 0, "mark") == done
 
@@ -291,7 +291,7 @@ def test_a_stripe_of_nothing_but_broken_samples_is_a_note_alone(tmp_path: Path) 
 def test_batches_stay_small_and_a_large_sample_has_one_alone(tmp_path: Path) -> None:
     files = [bytes(length) for length in (100, 500, 1, 599, 2_000, 3)]
     done = StripeWriter(source_of(files), tmp_path, "mark", lambda sample: sample, lambda: None).write(0, 0, 6)
-    assert done.batches == [2, 4, 5, 6]
+    assert done.batches == (2, 4, 5, 6)
     with pa.OSFile(str(tmp_path / "stripe-00000.arrow")) as file:
         reader = pa.ipc.open_file(file)
         assert [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)] == [2, 2, 1, 1]

@@ -228,7 +228,7 @@ def test_views_in_use_never_overlap_and_no_more_is_held_than_was_in_use(events: 
         most = max(most, sum(-(-nbytes // 64) * 64 for nbytes in large))
         spans = sorted((place_of(view), place_of(view) + len(view)) for view in held if len(view))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-        spare = sum(len(each) for spares in memory._spare.values() for each in spares)
+        spare = sum(map(len, memory._spare))
         assert spare <= 2 * most, "of twice the size that is needed, at most"
 
 
@@ -238,10 +238,10 @@ def test_memory_of_another_size_is_dropped_for_what_is_allocated() -> None:
     del blocks
     gc.collect()
     large = memory(1000)
-    assert [len(spares) for spares in memory._spare.values()] == [2]
+    assert len(memory._spare) == 2
     del large
     assert len(memory(300)) == 300, "more than twice the size is too large"
-    assert sorted(len(each) for spares in memory._spare.values() for each in spares) == [64, 64, 320]
+    assert sorted(map(len, memory._spare)) == [64, 64, 320]
 
 
 def test_threads_get_memory_of_their_own() -> None:
@@ -263,4 +263,4 @@ def test_threads_get_memory_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert 1 <= len(memory._spare[256]) <= 2 * len(threads), "a thread has views of the block before and one more"
+    assert 1 <= len(memory._spare) <= 2 * len(threads), "a thread has views of the block before and one more"

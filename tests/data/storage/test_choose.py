@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.storage import StorageOptions, free_memory
+from unisono.data.options import MEGABYTE, DataOptions
+from unisono.data.storage import free_memory
 from unisono.data.storage.choose import MEMORY_SHARE, choose_storage, resolve_storage
 from unisono.data.storage.free_memory import FreeMemory
 from unisono.data.storage.partitioned import PartitionedStorage, plan_partition
@@ -20,7 +21,7 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
 GB = 10**9
 
-REPLICATED = StorageOptions("replicated")
+REPLICATED = DataOptions(storage="replicated")
 
 GROUPS = st.lists(st.integers(1, 40), max_size=3).map(lambda found: sorted({1, *found}))
 
@@ -36,21 +37,22 @@ def nodes_of(seats: list[tuple[int, int, int]]) -> list[FreeMemory]:
     ("pack", "shared", "expected", "reason"),
     [
         (12, 30, REPLICATED, "replicated: a copy takes 12.0 GB of 30.0 GB free in node 0, of which 50% may be used"),
-        (12, 8, StorageOptions(groups=2), "partitioned in 2 groups: partitions take 12.0 GB of 30.0 GB free in node 0"),
-        (20, 30, StorageOptions(), "partitioned over all ranks: partitions take 10.0 GB of 30.0 GB free in node 0"),
+        (12, 8, DataOptions(groups=2), "partitioned in 2 groups: partitions take 12.0 GB of 30.0 GB free in node 0"),
+        (20, 30, DataOptions(), "partitioned over all ranks: partitions take 10.0 GB of 30.0 GB free in node 0"),
         (
             90,
             30,
-            StorageOptions("streamed", cache=14 * GB),
+            DataOptions(storage="streamed", cache_megabytes=14 * GB / MEGABYTE),
             "streamed through a shuffle buffer of 1.1 GB, with 16% of the pack cached in each node: partitions would "
             "take 45.0 GB of 30.0 GB free",
         ),
     ],
 )
-def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOptions, reason: str) -> None:
+def test_the_example_of_the_docs(pack: int, shared: int, expected: DataOptions, reason: str) -> None:
     """4 ranks on 2 nodes; the last does not fit at all."""
     nodes = [FreeMemory(2, 30 * GB, shared * GB)] * 2
-    found, words = choose_storage(pack * GB, {1: pack * GB // 4, 2: pack * GB // 2}, nodes, window=GB // 2)
+    partition = {1: pack * GB // 4, 2: pack * GB // 2}
+    found, words = choose_storage(pack * GB, partition, nodes, DataOptions(), window=GB // 2)
     assert found == expected
     assert words.startswith(reason)
     assert "\n" not in words
@@ -58,8 +60,8 @@ def test_the_example_of_the_docs(pack: int, shared: int, expected: StorageOption
 
 def test_the_fullest_node_decides_and_is_named() -> None:
     nodes = [FreeMemory(2, 90 * GB, 90 * GB), FreeMemory(2, 30 * GB, 10 * GB), FreeMemory(3, 40 * GB, 40 * GB)]
-    found, reason = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes)
-    assert found == StorageOptions(groups=3)
+    found, reason = choose_storage(6 * GB, {1: 1 * GB, 3: 3 * GB}, nodes, DataOptions())
+    assert found == DataOptions(groups=3)
     assert "partitions take 9.0 GB of 40.0 GB free in node 2" in reason
     assert reason.endswith(
         "a copy would take 6.0 GB of 10.0 GB free in node 1, of which 50% may be used (shared memory)"
@@ -68,8 +70,8 @@ def test_the_fullest_node_decides_and_is_named() -> None:
 
 @pytest.mark.parametrize("unknown", [FreeMemory(1, None, 5), FreeMemory(1, 5, None), FreeMemory(1, None, None)])
 def test_without_the_memory_of_a_node_the_pack_is_partitioned(unknown: FreeMemory) -> None:
-    found, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown])
-    assert found == StorageOptions()
+    found, reason = choose_storage(1, {1: 1}, [FreeMemory(1, GB, GB), unknown], DataOptions())
+    assert found == DataOptions()
     assert reason.endswith("the free memory of the nodes is not known")
 
 
@@ -80,13 +82,13 @@ def test_the_first_that_fits_is_taken(pack: int, seats: list[tuple[int, int, int
     def fits(each: int) -> bool:
         return all(node.ranks * partition[each] <= MEMORY_SHARE * (node.free or 0) for node in nodes)
 
-    found, _ = choose_storage(pack, partition, nodes)
+    found, _ = choose_storage(pack, partition, nodes, DataOptions())
     if all(pack <= MEMORY_SHARE * (node.shared or 0) for node in nodes):
         assert found == REPLICATED
     elif fitting := [each for each in groups if fits(each)]:
-        assert found == StorageOptions(groups=max(fitting))
+        assert found == DataOptions(groups=max(fitting))
     else:
-        assert (found.name, found.groups) == ("streamed", 1)
+        assert (found.storage, found.groups) == ("streamed", 1)
 
 
 @given(st.integers(1, 9000), NODES, GROUPS, st.integers(0, 9000))
@@ -95,9 +97,9 @@ def test_more_memory_never_means_fewer_copies(
 ) -> None:
     nodes, partition = nodes_of(seats), {each: pack * each // 2 for each in groups}
     richer = [FreeMemory(node.ranks, (node.free or 0) + more, (node.shared or 0) + more) for node in nodes]
-    before, after = (choose_storage(pack, partition, each)[0] for each in (nodes, richer))
+    before, after = (choose_storage(pack, partition, each, DataOptions())[0] for each in (nodes, richer))
     names = ("streamed", "partitioned", "replicated")
-    one, other = ((names.index(each.name), each.groups) for each in (before, after))
+    one, other = ((names.index(each.storage), each.groups) for each in (before, after))
     assert other >= one
 
 
@@ -111,7 +113,7 @@ def test_a_store_takes_what_was_counted_and_no_more(
     counted = plan_partition(index.length, ranks).nbytes
 
     def work(world: Any) -> None:
-        storage = PartitionedStorage(index, world)
+        storage = PartitionedStorage(index, world, DataOptions())
         taken = nbytes_of(storage._store.capacity, block)
         assert taken == counted if storage._store.shared else taken <= counted
         storage.close()
@@ -120,7 +122,7 @@ def test_a_store_takes_what_was_counted_and_no_more(
 
 
 def test_a_storage_that_is_named_is_not_chosen_and_costs_no_collective(tiny: Any) -> None:
-    for options in (StorageOptions(), StorageOptions("replicated"), StorageOptions(groups=3)):
+    for options in (DataOptions(), DataOptions(storage="replicated"), DataOptions(groups=3)):
         assert resolve_storage(options, tiny.index, None) == (options, "")  # type: ignore[arg-type]
 
 
@@ -129,7 +131,7 @@ def test_all_ranks_choose_alike_though_they_find_other_memory(
 ) -> None:
     found = iter([9000, 400, 9000, 9000, 9000, 9000])
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: next(found))
-    choices = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
+    choices = on_ranks(3, lambda world: resolve_storage(DataOptions(storage="auto"), tiny.index, world))
     assert len(set(choices)) == 1
 
 
@@ -140,8 +142,8 @@ def test_half_of_the_memory_may_be_used(
     """The pack has 122 bytes."""
     assert MEMORY_SHARE == 0.5
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
-    ((found, _), *_) = on_ranks(3, lambda world: resolve_storage(StorageOptions("auto"), tiny.index, world))
-    assert found.name == expected
+    ((found, _), *_) = on_ranks(3, lambda world: resolve_storage(DataOptions(storage="auto"), tiny.index, world))
+    assert found.storage == expected
 
 
 def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
@@ -149,9 +151,11 @@ def test_what_no_partition_holds_is_streamed_through_the_buffer_that_is_given(
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     for cache, cached in ((0, ""), (30, ", with 25% of the pack cached in each node"), (900, ", with 100% of .* node")):
-        auto = StorageOptions("auto", buffer=40, cache=cache)
+        auto = DataOptions(storage="auto", buffer_megabytes=40 / MEGABYTE, cache_megabytes=cache / MEGABYTE)
         ((found, reason), *_) = on_ranks(3, lambda world, auto=auto: resolve_storage(auto, tiny.index, world))
-        assert found == StorageOptions("streamed", buffer=40, cache=cache)
+        assert found == DataOptions(
+            storage="streamed", buffer_megabytes=40 / MEGABYTE, cache_megabytes=cache / MEGABYTE
+        )
         assert re.match(rf"streamed through a shuffle buffer of 0\.0 MB{cached}: partitions would take ", reason)
 
 
@@ -160,7 +164,7 @@ def test_windows_and_cache_stay_within_the_memory_that_may_be_used(
     pack: int, seats: list[tuple[int, int, int]], window: int
 ) -> None:
     nodes = nodes_of(seats)
-    found, _ = choose_storage(pack, {1: pack}, nodes, window=window)
+    found, _ = choose_storage(pack, {1: pack}, nodes, DataOptions(), window=window)
     assert 0 <= found.cache <= pack
     if found.cache:
         for node in nodes:

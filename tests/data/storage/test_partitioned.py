@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.order_quality import compare_with_permutations
 
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation, share, steps_of
-from unisono.data.storage import StorageOptions, free_memory
+from unisono.data.storage import free_memory
 from unisono.data.storage.partitioned import PartitionedStorage, plan_partition
 from unisono.errors import PackError
 
@@ -45,7 +46,7 @@ def test_each_rank_has_what_it_sees_and_each_group_has_all(
     samples = len(index)
 
     def work(world: Any) -> list[list[int]]:
-        memory = PartitionedStorage(index, world, StorageOptions(groups=groups), segment_bytes)
+        memory = PartitionedStorage(index, world, DataOptions(groups=groups), segment_bytes)
         held = [memory.numbers.tolist()]
         for epoch in range(2):
             order = permutation(samples, seed, epoch)
@@ -75,7 +76,7 @@ def test_nothing_is_lost_in_100_shuffles(anywhere: OnRanks, audio_samples: Any, 
     index, contents = audio_samples
 
     def work(world: Any) -> int:
-        memory = PartitionedStorage(index, world, StorageOptions(groups=groups), 2000)
+        memory = PartitionedStorage(index, world, DataOptions(groups=groups), 2000)
         for epoch in range(100):
             memory.epoch(permutation(len(index), 1, epoch), 13)
         return sum(zlib.crc32(sample) for sample in memory.samples(memory.numbers))
@@ -91,7 +92,7 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
     steps = range(steps_of(len(index), batch))
 
     def work(world: Any) -> tuple[list[list[int]], list[list[int]]]:
-        memory = PartitionedStorage(index, world)
+        memory = PartitionedStorage(index, world, DataOptions())
         rng = np.random.default_rng(world.rank)
         without = np.array_split(rng.permutation(memory.numbers), len(steps))  # random, but of its own stretch alone
         order = permutation(len(index), 0, 0)
@@ -111,7 +112,7 @@ def test_one_shuffle_of_what_is_sorted_by_class_is_as_good_as_a_true_permutation
 
 def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> list[int]:
-        memory = PartitionedStorage(tiny.index, world, segment_bytes=1)
+        memory = PartitionedStorage(tiny.index, world, DataOptions(), segment_bytes=1)
         memory.epoch(permutation(61, 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
             tiny.samples[number] for number in memory.numbers
@@ -124,7 +125,7 @@ def test_segments_of_a_byte_are_samples(anywhere: OnRanks, tiny: Any) -> None:
 @pytest.mark.parametrize("segment_bytes", [100, 1 << 20])
 def test_no_store_grows_in_a_usual_run(anywhere: OnRanks, many: Any, segment_bytes: int) -> None:
     def work(world: Any) -> None:
-        memory = PartitionedStorage(many.index, world, segment_bytes=segment_bytes)
+        memory = PartitionedStorage(many.index, world, DataOptions(), segment_bytes=segment_bytes)
         room = memory._store.capacity.tolist()
         for epoch in range(6):
             memory.epoch(permutation(len(many.index), 0, epoch), 32)
@@ -142,7 +143,7 @@ def test_where_there_is_no_shared_memory_it_goes_by_messages(
     index, contents = audio_samples
 
     def work(world: Any) -> list[int]:
-        memory = PartitionedStorage(index, world, segment_bytes=2000)
+        memory = PartitionedStorage(index, world, DataOptions(), segment_bytes=2000)
         assert memory._store.shared == bool(free)
         memory.epoch(permutation(len(index), 0, 0), 7)
         assert [sample.tobytes() for sample in memory.samples(memory.numbers)] == [
@@ -155,7 +156,7 @@ def test_where_there_is_no_shared_memory_it_goes_by_messages(
 
 def test_samples_of_other_ranks_are_refused(on_ranks: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> None:
-        memory = PartitionedStorage(tiny.index, world)
+        memory = PartitionedStorage(tiny.index, world, DataOptions())
         for number in range(61):
             if number in memory.numbers:
                 assert memory.samples(np.array([number]))[0].tobytes() == tiny.samples[number]
@@ -173,7 +174,7 @@ def test_samples_of_other_ranks_are_refused(on_ranks: OnRanks, tiny: Any) -> Non
 def test_groups_that_cannot_be_formed_are_refused_on_every_rank(on_ranks: OnRanks, tiny: Any) -> None:
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            PartitionedStorage(tiny.index, world, StorageOptions(groups=4))
+            PartitionedStorage(tiny.index, world, DataOptions(groups=4))
         return str(caught.value)
 
     assert set(on_ranks(6, work)) == {"6 ranks cannot form 4 groups of one size; [1, 2, 3, 6] can be formed"}

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from unisono.data.order import permutation, ranks_of
 from unisono.data.pack.stripe import EncodedSamples
-from unisono.data.storage.ownership import owners_in_epoch
-from unisono.data.storage.partitioned import SPARE_DEVIATIONS
+from unisono.data.storage.partitioned import SPARE_DEVIATIONS, owners_in_epoch
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
 from unisono.data.storage.shuffle import CompactionPlan, plan_compaction, shuffle, side_by_side
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unisono.data.options import DataOptions
 from unisono.data.order import permutation, share
-from unisono.data.storage import StorageOptions, read_storage
+from unisono.data.storage import read_storage
 from unisono.errors import PackError
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -17,7 +18,7 @@ OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
 def test_an_unknown_storage_is_refused_with_those_that_there_are(on_ranks: OnRanks, tiny: Any) -> None:
     with pytest.raises(PackError, match="there is no storage 'floppy'; there are partitioned, replicated"):
-        on_ranks(1, lambda world: read_storage(StorageOptions("floppy"), tiny.index, world))
+        on_ranks(1, lambda world: read_storage(DataOptions(storage="floppy"), tiny.index, world))
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (4, 1), (6, 2), (3, 3)])
@@ -27,7 +28,7 @@ def test_the_ranks_of_a_partitioned_pack_own_each_sample_once(
     order = permutation(61, 5, 0)
 
     def work(world: Any) -> list[int]:
-        storage = read_storage(StorageOptions(groups=groups), tiny.index, world)
+        storage = read_storage(DataOptions(groups=groups), tiny.index, world)
         own = storage.own(order)
         assert own.tolist() == sorted(share(order, 61, 0, world.rank, world.size).tolist())
         assert [sample.tobytes() for sample in storage.samples(own)] == [tiny.samples[number] for number in own]
@@ -42,7 +43,7 @@ def test_own_samples_are_read_without_a_collective(on_ranks: OnRanks, tiny: Any)
         raise AssertionError("a collective was called")
 
     def work(world: Any) -> None:
-        storage = read_storage(StorageOptions(), tiny.index, world)
+        storage = read_storage(DataOptions(), tiny.index, world)
         own = storage.own(permutation(61, 5, 0))
         for name in ("all_gather_object", "all_to_all", "all_to_all_v", "split", "free"):
             setattr(world, name, refuse)

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.kinds import RAW
+from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack import stripe
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.pack.stripe_file import OpenStripes
 from unisono.data.sources import Source
-from unisono.data.storage import StorageOptions, free_memory
+from unisono.data.storage import free_memory
 from unisono.data.storage.streamed import StreamedStorage, choose_cached
 from unisono.errors import PackError
 
@@ -62,7 +63,7 @@ def test_any_ranks_in_turn_read_each_sample_of_an_epoch_once(
         last = min(steps, step + count)
 
         def work(world: Any, first: int = step, last: int = last) -> list[list[int]]:
-            storage = StreamedStorage(index, world, StorageOptions(buffer=window))
+            storage = StreamedStorage(index, world, DataOptions(buffer_megabytes=window / MEGABYTE))
             order = storage.order(4, epoch, batch, ShuffleOptions())
             storage.epoch(order, batch, first)
             shares = [share(order, batch, at, world.rank, world.size) for at in range(first, last)]
@@ -82,7 +83,7 @@ def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, in
         raise AssertionError("a collective was called")
 
     def work(world: Any) -> list[int]:
-        storage = StreamedStorage(index, world, StorageOptions(buffer=100))
+        storage = StreamedStorage(index, world, DataOptions(buffer_megabytes=100 / MEGABYTE))
         own = storage.own(permutation(SAMPLES, 5, 0))
         for name in ("all_gather_object", "all_to_all", "all_to_all_v", "split", "free"):
             setattr(world, name, refuse)
@@ -104,7 +105,7 @@ def test_a_rank_reads_its_own_samples_in_epochs_of_its_own(on_ranks: OnRanks, in
 
 def test_a_rank_holds_its_part_of_two_windows(on_ranks: OnRanks, index: Any) -> None:
     def work(world: Any) -> None:
-        storage = StreamedStorage(index, world, StorageOptions(buffer=200))
+        storage = StreamedStorage(index, world, DataOptions(buffer_megabytes=200 / MEGABYTE))
         order = storage.order(0, 0, 20, ShuffleOptions())
         storage.epoch(order, 20)
         for step in range(steps_of(SAMPLES, 20)):
@@ -128,7 +129,7 @@ def test_the_next_epoch_is_read_before_it_begins(
     monkeypatch.setattr(OpenStripes, "read", counting)
 
     def work(world: Any) -> None:
-        storage, other = (StreamedStorage(index, world, StorageOptions(buffer=200)) for _ in range(2))
+        storage, other = (StreamedStorage(index, world, DataOptions(buffer_megabytes=200 / MEGABYTE)) for _ in range(2))
         orders = [other.order(0, epoch, 20, ShuffleOptions()) for epoch in range(3)]
         order = storage.order(0, 0, 20, ShuffleOptions())
         for epoch in range(2):
@@ -152,7 +153,9 @@ def test_the_next_epoch_is_read_before_it_begins(
 
 def test_another_window_is_another_order_and_says_so(on_ranks: OnRanks, index: Any) -> None:
     def work(world: Any) -> None:
-        one, other = (StreamedStorage(index, world, StorageOptions(buffer=window)) for window in (100, 200))
+        one, other = (
+            StreamedStorage(index, world, DataOptions(buffer_megabytes=window / MEGABYTE)) for window in (100, 200)
+        )
         assert one.order(0, 0, 20, ShuffleOptions()).tolist() != other.order(0, 0, 20, ShuffleOptions()).tolist()
         assert (one.order_name, other.order_name) == tuple(f"streamed in windows of {n} bytes" for n in (100, 200))
         one.close()
@@ -166,8 +169,8 @@ def test_a_node_without_memory_for_the_windows_is_refused(
 ) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100)
     with pytest.raises(PackError, match="but its ranks would hold"):
-        on_ranks(2, lambda world: StreamedStorage(index, world, StorageOptions(buffer=200)))
-    on_ranks(2, lambda world: StreamedStorage(index, world, StorageOptions(buffer=8)).close())
+        on_ranks(2, lambda world: StreamedStorage(index, world, DataOptions(buffer_megabytes=200 / MEGABYTE)))
+    on_ranks(2, lambda world: StreamedStorage(index, world, DataOptions(buffer_megabytes=8 / MEGABYTE)).close())
 
 
 def copy_of(index: Any, folder: Path) -> tuple[Any, Path]:
@@ -182,7 +185,7 @@ def test_a_missing_stripe_is_found_before_the_first_step(on_ranks: OnRanks, inde
 
     def work(world: Any) -> str:
         with pytest.raises(PackError) as caught:
-            StreamedStorage(own, world, StorageOptions(buffer=200))
+            StreamedStorage(own, world, DataOptions(buffer_megabytes=200 / MEGABYTE))
         return str(caught.value)
 
     (words,) = set(on_ranks(3, work))
@@ -205,7 +208,7 @@ def test_a_stripe_that_breaks_during_training_is_named(
     own, last = copy_of(index, tmp_path / "copy")
 
     def work(world: Any) -> None:
-        storage = StreamedStorage(own, world, StorageOptions(buffer=40))
+        storage = StreamedStorage(own, world, DataOptions(buffer_megabytes=40 / MEGABYTE))
         for epoch in (0, 1):
             order = storage.order(0, epoch, 20, ShuffleOptions())
             if epoch:

@@ -12,10 +12,9 @@ from benchmarks.shuffle.traffic import ShuffleTraffic, epochs_traffic, shuffle_t
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, epoch_order, parse_shuffle
-from unisono.data.storage import StorageOptions
-from unisono.data.storage.ownership import form_groups
-from unisono.data.storage.partitioned import PartitionedStorage
+from unisono.data.storage.partitioned import PartitionedStorage, form_groups
 from unisono.data.storage.sample_store import block_of, blocks_of
 from unisono.placement import Placement, one_rank_per_node, place, regular
 
@@ -37,7 +36,7 @@ def counted(
 
     def work(world: Any) -> list[np.ndarray]:
         world.placement = placement
-        storage = PartitionedStorage(index, world, StorageOptions(groups=groups), 2000)
+        storage = PartitionedStorage(index, world, DataOptions(groups=groups), 2000)
         group, sent = storage._group, np.zeros(placement.ranks // groups, np.int64)
         send = group.all_to_all_v
 

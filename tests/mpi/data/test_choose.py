@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from unisono.data.feed import Feed
-from unisono.data.packed_feed import FeedOptions, packed_feed
-from unisono.data.storage import StorageOptions, free_memory
+from unisono.data.options import DataOptions
+from unisono.data.packed_feed import packed_feed
+from unisono.data.storage import free_memory
 from unisono.errors import PackError
 from unisono.world import World
 
@@ -26,9 +27,9 @@ def batches_of(feed: Feed) -> list[torch.Tensor]:
 def test_every_choice_gives_the_same_batches(
     group: World, spread: World, packs: Path, shared: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    auto = FeedOptions(packs, StorageOptions("auto"))
+    auto = DataOptions(pack=str(packs), storage="auto")
     for world in (group, spread):
-        expected = batches_of(packed_feed(FeedOptions(packs), world, SEED))
+        expected = batches_of(packed_feed(DataOptions(pack=str(packs)), world, SEED))
         with monkeypatch.context() as patch:
             patch.setattr(free_memory, "free_bytes", lambda shared=False, most=shared: most if shared else 1 << 40)
             feed = packed_feed(auto, world, SEED)
@@ -42,18 +43,18 @@ def test_every_choice_gives_the_same_batches(
 
 
 def test_by_the_memory_of_this_machine(group: World, packs: Path) -> None:
-    feed = packed_feed(FeedOptions(packs, StorageOptions("auto")), group, SEED)
+    feed = packed_feed(DataOptions(pack=str(packs), storage="auto"), group, SEED)
     (note,) = feed.notes
     assert note.startswith("storage: ")
     feed.close()
 
 
 def test_a_storage_that_is_named_has_no_note(group: World, packs: Path) -> None:
-    feed = packed_feed(FeedOptions(packs), group, SEED)
+    feed = packed_feed(DataOptions(pack=str(packs)), group, SEED)
     assert feed.notes == ()
     feed.close()
 
 
 def test_ranks_out_of_step_refuse_a_storage_that_a_replay_may_choose_otherwise(group: World, packs: Path) -> None:
     with pytest.raises(PackError, match=r"data\.storage = \"auto\", but ranks out of step"):
-        packed_feed(FeedOptions(packs, StorageOptions("auto"), out_of_step=True), group, SEED)
+        packed_feed(DataOptions(pack=str(packs), storage="auto"), group, SEED, out_of_step=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import wave
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,20 +15,20 @@ from numpy.typing import NDArray
 
 from unisono.data.builtin import in_memory_feed
 from unisono.data.feed import Feed
-from unisono.data.kinds import AUDIO, TransformOptions
+from unisono.data.kinds import AUDIO
 from unisono.data.loading import Batch
+from unisono.data.options import DataOptions
 from unisono.data.order import epoch_rng, permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.packed_feed import FeedOptions, packed_feed
+from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import Source
-from unisono.data.storage import STORAGES, StorageOptions
+from unisono.data.storage import STORAGES
 from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
 STEPS = steps_of(SAMPLES, BATCH)
-SHIFT = TransformOptions(augment="shift")
 
 
 def whole(world: World, feed: Feed, epoch: int, first: int = 0, last: int = STEPS) -> list[Batch]:
@@ -51,17 +52,17 @@ def order_of(storage: str, packs: Path, epoch: int) -> NDArray[np.int64]:
     """The order of an epoch, made without a storage."""
     if storage == "streamed":
         blocks = blocks_of_pack(read_index(packs / "train"))
-        return streamed_order(blocks, BATCH, StorageOptions().buffer, epoch_rng(SEED, epoch))
+        return streamed_order(blocks, BATCH, DataOptions().buffer, epoch_rng(SEED, epoch))
     return permutation(SAMPLES, SEED, epoch)
 
 
 @pytest.mark.parametrize("storage", [*STORAGES, "groups"])
 def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, storage: str) -> None:
-    place = StorageOptions(groups=group.size) if storage == "groups" else StorageOptions(storage)
+    place = DataOptions(groups=group.size) if storage == "groups" else DataOptions(storage=storage)
     alone = group.split(group.rank)
-    serial_place = place if storage == "streamed" else StorageOptions()
-    one = packed_feed(FeedOptions(packs, serial_place, SHIFT), alone, SEED)
-    feed = packed_feed(FeedOptions(packs, place, SHIFT, threads=2), group, SEED)
+    serial_place = place if storage == "streamed" else DataOptions()
+    one = packed_feed(replace(serial_place, pack=str(packs), augment="shift"), alone, SEED)
+    feed = packed_feed(replace(place, pack=str(packs), augment="shift", threads=2), group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
         for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
@@ -74,9 +75,9 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
 
 def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
-    in_memory = [StorageOptions(name) for name in STORAGES if name != "streamed"]
-    for place in (*in_memory, StorageOptions(groups=spread.size)):
-        feed = packed_feed(FeedOptions(packs, place), spread, SEED)
+    in_memory = [DataOptions(storage=name) for name in STORAGES if name != "streamed"]
+    for place in (*in_memory, DataOptions(groups=spread.size)):
+        feed = packed_feed(replace(place, pack=str(packs)), spread, SEED)
         seen.append(whole(spread, feed, 1))
         feed.close()
     assert numbers_in(seen[0], packs) == permutation(SAMPLES, SEED, 1).tolist()
@@ -89,7 +90,7 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
 def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_once(
     group: World, packs: Path, storage: str
 ) -> None:
-    options, seen = FeedOptions(packs, StorageOptions(storage)), list[int]()
+    options, seen = DataOptions(pack=str(packs), storage=storage), list[int]()
     part = group.split(int(group.rank >= (group.size + 1) // 2))  # each part of the ranks makes the rest of it
     for world, first, last in ((group, 0, 2), (group, 2, 3), (part, 3, STEPS)):
         feed = packed_feed(options, world, SEED)
@@ -101,7 +102,7 @@ def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_o
 
 
 def test_the_test_set_is_seen_once(group: World, packs: Path) -> None:
-    feed = packed_feed(FeedOptions(packs, transform=SHIFT), group, SEED)
+    feed = packed_feed(DataOptions(pack=str(packs), augment="shift"), group, SEED)
     for _ in range(2):
         own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(4)]
         everyone = [batch for batches in group.all_gather_object(own) for batch in batches]
@@ -132,8 +133,7 @@ def recordings(folder: Path) -> Path:
 
 def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: Path) -> None:
     folder = group.call_on_root(lambda: recordings(tmp_path))
-    transform = TransformOptions(augment="mask", windows=3, context=1)
-    options = FeedOptions(folder, transform=transform, threads=2)
+    options = DataOptions(pack=str(folder), augment="mask", windows=3, context=1, threads=2)
     alone = group.split(group.rank)
     one, feed = packed_feed(options, alone, SEED), packed_feed(options, group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
@@ -169,8 +169,8 @@ def own(feed: Feed, batch: int, step: int, count: int) -> list[Batch]:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, packs: Path, storage: str) -> None:
     """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
-    options = FeedOptions(packs, StorageOptions(storage), threads=2, out_of_step=True)
-    feed = packed_feed(options, group, SEED)
+    options = DataOptions(pack=str(packs), storage=storage, threads=2)
+    feed = packed_feed(options, group, SEED, out_of_step=True)
     mine = np.arange(SAMPLES)
     if storage != "replicated":
         mine = np.sort(share(permutation(SAMPLES, SEED, 0), SAMPLES, 0, group.rank, group.size))
@@ -179,7 +179,7 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
     for rank in range(group.size):
         if rank == group.rank:
             drawn = own(feed, 7, 0, 2 * steps)
-            tested = [(inputs.clone(), labels) for inputs, labels in feed.all_test_batches(10)]
+            tested = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(10, alone=True)]
         group.barrier()
     labels = read_index(packs / "train").label
     for epoch in (0, 1):
@@ -201,7 +201,8 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
 
 
 def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Path) -> None:
-    feed = packed_feed(FeedOptions(packs, transform=SHIFT, threads=2, out_of_step=True), group, SEED)
+    options = DataOptions(pack=str(packs), augment="shift", threads=2)
+    feed = packed_feed(options, group, SEED, out_of_step=True)
     drawn = own(feed, 7, 0, 40)
     for step in (1, 14, 15, 33):
         for (one, its), (other, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):
@@ -219,7 +220,7 @@ def test_ranks_draw_by_themselves_from_a_data_set_that_all_hold(group: World) ->
     order = np.concatenate([worker_order(np.arange(feed.samples), SEED, group.rank, epoch) for epoch in (0, 1)])
     assert torch.equal(torch.cat([labels for _, labels in drawn])[: len(order)], data.train.labels[order])
     assert torch.equal(own(feed, 100, 17, 1)[0][0], drawn[17][0])
-    tested = torch.cat([labels for _, labels in feed.all_test_batches(7)])
+    tested = torch.cat([labels for _, labels in feed.test_batches(7, alone=True)])
     assert torch.equal(tested, data.test.labels)
     everyone = group.all_gather_object([labels.tolist() for _, labels in drawn])
     assert len({str(one) for one in everyone}) == group.size

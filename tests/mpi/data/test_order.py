@@ -10,9 +10,9 @@ import pytest
 import torch
 from benchmarks.shuffle.traffic import epochs_traffic
 
+from unisono.data.options import DataOptions
 from unisono.data.order import epoch_order, parse_shuffle, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.storage import StorageOptions
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.placement import place
@@ -35,7 +35,7 @@ def switched(world: World) -> Iterator[World]:
 def test_each_rank_sees_each_epoch_as_if_it_had_all(group: World, spread: World, packs: Path, shuffle: str) -> None:
     index, options = read_index(packs / "train"), parse_shuffle(shuffle)
     for world in (group, spread):
-        storages = PartitionedStorage(index, world), ReplicatedStorage(index, world)
+        storages = PartitionedStorage(index, world, DataOptions()), ReplicatedStorage(index, world)
         for epoch in range(EPOCHS):
             order = epoch_order(len(index), BATCH, SEED, epoch, options)
             mine = [share(order, BATCH, step, world.rank, world.size) for step in range(steps_of(len(index), BATCH))]
@@ -56,7 +56,7 @@ def test_predicted_traffic_is_that_of_real_ranks(
 ) -> None:
     index, options, world = read_index(packs / "train"), parse_shuffle(shuffle), switched
     for groups in {1, 2 if world.size % 2 == 0 else 1, world.size}:
-        storage, found = PartitionedStorage(index, world, StorageOptions(groups=groups)), []
+        storage, found = PartitionedStorage(index, world, DataOptions(groups=groups)), []
         group = storage._group
         ranks = group.all_gather_object(world.rank)
         supernodes = [world.placement.supernode_of(rank) for rank in ranks]

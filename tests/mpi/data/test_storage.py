@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from tests.data.pack.test_packing import samples_of
 
+from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe_file import OpenStripes
-from unisono.data.storage import STORAGES, Storage, StorageOptions, free_memory, read_storage
+from unisono.data.storage import STORAGES, Storage, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.streamed import StreamedStorage
@@ -26,7 +27,7 @@ BATCH = 16
 
 def read(name: str, index: Index, world: World) -> Storage:
     """The pack in the storage of that name."""
-    return read_storage(StorageOptions(name), index, world)
+    return read_storage(DataOptions(storage=name), index, world)
 
 
 def groups_of(ranks: int) -> list[int]:
@@ -65,7 +66,9 @@ def test_a_cache_changes_no_batch_and_saves_reads(
     for world in (group, spread):
         seen = list[list[bytes]]()
         for cache in (0, int(share_of_pack * index.nbytes)):
-            storage = StreamedStorage(index, world, StorageOptions(buffer=2000, cache=cache))
+            storage = StreamedStorage(
+                index, world, DataOptions(buffer_megabytes=2000 / MEGABYTE, cache_megabytes=cache / MEGABYTE)
+            )
             read_blocks.clear()
             order = storage.order(3, 0, BATCH, ShuffleOptions())
             storage.epoch(order, BATCH)
@@ -85,7 +88,7 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
     for world in (group, spread):
         for groups in groups_of(world.size):
             memories = (
-                PartitionedStorage(index, world, StorageOptions(groups=groups), 700),
+                PartitionedStorage(index, world, DataOptions(groups=groups), 700),
                 ReplicatedStorage(index, world),
             )
             for epoch in range(2):
@@ -127,7 +130,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
     checks = np.array([zlib.crc32(content) for content in samples_of(index)], np.int64)
     rng = np.random.default_rng(group.size)
     for groups in groups_of(group.size):
-        memory = PartitionedStorage(index, group, StorageOptions(groups=groups), int(rng.choice([1000, 3000, 1 << 20])))
+        memory = PartitionedStorage(index, group, DataOptions(groups=groups), int(rng.choice([1000, 3000, 1 << 20])))
         for epoch in range(100):
             memory.epoch(permutation(len(index), 0, epoch), int(rng.integers(1, 60)))
             found = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
@@ -141,7 +144,7 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
 
 def test_a_segment_for_each_sample(group: World, packs: Path) -> None:
     index = read_index(packs / "test")
-    memory = PartitionedStorage(index, group, segment_bytes=64)
+    memory = PartitionedStorage(index, group, DataOptions(), segment_bytes=64)
     written = samples_of(index)
     for epoch in range(3):
         memory.epoch(permutation(len(index), 0, epoch), 5)
@@ -153,7 +156,7 @@ def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spre
     index = read_index(packs / "train")
     for world in (group, spread):
         for groups in groups_of(world.size):
-            memory = PartitionedStorage(index, world, StorageOptions(groups=groups))
+            memory = PartitionedStorage(index, world, DataOptions(groups=groups))
             assert sum(world.all_gather_object(memory.nbytes)) == groups * index.nbytes
             memory.close()
             assert memory.nbytes == 0
@@ -190,7 +193,7 @@ def test_memory_is_counted_for_all_ranks_of_a_node_together(
 
 def test_groups_that_cannot_be_formed_are_refused(group: World, packs: Path) -> None:
     index, groups = read_index(packs / "train"), group.size + 1
-    words = wrong(group, lambda: PartitionedStorage(index, group, StorageOptions(groups=groups)))
+    words = wrong(group, lambda: PartitionedStorage(index, group, DataOptions(groups=groups)))
     assert words.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
 
 
@@ -223,7 +226,7 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
     found = []
     for shared in (1 << 40, 100):
         monkeypatch.setattr(free_memory, "free_bytes", lambda shared, free=shared: free if shared else 1 << 40)
-        memory = PartitionedStorage(index, group, segment_bytes=700)
+        memory = PartitionedStorage(index, group, DataOptions(), segment_bytes=700)
         found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
         memory.close()
     assert found[0] == found[1]

@@ -49,7 +49,7 @@ def test_each_rank_sends_to_the_next_and_rank_0_receives_from_any(world: World) 
 
 def test_a_bucket_is_scattered_and_gathered_in_place(world: World) -> None:
     flat, flags = torch.arange(11.0) * (world.rank + 1), torch.ones(2)
-    replica = SimpleNamespace(sums=lambda _: flat, shards=SimpleNamespace(presence=lambda _: flags))
+    replica = SimpleNamespace(sums=lambda _: flat, shards=SimpleNamespace(presence={1: flags}))
     for operation in (reduce_scatter(), all_gather()):
         assert operation.act is not None
         operation.act(replica, Task(operation, 1, COMMUNICATION), world)

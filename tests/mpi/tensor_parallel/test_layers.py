@@ -22,8 +22,12 @@ from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
 from unisono.tensor_parallel.model import seed_dropout, split_model
-from unisono.tensor_parallel.norms import clip_grad_norm
-from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
+from unisono.tensor_parallel.whole_state import (
+    clip_grad_norm,
+    cut_optimizer_state,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from unisono.errors import UsageError
 from unisono.reducer.control import LossWeight
-from unisono.tensor_parallel.layouts import (
-    GroupLink,
-    SampleNumbers,
-    own_to_part,
-    own_to_whole,
-    part_to_own,
-    part_to_whole,
-    partial_to_own,
-    partial_to_part,
-)
+from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, change_layout
 from unisono.world import World
 
 FEATURES = 3
@@ -45,17 +34,18 @@ def test_what_each_gives(group: World, even: bool) -> None:
     def own_rows(whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole[at * block : at * block + rows[at]] for at in range(p)]
 
-    whole = own_to_whole(mine, link)
+    whole = change_layout(mine, link, "own", "whole")
     assert len(whole) == p * block
     assert link.rows == rows
     assert all(torch.equal(one, own) for one, own in zip(own_rows(whole), owns, strict=True))
-    features = own_to_part(mine, link)
+    features = change_layout(mine, link, "own", "part")
     assert all(torch.equal(one, own[..., part]) for one, own in zip(own_rows(features), owns, strict=True))
-    assert torch.equal(part_to_own(features, link), mine)
-    assert torch.equal(part_to_whole(features, link), whole)
+    assert torch.equal(change_layout(features, link, "part", "own"), mine)
+    assert torch.equal(change_layout(features, link, "part", "whole"), whole)
     partials = [drawn(2, one, p * block, 2, width) for one in range(p)]
-    torch.testing.assert_close(partial_to_own(partials[rank], link), own_rows(sum(partials))[rank])
-    torch.testing.assert_close(partial_to_part(partials[rank], link), sum(partials)[..., part])
+    own, inside = (change_layout(partials[rank], link, "partial", after) for after in ("own", "part"))
+    torch.testing.assert_close(own, own_rows(sum(partials))[rank])
+    torch.testing.assert_close(inside, sum(partials)[..., part])
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -70,9 +60,9 @@ def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_
     xs, ys = ([drawn(seed, one, rows[one], FEATURES * group.size) for one in range(group.size)] for seed in (1, 2))
     x, factor = xs[group.rank].requires_grad_(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     if through == "whole":
-        out = partial_to_own(own_to_whole(x, link) * factor / group.size, link)
+        out = change_layout(change_layout(x, link, "own", "whole") * factor / group.size, link, "partial", "own")
     else:
-        out = part_to_own(own_to_part(x, link) * factor, link)
+        out = change_layout(change_layout(x, link, "own", "part") * factor, link, "part", "own")
     torch.testing.assert_close(out, 2 * x)
     out.backward(ys[group.rank])
     torch.testing.assert_close(x.grad, (2 * ys[group.rank]) * bool(weights[group.rank]))
@@ -81,13 +71,13 @@ def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_
     torch.testing.assert_close(inside, expected.detach() / total if total else torch.zeros_like(inside))
 
 
-@pytest.mark.parametrize("change", [part_to_whole, partial_to_part])
-def test_the_backward_pass_is_the_transpose(group: World, change: Callable[..., torch.Tensor]) -> None:
+@pytest.mark.parametrize(("before", "after"), [("part", "whole"), ("partial", "part")])
+def test_the_backward_pass_is_the_transpose(group: World, before: str, after: str) -> None:
     """<f(x), y> = <x, f'(y)>, summed over the ranks."""
     link, wide = GroupLink(group, SampleNumbers()), FEATURES * group.size
-    takes, gives = (FEATURES, wide) if change is part_to_whole else (wide, FEATURES)
+    takes, gives = (FEATURES, wide) if before == "part" else (wide, FEATURES)
     x, y = drawn(1, group.rank, 4, takes).requires_grad_(), drawn(2, group.rank, 4, gives)
-    out = change(x, link)
+    out = change_layout(x, link, before, after)
     out.backward(y)
     assert x.grad is not None
     forward, backward = (out * y).sum().detach().clone(), (x * x.grad).sum().detach().clone()
@@ -96,6 +86,6 @@ def test_the_backward_pass_is_the_transpose(group: World, change: Callable[..., 
 
 def test_an_activation_whose_samples_were_moved_is_refused(group: World) -> None:
     link = GroupLink(group, SampleNumbers())
-    whole = own_to_whole(torch.zeros(2, 4), link)
+    whole = change_layout(torch.zeros(2, 4), link, "own", "whole")
     with pytest.raises(UsageError, match="keep samples in the first dimension"):
-        partial_to_own(whole.view(-1, 2), link)
+        change_layout(whole.view(-1, 2), link, "partial", "own")

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint.files import load_newest, save
+from unisono.training.checkpoint.files import check_state, flatten_state, load_newest, save, unflatten_state
 from unisono.training.checkpoint.layout import Checkpoint
-from unisono.training.checkpoint.state import check_state, flatten_state, unflatten_state
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 TENSORS = st.integers(0, 4).map(lambda size: torch.arange(float(size)))

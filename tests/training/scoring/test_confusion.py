@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.training.accuracy import count
-from unisono.training.scoring.confusion import (
+from unisono.training.scoring.evaluation import (
     MAX_CLASSES,
-    Mistake,
     classes_drawn,
     confusion_map,
     count_confusion,
     most_frequent_mistakes,
-    precisions,
     recalls,
 )
 from unisono.view.heat_map import HeatCell, draw_heat_maps
@@ -47,13 +45,13 @@ def test_counts_of_batches_add_up_to_those_of_all() -> None:
 def test_recall_is_of_a_row_and_precision_of_a_column() -> None:
     counts = np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]])
     assert recalls(counts) == [0.5, 1.0, None]
-    assert precisions(counts) == [1.0, 2 / 3, None]
+    assert recalls(counts.T) == [1.0, 2 / 3, None]
 
 
 def test_mistakes_are_off_the_diagonal_the_most_frequent_first() -> None:
     counts = np.array([[9, 1, 3], [3, 9, 0], [0, 4, 9]])
-    assert most_frequent_mistakes(counts, 3) == [Mistake(2, 1, 4), Mistake(0, 2, 3), Mistake(1, 0, 3)]
-    assert most_frequent_mistakes(counts, 99)[-1] == Mistake(0, 1, 1)
+    assert most_frequent_mistakes(counts, 3) == [(2, 1, 4), (0, 2, 3), (1, 0, 3)]
+    assert most_frequent_mistakes(counts, 99)[-1] == (0, 1, 1)
     assert most_frequent_mistakes(np.diag([1, 2]), 3) == []
     assert counts[0, 0] == 9, "the counts are not changed"
 

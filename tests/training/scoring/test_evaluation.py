@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from unisono.training.accuracy import Accuracy
+from unisono.training.measures import finite
 from unisono.training.scoring.evaluation import (
     BATCH_SIZES,
     CONFUSION,
@@ -17,7 +18,6 @@ from unisono.training.scoring.evaluation import (
     MIN_PASSES,
     BatchThroughput,
     Evaluation,
-    finite,
     measure_throughput,
 )
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from unisono.data.options import DataOptions
 from unisono.errors import UsageError
-from unisono.training.recipe import DataRecipe
 from unisono.training.scoring.evaluate import forward_of
-from unisono.training.scoring.file_inputs import open_inputs
 from unisono.training.scoring.predict import (
     FilePrediction,
-    PredictOptions,
     most_probable,
+    open_inputs,
     predict,
 )
 
@@ -35,21 +34,18 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
     forward = forward_of(Brightness(), torch.float64, nullcontext)
-    found = list(predict(forward, open_inputs(DataRecipe(), ""), files, PredictOptions(2)))
+    found = list(predict(forward, open_inputs(DataOptions(), ""), files, 2))
     assert [one.file for one in found] == files
     white, missing, text, black = found
-    assert white.prediction is not None
-    assert black.prediction is not None
-    (first, second), (one, other) = white.prediction.data["classes"], black.prediction.data["classes"]
+    assert [one.broken for one in found] == [False, True, True, False]
+    (first, second), (one, other) = white.data["classes"], black.data["classes"]
     assert [first["class"], second["class"]] == ["3", "4"]
     assert first["probability"] / second["probability"] == pytest.approx(np.exp(2))
     assert one["probability"] == pytest.approx(other["probability"])
-    assert white.prediction.words == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
-    assert missing == FilePrediction(
-        files[1], None, "No such file or directory; give the path of a file that can be read"
-    )
-    assert text.prediction is None
-    assert text.error.startswith("it is no image in a format that Pillow knows; the run takes images")
+    assert white.words == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
+    reason = "No such file or directory; give the path of a file that can be read"
+    assert missing == FilePrediction(files[1], reason, {"error": reason}, broken=True)
+    assert text.words.startswith("it is no image in a format that Pillow knows; the run takes images")
 
 
 NAMES = ("a", "b", "c")

@@ -16,7 +16,7 @@ from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
-from unisono.training.scoring.saved_run import load_network, read_run
+from unisono.training.scoring.evaluate import load_network, read_run
 
 WORLD: Any = SimpleNamespace(rank=0, size=1)
 RECIPE = parse_recipe({"model": {"name": "small_convnet"}}, "a test")

@@ -16,9 +16,9 @@ from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.pack.index import About, Index
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.scoring.evaluate import forward_of
-from unisono.training.scoring.predict import NetworkPrediction, PredictOptions
-from unisono.training.scoring.text_prediction import (
+from unisono.training.scoring.predict import (
     NO_LABEL,
+    Prediction,
     TextInputs,
     context_after,
     cut_windows,
@@ -57,10 +57,10 @@ def tokens_of(text: str) -> torch.Tensor:
     return torch.from_numpy(BYTES.encode(text))
 
 
-def predicted(network: torch.nn.Module, text: str, batch: int = 2, nbytes: int | None = None) -> NetworkPrediction:
+def predicted(network: torch.nn.Module, text: str, batch: int = 2, nbytes: int | None = None) -> Prediction:
     forward = forward_of(network, torch.float64, nullcontext)
     size = len(text.encode()) if nbytes is None else nbytes
-    return predict_text(forward, tokens_of(text), size, BYTES, WINDOW, PredictOptions(2, batch))
+    return predict_text(forward, tokens_of(text), size, BYTES, WINDOW, 2, batch)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 99])
@@ -74,33 +74,33 @@ def test_the_loss_is_that_of_one_token_at_a_time(batch: int) -> None:
             window = [*stream[first : number + 1], *[0] * WINDOW][:WINDOW]
             chances = network(torch.tensor([window]))[0, number - first].softmax(0)
             losses.append(-float(chances[token].log()))
-    found = predicted(network, text, batch=batch).data
+    found = predicted(network, text, batch=batch)[1]
     assert found["loss"] == pytest.approx(sum(losses) / len(text), rel=1e-12)
     assert found["tokens"] == len(text) == 10
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2))
 
 
 def test_the_next_tokens_follow_the_last_one() -> None:
-    (first, _) = predicted(Successor(), "abcdef").data["next"]
+    (first, _) = predicted(Successor(), "abcdef")[1]["next"]
     assert first == {"token": "g", "probability": pytest.approx(1, abs=1e-5)}
-    assert predicted(Successor(), "a").data["next"][0]["token"] == "b"
+    assert predicted(Successor(), "a")[1]["next"][0]["token"] == "b"
 
 
 def test_a_sure_network_has_no_loss() -> None:
-    assert predicted(Successor(), "\1\2\3\4\5\6").data["perplexity"] == pytest.approx(1, abs=1e-5)
+    assert predicted(Successor(), "\1\2\3\4\5\6")[1]["perplexity"] == pytest.approx(1, abs=1e-5)
 
 
 def test_bits_are_those_of_bytes_even_where_tokens_are_longer() -> None:
-    found = predicted(Recent(), "abcd", nbytes=8).data
+    found = predicted(Recent(), "abcd", nbytes=8)[1]
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / log(2) / 2)
 
 
 def test_the_line_has_the_score_and_texts_in_quotes() -> None:
-    found = predicted(Recent(), "abcd")
-    data = json.loads(json.dumps(found.data, allow_nan=False))
+    words, found = predicted(Recent(), "abcd")
+    data = json.loads(json.dumps(found, allow_nan=False))
     following = "  ".join(f"{quoted(one['token'])} {one['probability']:.2%}" for one in data["next"])
     score = f"loss {data['loss']:.4f}  perplexity {data['perplexity']:.2f}  {data['bits_per_byte']:.4f} bits per byte"
-    assert found.words == f"4 tokens  {score}  next {following}"
+    assert words == f"4 tokens  {score}  next {following}"
     assert quoted("\x1b[0m\\") == '"\\x1b[0m\\\\"'
 
 
@@ -142,9 +142,6 @@ def test_the_context_ends_with_the_last_token(text: list[int], window: int) -> N
     assert context[0, last + 1 :].tolist() == [END] * (window - len(known))
 
 
-OPTIONS = PredictOptions(1)
-
-
 def index_of(tokens: tuple[str, ...]) -> Index:
     none = np.zeros(0, np.int32)
     return Index(About(TEXT, tokens, (5,)), none, none, none, none, none, Path("packs/a"))
@@ -161,7 +158,7 @@ def test_a_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     """Ends of lines are those of the sources of text, without a byte order mark, and bits are those of UTF-8."""
     inputs = TextInputs(index_of(ByteTokenizer.tokens), "")
     (tmp_path / "text.txt").write_bytes("\ufefffür\r\n".encode())
-    found = inputs.predict(Even(), tmp_path / "text.txt", OPTIONS).data
+    found = inputs.predict(Even(), tmp_path / "text.txt", 1)[1]
     assert found["tokens"] == len("für\n".encode()) == 5
     assert found["bits_per_byte"] == pytest.approx(8)
     assert found["perplexity"] == pytest.approx(256)
@@ -172,9 +169,9 @@ def test_files_that_are_no_text_are_named(tmp_path: Path) -> None:
     for content, words in ((b"", "it is empty; the run takes texts in UTF-8"), (b"f\xfcr", "it is no text in UTF-8: ")):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(DecodeError, match=words):
-            inputs.predict(Even(), tmp_path / "file", OPTIONS)
+            inputs.predict(Even(), tmp_path / "file", 1)
     with pytest.raises(FileNotFoundError):
-        inputs.predict(Even(), tmp_path / "missing", OPTIONS)
+        inputs.predict(Even(), tmp_path / "missing", 1)
 
 
 def test_tokens_that_are_no_bytes_need_their_tokenizer(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.training.sweep.directory import Sweep
-from unisono.training.sweep.session import plan_given
+from unisono.training.sweep.grid import Sweep
+from unisono.training.sweep.run import plan_given
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time, tomllib

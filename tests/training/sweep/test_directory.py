@@ -9,7 +9,7 @@ import pytest
 
 from unisono.errors import UsageError
 from unisono.training.run_directory import METRICS, RECIPE
-from unisono.training.sweep.directory import (
+from unisono.training.sweep.grid import (
     SWEEP,
     RunOutcome,
     RunStatus,
@@ -19,7 +19,7 @@ from unisono.training.sweep.directory import (
     open_sweep,
 )
 from unisono.training.sweep.results import results_of, to_json
-from unisono.training.sweep.session import plan_given
+from unisono.training.sweep.run import plan_given
 
 Plan = Callable[..., Sweep]
 

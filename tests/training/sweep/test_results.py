@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unisono.training.curves import Curve
-from unisono.training.measures import PERPLEXITY
+from unisono.training.measures import PERPLEXITY, Curve
 from unisono.training.run_directory import METRICS, add_metrics
-from unisono.training.sweep.directory import RunOutcome, RunStatus, Sweep
-from unisono.training.sweep.grid import Grid, parse_grid
+from unisono.training.sweep.grid import Grid, RunOutcome, RunStatus, Sweep, parse_grid
 from unisono.training.sweep.results import (
     RunGroup,
     RunResult,
@@ -29,7 +27,7 @@ from unisono.training.sweep.results import (
     to_json,
     to_markdown,
 )
-from unisono.training.sweep.session import to_rich
+from unisono.training.sweep.run import to_rich
 from unisono.view.heat_map import HeatCell, HeatMap
 
 Plan = Callable[..., Sweep]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError
-from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep, create_or_open
+from unisono.training.sweep.grid import OUTPUT, RunOutcome, RunStatus, Sweep, create_or_open
 from unisono.training.sweep.run import StopSignals, error_line, exit_code, outcome_of, run_points
 
 Plan = Callable[..., Sweep]

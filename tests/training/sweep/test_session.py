@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import UsageError, install_command
-from unisono.training.run_lock import RunLock
-from unisono.training.sweep.directory import Sweep
-from unisono.training.sweep.session import plan_given, run_session
+from unisono.training.run_directory import RunLock
+from unisono.training.sweep.grid import Sweep
+from unisono.training.sweep.run import plan_given, run_session
 
 Plan = Callable[..., Sweep]
 

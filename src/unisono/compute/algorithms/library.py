@@ -31,8 +31,8 @@ def _algorithm(memory: torch.memory_format) -> ConvolutionAlgorithm:
     def backward(geometry: Geometry, gradient: Tensor, inputs: Tensor, weight: Tensor, which: Pass) -> Tensor:
         wanted = (which is Pass.GRAD_INPUT, which is Pass.GRAD_WEIGHT, False)
         slopes = gradient.contiguous(memory_format=memory)
-        found: tuple[Tensor, ...] = BACKWARD(slopes, inputs, weight, None, *_sizes(geometry), wanted)
-        return found[wanted.index(True)]
+        gradients: tuple[Tensor, ...] = BACKWARD(slopes, inputs, weight, None, *_sizes(geometry), wanted)
+        return gradients[wanted.index(True)]
 
     def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
         weight = weight.contiguous(memory_format=memory)

@@ -21,25 +21,25 @@ def fits(geometry: Geometry) -> bool:
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
     """Return the outputs."""
-    found = _strided_pixels(geometry, inputs) @ weight.flatten(1).t()
-    return to_nchw(found.view(geometry.samples, *geometry.output_size, geometry.out_channels))
+    outputs = _strided_pixels(geometry, inputs) @ weight.flatten(1).t()
+    return to_nchw(outputs.view(geometry.samples, *geometry.output_size, geometry.out_channels))
 
 
 def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of the inputs."""
-    found = to_nhwc(gradient).view(-1, geometry.out_channels) @ weight.flatten(1)
-    found = found.view(geometry.samples, *geometry.output_size, geometry.in_channels)
+    slopes = to_nhwc(gradient).view(-1, geometry.out_channels) @ weight.flatten(1)
+    slopes = slopes.view(geometry.samples, *geometry.output_size, geometry.in_channels)
     if geometry.stride == (1, 1):
-        return to_nchw(found)
-    whole = found.new_zeros(geometry.samples, *geometry.size, geometry.in_channels)
-    whole[:, :: geometry.stride[0], :: geometry.stride[1]] = found
-    return to_nchw(whole)
+        return to_nchw(slopes)
+    out = slopes.new_zeros(geometry.samples, *geometry.size, geometry.in_channels)
+    out[:, :: geometry.stride[0], :: geometry.stride[1]] = slopes
+    return to_nchw(out)
 
 
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of the weight."""
-    found = to_nhwc(gradient).view(-1, geometry.out_channels).t() @ _strided_pixels(geometry, inputs)
-    return found.view(geometry.out_channels, geometry.in_channels, 1, 1)
+    slopes = to_nhwc(gradient).view(-1, geometry.out_channels).t() @ _strided_pixels(geometry, inputs)
+    return slopes.view(geometry.out_channels, geometry.in_channels, 1, 1)
 
 
 def _strided_pixels(geometry: Geometry, inputs: Tensor) -> Tensor:

@@ -46,15 +46,15 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of the weight."""
     source, slopes = padded(to_nhwc(inputs), geometry.padding), to_nhwc(gradient)
-    found = source.new_zeros(*geometry.kernel, geometry.in_channels, geometry.out_channels)
+    sums = source.new_zeros(*geometry.kernel, geometry.in_channels, geometry.out_channels)
     slope = source.new_zeros(*source.shape[1:3], geometry.out_channels)
     height, width = geometry.output_size
     for sample in range(geometry.samples):
         slope[:height, :width] = slopes[sample]
         flat, many = source[sample].view(-1, geometry.in_channels), slope.view(-1, geometry.out_channels)
         for row, column, first in _shifts(geometry.kernel, source.shape[2]):
-            found[row, column].addmm_(flat[first:].t(), many[: len(flat) - first])
-    return found.permute(3, 2, 0, 1)
+            sums[row, column].addmm_(flat[first:].t(), many[: len(flat) - first])
+    return sums.permute(3, 2, 0, 1)
 
 
 def _convolve(inputs: Tensor, padding: tuple[int, int], weight: Tensor) -> Tensor:

@@ -45,26 +45,26 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
     (down, right), (rows_of, columns) = geometry.stride, geometry.output_size
     source, flat = to_nhwc(gradient), _flat(weight).t()
     shape = geometry.samples, height + 2 * above, width + 2 * left, geometry.in_channels
-    whole = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
+    out = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
     for first, last in _blocks(geometry):
-        found = source[first:last].view(-1, geometry.out_channels) @ flat
-        seen = found.view(last - first, rows_of, columns, *geometry.kernel, geometry.in_channels)
+        products = source[first:last].view(-1, geometry.out_channels) @ flat
+        products = products.view(last - first, rows_of, columns, *geometry.kernel, geometry.in_channels)
         for row in range(geometry.kernel[0]):
             for column in range(geometry.kernel[1]):
-                to = whole[first:last, row : row + down * rows_of : down, column : column + right * columns : right]
-                to += seen[:, :, :, row, column]
-    return to_nchw(whole[:, above : above + height, left : left + width].to(geometry.dtype).contiguous())
+                to = out[first:last, row : row + down * rows_of : down, column : column + right * columns : right]
+                to += products[:, :, :, row, column]
+    return to_nchw(out[:, above : above + height, left : left + width].to(geometry.dtype).contiguous())
 
 
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of the weight."""
     source, slopes = padded(to_nhwc(inputs), geometry.padding), to_nhwc(gradient)
     shape = geometry.out_channels, geometry.kernel[0] * geometry.kernel[1] * geometry.in_channels
-    found = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
+    sums = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))
     for first, last in _blocks(geometry):
-        found += slopes[first:last].view(-1, geometry.out_channels).t() @ _unfold(geometry, source[first:last])
-    whole = found.to(geometry.dtype).view(geometry.out_channels, *geometry.kernel, geometry.in_channels)
-    return whole.permute(0, 3, 1, 2)
+        sums += slopes[first:last].view(-1, geometry.out_channels).t() @ _unfold(geometry, source[first:last])
+    rounded = sums.to(geometry.dtype).view(geometry.out_channels, *geometry.kernel, geometry.in_channels)
+    return rounded.permute(0, 3, 1, 2)
 
 
 def _accumulation_dtype(geometry: Geometry) -> torch.dtype:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,51 +45,26 @@ TILES_PER_BLOCK = 512
 Matrix = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
 class Transforms:
     """The three matrices of F(`outputs`, `kernel`), as in  y = A ((G g) * (B x)),  for one dimension."""
 
-    outputs: int
-    kernel: int
-
-    @property
-    def tile(self) -> int:
-        """Number of inputs of a tile, in each direction."""
-        return self.outputs + self.kernel - 1
-
-    @property
-    def points(self) -> Matrix:
-        """Points where polynomials are evaluated, in addition to infinity."""
-        return np.array(POINTS[self.tile - 1])
-
-    @cached_property
-    def output_transform(self) -> Matrix:
+    def __init__(self, outputs: int, kernel: int) -> None:
+        self.outputs, self.kernel, self.tile = outputs, kernel, outputs + kernel - 1
+        points = np.array(POINTS[self.tile - 1])
+        others = [np.delete(points, index) for index in range(len(points))]
+        self.output_transform: Matrix = np.column_stack(
+            [np.vander(points, outputs, increasing=True).T, np.eye(outputs)[-1]]
+        )
         """A, (outputs, tile): from values at the points, and at infinity, to coefficients."""
-        points = self.points
-        found = np.zeros((self.outputs, self.tile))
-        found[:, :-1] = points ** np.arange(self.outputs)[:, None]
-        found[-1, -1] = 1
-        return found
-
-    @cached_property
-    def filter_transform(self) -> Matrix:
+        scales = np.array([np.prod(point - rest) for point, rest in zip(points, others, strict=True)])
+        self.filter_transform: Matrix = np.vstack(
+            [np.vander(points, kernel, increasing=True) / scales[:, None], np.eye(kernel)[-1]]
+        )
         """G, (tile, kernel)."""
-        points = self.points
-        found = np.zeros((self.tile, self.kernel))
-        for index, point in enumerate(points):
-            found[index] = point ** np.arange(self.kernel) / np.prod(point - np.delete(points, index))
-        found[-1, -1] = 1
-        return found
-
-    @cached_property
-    def input_transform(self) -> Matrix:
+        self.input_transform: Matrix = np.vstack(
+            [*(np.append(polynomial.polyfromroots(rest), 0) for rest in others), polynomial.polyfromroots(points)]
+        )
         """B, (tile, tile)."""
-        points = self.points
-        found = np.zeros((self.tile, self.tile))
-        for index in range(len(points)):
-            found[index, :-1] = polynomial.polyfromroots(np.delete(points, index))
-        found[-1] = polynomial.polyfromroots(points)
-        return found
 
 
 def two_dimensional(matrix: Matrix, like: Tensor) -> Tensor:
@@ -111,8 +85,7 @@ def winograd(outputs: int, kernel: int) -> ConvolutionAlgorithm:
         )
 
     def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-        found = convolve(transforms, to_nhwc(inputs), weight, geometry.padding, geometry.groups)
-        return to_nchw(found)
+        return to_nchw(convolve(transforms, to_nhwc(inputs), weight, geometry.padding, geometry.groups))
 
     def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
         out_channels, in_channels = geometry.out_channels // geometry.groups, geometry.in_channels // geometry.groups
@@ -136,27 +109,25 @@ def convolve(transforms: Transforms, inputs: Tensor, weight: Tensor, padding: Pa
     samples, out_channels = len(inputs), len(weight)
     down, right = (size + 2 * edge - r + 1 for size, edge in zip(inputs.shape[1:3], padding, strict=True))
     tiles = -(-down // m), -(-right // m)
-    within, whole = (tiles[0] * m + r - 1, tiles[1] * m + r - 1), (tiles[0] * m, tiles[1] * m)
+    tiled = tiles[0] * m, tiles[1] * m
     kernels = _kernels(transforms, weight, groups)
-    input_transform, output_transform = (
-        two_dimensional(transforms.input_transform, inputs),
-        two_dimensional(transforms.output_transform, inputs),
-    )
-    found = inputs.new_empty(samples, down, right, out_channels)
+    input_transform = two_dimensional(transforms.input_transform, inputs)
+    output_transform = two_dimensional(transforms.output_transform, inputs)
+    outputs = inputs.new_empty(samples, down, right, out_channels)
     for some, blocks in _blocks(samples, tiles):
-        source = padded(inputs[some], padding, within)
-        out = found[some] if whole == (down, right) else found.new_empty(len(source), *whole, out_channels)
+        source = padded(inputs[some], padding, (tiled[0] + r - 1, tiled[1] + r - 1))
+        out = outputs[some] if tiled == (down, right) else outputs.new_empty(len(source), *tiled, out_channels)
         for block in blocks:
             values = _evaluate(input_transform, block.of(source, m, t), m, t, block.tiles)
-            parts = [torch.bmm(part, own) for part, own in zip(_cut(values, groups), kernels, strict=True)]
+            parts = [torch.bmm(part, own) for part, own in zip(values.chunk(groups, 2), kernels, strict=True)]
             products = parts[0] if groups == 1 else torch.cat(parts, 2)
             pixels = (output_transform @ products.view(t * t, -1)).view(m, m, len(source), *block.tiles, out_channels)
             block.of(out, m, m).view(len(source), block.tiles[0], m, block.tiles[1], m, out_channels).copy_(
                 pixels.permute(2, 3, 0, 4, 1, 5)
             )
-        if whole != (down, right):
-            found[some] = out[:, :down, :right]
-    return found
+        if tiled != (down, right):
+            outputs[some] = out[:, :down, :right]
+    return outputs
 
 
 def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding: Pair, groups: int) -> Tensor:
@@ -164,24 +135,23 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
     m, r, t = transforms.outputs, transforms.kernel, transforms.tile
     samples, down, right, out_channels = gradient.shape
     tiles = -(-down // m), -(-right // m)
-    within, whole = (tiles[0] * m + r - 1, tiles[1] * m + r - 1), (tiles[0] * m, tiles[1] * m)
-    input_transform, gradient_transform = (
-        two_dimensional(transforms.input_transform, inputs),
-        two_dimensional(transforms.output_transform.T, inputs),
-    )
+    tiled = tiles[0] * m, tiles[1] * m
+    input_transform = two_dimensional(transforms.input_transform, inputs)
+    gradient_transform = two_dimensional(transforms.output_transform.T, inputs)
     in_channels = inputs.shape[3] // groups
     wide = torch.promote_types(inputs.dtype, torch.float32)
     sums = [inputs.new_zeros(t * t, in_channels, out_channels // groups, dtype=wide) for _ in range(groups)]
     for some, blocks in _blocks(samples, tiles):
-        source, slopes = padded(inputs[some], padding, within), padded(gradient[some], (0, 0), whole)
+        source = padded(inputs[some], padding, (tiled[0] + r - 1, tiled[1] + r - 1))
+        slopes = padded(gradient[some], (0, 0), tiled)
         for block in blocks:
             values = _evaluate(input_transform, block.of(source, m, t), m, t, block.tiles)
             others = _evaluate(gradient_transform, block.of(slopes, m, m), m, m, block.tiles)
-            for total, part, other in zip(sums, _cut(values, groups), _cut(others, groups), strict=True):
+            for total, part, other in zip(sums, values.chunk(groups, 2), others.chunk(groups, 2), strict=True):
                 _add_product(total, part.transpose(1, 2), other)
     total = torch.cat(sums, 2).view(t * t, -1)
-    found = two_dimensional(transforms.filter_transform.T, total) @ total
-    return found.view(r, r, in_channels, out_channels).permute(3, 2, 0, 1).to(inputs.dtype)
+    kernels = two_dimensional(transforms.filter_transform.T, total) @ total
+    return kernels.view(r, r, in_channels, out_channels).permute(3, 2, 0, 1).to(inputs.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -196,8 +166,8 @@ def _kernels(transforms: Transforms, weight: Tensor, groups: int) -> Sequence[Te
     """Return, for each group, the evaluated weight, (tile x tile, in_channels, out_channels)."""
     out_channels, in_channels, r, _ = weight.shape
     flat = weight.permute(2, 3, 1, 0).reshape(r * r, in_channels * out_channels)
-    found = (two_dimensional(transforms.filter_transform, weight) @ flat).view(-1, in_channels, out_channels)
-    return _cut(found, groups)
+    values = two_dimensional(transforms.filter_transform, weight) @ flat
+    return values.view(-1, in_channels, out_channels).chunk(groups, 2)
 
 
 def _evaluate(matrix: Tensor, source: Tensor, step: int, size: int, tiles: Pair) -> Tensor:
@@ -210,11 +180,6 @@ def _evaluate(matrix: Tensor, source: Tensor, step: int, size: int, tiles: Pair)
         source.storage_offset(),
     )
     return (matrix @ view.reshape(size * size, -1)).view(len(matrix), -1, channels)
-
-
-def _cut(tensor: Tensor, groups: int) -> Sequence[Tensor]:
-    """Return the channels of each group."""
-    return tensor.chunk(groups, 2)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
     file ── header ──▶ width, height ── decision (`kinds/image.py`) ──▶ crop ── decode ──▶ pixels of the crop
 
-Grey images get three equal channels if RGB is wanted. `decode_image` also rotates an image by its EXIF orientation;
-images in packs were rotated when they were packed.
+Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF orientation when they
+were packed.
 
 An image file is packed unchanged, byte for byte, unless its short side is above `short_side`, or it is rotated by EXIF,
 CMYK or transparent: then it is encoded again as a JPEG.
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from unisono.data.images import turbojpeg
 from unisono.data.kinds.image import Box, ImageHeader, part_of
@@ -30,13 +30,8 @@ Pixels = NDArray[np.uint8]
 
 JPEG = b"\xff\xd8"
 
-MODES = {1: "L", 3: "RGB"}
-
 GREY_MODES = {"L", "1", "I", "I;16"}
 """Pillow's modes of grey images."""
-
-ORIENTATION = 0x0112
-ROTATED = range(2, 9)
 
 DAMAGE_ERRORS = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
@@ -50,9 +45,8 @@ class ImageDecoder:
 
     def __init__(self, channels: int) -> None:
         """Create the decoder. `channels` is 3, or 1 for grey images."""
-        self._grey, self._mode = channels == 1, MODES[channels]
+        self._grey, self._mode = channels == 1, "L" if channels == 1 else "RGB"
         self._jpeg = turbojpeg.JpegDecoder() if turbojpeg.library() else None
-        self._file, self._header = b"", ImageHeader(0, 0)
 
     def header(self, file: memoryview | bytes) -> ImageHeader:
         """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
@@ -75,7 +69,7 @@ class ImageDecoder:
             part, within = part_of(box, width, height, block, size)
             with suppress(DecodeError):  # some odd files can only be decoded as a whole
                 return cropped(self._jpeg.decode(self._file, part, self._grey), within)
-        pixels = pixels_of(decode_image(self._file, rotate=False), self._mode)
+        pixels = pixels_of(decode_image(self._file), self._mode)
         if pixels.shape[:2] != (height, width):
             found = f"{pixels.shape[1]} x {pixels.shape[0]}"
             raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
@@ -87,11 +81,10 @@ class RawDecoder:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
-        self._pixels: Pixels = np.empty((*shape[:2], 0), np.uint8)
 
     def header(self, file: memoryview) -> ImageHeader:
         """Return the size, that of all images."""
-        self._pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+        self._pixels: Pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
         return ImageHeader(self._shape[1], self._shape[0])
 
     def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
@@ -99,17 +92,13 @@ class RawDecoder:
         return cropped(self._pixels, box)
 
 
-Decoder = ImageDecoder | RawDecoder
-"""Decoder of crops of images."""
-
-
 def cropped(pixels: Pixels, box: Box) -> Pixels:
     """Return a crop of an image, as a view."""
     return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
 
 
-def decode_image(file: bytes, rotate: bool = True, min_side: int = 0) -> Image.Image:
-    """Return a whole image, decoded by Pillow; with `rotate` it is rotated by its EXIF orientation.
+def decode_image(file: bytes, min_side: int = 0) -> Image.Image:
+    """Return a whole image as it is stored, decoded by Pillow.
 
     With `min_side` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `min_side`
     pixels. Raises DecodeError if the bytes are no image, or truncated.
@@ -119,13 +108,14 @@ def decode_image(file: bytes, rotate: bool = True, min_side: int = 0) -> Image.I
         if min_side:
             image.draft(None, (min_side, min_side))
         image.load()
-    return upright(image) if rotate else image
+    return image
 
 
 def upright(image: Image.Image) -> Image.Image:
     """Return the image rotated by its EXIF orientation; the same image if that is missing or cannot be read."""
     try:
-        return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION) in ROTATED else image
+        rotated = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+        return ImageOps.exif_transpose(image) if rotated else image
     except DAMAGE_ERRORS:
         return image
 
@@ -164,7 +154,7 @@ def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
 
     `short_side` is in pixels, 0 for all sizes; `quality` is that of JPEGs, 1 to 100.
     """
-    image = decode_image(sample, rotate=False, min_side=2 * short_side)
+    image = decode_image(sample, min_side=2 * short_side)
     upright_image = upright(image)
     small = not short_side or min(image.size) <= short_side
     kept = image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import torch
 
-from unisono.data.images.codec import Decoder, Pixels
+from unisono.data.images.codec import ImageDecoder, Pixels, RawDecoder
 from unisono.data.kinds.image import ImageOptions, choose_augmentation
 from unisono.data.order import CounterRNG
 
@@ -25,7 +25,7 @@ BYTES_AT_ONCE = 1 << 20
 class ImageTransform:
     """Transform of images to network inputs, for one thread."""
 
-    def __init__(self, options: ImageOptions, decoder: Decoder) -> None:
+    def __init__(self, options: ImageOptions, decoder: ImageDecoder | RawDecoder) -> None:
         """Create the transform. `decoder` is that of image files or of raw images, and this thread's own."""
         self.shape = options.size, options.size, options.channels
         self._options, self._decoder = options, decoder

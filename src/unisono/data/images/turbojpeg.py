@@ -6,7 +6,7 @@ The library comes with the `turbojpeg` wheel or with the system. A `JpegDecoder`
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -18,7 +18,9 @@ from unisono.data.kinds.image import ImageHeader, Part
 from unisono.errors import DecodeError
 
 DECOMPRESS = 1
-WIDTH, HEIGHT, SUBSAMPLING, COLORS = 5, 6, 4, 8
+PROPERTIES = 5, 6, 4, 8
+"""Numbers of a file's width, height, subsampling and colour space."""
+
 RGB, GREY = 0, 6
 """Pixel formats of decoded images."""
 
@@ -28,58 +30,53 @@ CMYK, YCCK = 3, 4
 BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
 """Width of a file's blocks in pixels, by its subsampling: a part can begin only at a block."""
 
-
 SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
 """Names of the system's library. A search for it would start processes, which is not allowed once MPI runs."""
 
 
+HANDLE, INT, TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+
+
 class _Region(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int), ("w", ctypes.c_int), ("h", ctypes.c_int))
+    _fields_ = (("x", INT), ("y", INT), ("w", INT), ("h", INT))
 
 
 class _ScalingFactor(ctypes.Structure):
-    _fields_ = (("num", ctypes.c_int), ("denom", ctypes.c_int))
+    _fields_ = (("num", INT), ("denom", INT))
+
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "tj3Init": (HANDLE, INT),
+    "tj3Destroy": (None, HANDLE),
+    "tj3Get": (INT, HANDLE, INT),
+    "tj3DecompressHeader": (INT, HANDLE, TEXT, ctypes.c_size_t),
+    "tj3SetScalingFactor": (INT, HANDLE, _ScalingFactor),
+    "tj3SetCroppingRegion": (INT, HANDLE, _Region),
+    "tj3Decompress8": (INT, HANDLE, TEXT, ctypes.c_size_t, ctypes.c_void_p, INT, INT),
+    "tj3GetErrorStr": (TEXT, HANDLE),
+    "tj3GetErrorCode": (INT, HANDLE),
+}
+"""Result and arguments of each function."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """Return libjpeg-turbo 3 or newer; None if it is not installed."""
     for name in _paths():
-        try:
+        with suppress(OSError):
             found = ctypes.CDLL(name)
-        except OSError:
-            continue
-        if hasattr(found, "tj3SetCroppingRegion"):
-            return _declare(found)
+            if hasattr(found, "tj3SetCroppingRegion"):
+                for function, (result, *arguments) in FUNCTIONS.items():
+                    getattr(found, function).restype, getattr(found, function).argtypes = result, arguments
+                return found
     return None
 
 
 def _paths() -> list[str]:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         files = metadata.files("turbojpeg") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    paths = [str(file.locate()) for file in files if file.name.startswith("libturbojpeg")]
-    return paths + list(SYSTEMS)
-
-
-def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
-    handle, number, memory = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-    shapes: dict[str, tuple[Any, list[Any]]] = {
-        "tj3Init": (handle, [number]),
-        "tj3Destroy": (None, [handle]),
-        "tj3Get": (number, [handle, number]),
-        "tj3DecompressHeader": (number, [handle, ctypes.c_char_p, ctypes.c_size_t]),
-        "tj3SetScalingFactor": (number, [handle, _ScalingFactor]),
-        "tj3SetCroppingRegion": (number, [handle, _Region]),
-        "tj3Decompress8": (number, [handle, ctypes.c_char_p, ctypes.c_size_t, memory, number, number]),
-        "tj3GetErrorStr": (ctypes.c_char_p, [handle]),
-        "tj3GetErrorCode": (number, [handle]),
-    }
-    for name, (result, arguments) in shapes.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
-    return found
+        return [*(str(file.locate()) for file in files if file.name.startswith("libturbojpeg")), *SYSTEMS]
+    return [*SYSTEMS]
 
 
 class JpegDecoder:
@@ -90,9 +87,7 @@ class JpegDecoder:
         found = library()
         if found is None:
             raise DecodeError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
-        self._library = found
-        self._handle = found.tj3Init(DECOMPRESS)
-        self._get: Callable[[Any, int], int] = found.tj3Get
+        self._library, self._handle = found, found.tj3Init(DECOMPRESS)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -103,22 +98,18 @@ class JpegDecoder:
 
         Raises DecodeError if the file is no JPEG.
         """
-        handle, get = self._handle, self._get
-        if self._library.tj3DecompressHeader(handle, file, len(file)):
+        if self._library.tj3DecompressHeader(self._handle, file, len(file)):
             self._fail_unless_warned()
             return None
-        colors, block = get(handle, COLORS), BLOCKS.get(get(handle, SUBSAMPLING))
-        if colors in (CMYK, YCCK) or block is None:
-            return None
-        return ImageHeader(get(handle, WIDTH), get(handle, HEIGHT), block)
+        width, height, blocks, colors = (self._library.tj3Get(self._handle, each) for each in PROPERTIES)
+        return None if colors in (CMYK, YCCK) or blocks not in BLOCKS else ImageHeader(width, height, BLOCKS[blocks])
 
     def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
         """Return a part of the image whose header was read last: (height, width, 3), RGB, or 1 channel if `grey`.
 
         `part.x` is a multiple of the header's block over `part.shrink`. Raises DecodeError if it cannot be decoded.
         """
-        shape = (part.height, part.width, 1 if grey else 3)
-        out = np.empty(shape, np.uint8)
+        out = np.empty((part.height, part.width, 1 if grey else 3), np.uint8)
         turbo, handle = self._library, self._handle
         region = _Region(part.x, part.y, part.width, part.height)
         if (

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -26,6 +24,7 @@ from unisono.registry import Registry
 if TYPE_CHECKING:
     import torch
 
+    from unisono.data.options import DataOptions
     from unisono.data.order import CounterRNG
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
@@ -69,19 +68,6 @@ def all_augments() -> tuple[str, ...]:
 
 
 Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class TransformOptions:
-    """Options of the transform of samples to network inputs. A kind uses those that it knows."""
-
-    size: int = 0
-    """Width and height of the network's input images in pixels; 0 takes the size of raw images."""
-    augment: str = "none"
-    windows: int = 8
-    """Number of windows taken from a recording."""
-    context: int = 15
-    """Frames of 10 ms before the middle frame of a window, and as many after it."""
 
 
 class SampleTransform(Protocol):
@@ -132,7 +118,7 @@ class SampleKind(ABC):
         return sample
 
     @abstractmethod
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform of a thread. Raises PackError if `options` do not fit."""
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  a default
@@ -158,10 +144,13 @@ class SampleKind(ABC):
         """Return True if a packed sample has one channel by its header; asked only if all measured ones have one."""
         return True
 
-    def check_augment(self, augment: str, folder: Path) -> None:
-        """Raise PackError if the pack in `folder`, of this kind, has no such augmentation."""
-        if augment not in self.augments:
-            raise PackError(
-                f"data.augment = {augment!r}, but {folder} holds {self.plural}; the augmentations of these are "
-                f"{', '.join(self.augments)}"
-            )
+
+def make_transform(index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
+    """Return the function that makes the transform of a thread. Raises PackError if `options` does not fit the pack."""
+    kind = find_kind(index.about.kind)
+    if options.augment not in kind.augments:
+        raise PackError(
+            f"data.augment = {options.augment!r}, but {index.folder} holds {kind.plural}; the augmentations of these "
+            f"are {', '.join(kind.augments)}"
+        )
+    return kind.transform(index, options)

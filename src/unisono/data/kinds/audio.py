@@ -44,18 +44,17 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from unisono.data.kinds import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import SampleKind, SampleTransform
 from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError
 
 if TYPE_CHECKING:
     import torch
 
+    from unisono.data.options import DataOptions
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
 
-
-BITS = 16
 
 MIN_RATE, MAX_RATE = 100, 1_000_000
 """Range of samples a second. Other rates occur in damaged files and would make frames empty or endless."""
@@ -69,9 +68,8 @@ def read_wav(file: bytes | memoryview) -> tuple[NDArray[np.int16], int]:
     try:
         with wave.open(io.BytesIO(file)) as recording:
             frames, channels, rate = recording.getnframes(), recording.getnchannels(), recording.getframerate()
-            width = recording.getsampwidth()
-            if 8 * width != BITS:
-                raise DecodeError(f"its samples have {8 * width} bits; only {BITS} bits are supported")
+            if (width := recording.getsampwidth()) != 2:
+                raise DecodeError(f"its samples have {8 * width} bits; only 16 bits are supported")
             samples = recording.readframes(frames)
     except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk ends outside the file
         raise DecodeError(f"it is no wav file: {error}") from error
@@ -148,13 +146,8 @@ def hertz(pitch: float) -> float:
     return 700 * (math.pow(10, pitch / 2595) - 1)
 
 
-AUGMENTS = ("none", "shift", "mask")
-"""Augmentations of recordings."""
-
 MASK_DIVISOR = 4
 """Largest mask: 1 / MASK_DIVISOR of the bands, or of the frames."""
-
-MIDDLE = 0.5
 
 Stretch = tuple[int, int]
 """Stretch of bands or frames: the first, and the one after the last."""
@@ -169,20 +162,17 @@ class AudioWindows:
     frames: Stretch = (0, 0)
 
 
-def choose_windows(options: TransformOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
-    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation."""
-    if random is None or options.augment == "none":
-        return AudioWindows(_middles(options.windows, frames, MIDDLE))
-    middles = _middles(options.windows, frames, random.random())
-    if options.augment == "shift":
+def choose_windows(options: DataOptions, frames: int, random: CounterRNG | None) -> AudioWindows:
+    """Return the windows of a recording of `frames` frames: with random numbers in training, without in validation.
+
+    Each has its middle in one of as many stretches of equal length, all at the same position of their stretches.
+    """
+    position = 0.5 if random is None or options.augment == "none" else random.random()
+    positions = ((window + position) * frames / options.windows for window in range(options.windows))
+    middles = tuple(min(frames - 1, int(middle)) for middle in positions)  # rounding may lead to the end
+    if random is None or options.augment != "mask":
         return AudioWindows(middles)
     return AudioWindows(middles, _mask(BANDS, random), _mask(frames, random))
-
-
-def _middles(windows: int, frames: int, position: float) -> tuple[int, ...]:
-    """Return one frame from each of `windows` stretches of equal length, at `position` in [0, 1) of its stretch."""
-    positions = ((window + position) * frames / windows for window in range(windows))
-    return tuple(min(frames - 1, int(position)) for position in positions)  # rounding may lead to the end
 
 
 def _mask(length: int, random: CounterRNG) -> Stretch:
@@ -202,7 +192,7 @@ MIN_STD = 0.01
 class AudioTransform:
     """Transform of recordings to network inputs, for one thread."""
 
-    def __init__(self, options: TransformOptions) -> None:
+    def __init__(self, options: DataOptions) -> None:
         """Prepare inputs of shape (windows, BANDS * (2 context + 1)): the frames of a window one after the other."""
         self.shape = options.windows, BANDS * (2 * options.context + 1)
         self._options = options
@@ -245,7 +235,7 @@ class AudioKind(SampleKind):
     endings = (".wav",)
     signature = b"RIFF"
     class_in_name = True
-    augments = AUGMENTS
+    augments = ("none", "shift", "mask")
     old_name = "sound"
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  recordings stay as they are
@@ -253,6 +243,6 @@ class AudioKind(SampleKind):
         read_wav(sample)
         return sample
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
         """Return the function that makes the transform: windows of log-mel frames."""
         return partial(AudioTransform, options)

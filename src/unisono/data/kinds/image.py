@@ -26,11 +26,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.data.kinds import IMAGE, Bytes, SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import IMAGE, Bytes, SampleKind, SampleTransform
 from unisono.errors import PackError
 
 if TYPE_CHECKING:
-    from unisono.data.images.codec import Decoder
+    from unisono.data.options import DataOptions
     from unisono.data.order import CounterRNG
     from unisono.data.pack.index import Index
     from unisono.data.pack.packing import PackOptions
@@ -164,22 +164,13 @@ MIN_SIDE = 64
 """Pixels of the short side that are enough to measure an image: larger JPEGs may be decoded smaller."""
 
 
-def image_options(index: Index, options: TransformOptions) -> ImageOptions:
+def image_options(index: Index, options: DataOptions) -> ImageOptions:
     """Return the options of a pack's images. Raises PackError if no size is given and they have no common one."""
     about = index.about
-    size = options.size
-    if not size:
-        if about.shape is None or about.shape[0] != about.shape[1]:
-            raise PackError(f"{index.folder} has images of different sizes; set data.size to the size of the inputs")
-        size = about.shape[0]
-    return ImageOptions(size, len(about.mean), about.mean, about.std, options.augment)
-
-
-def image_transform(options: ImageOptions, decoder: Callable[[], Decoder]) -> Callable[[], SampleTransform]:
-    """Return the function that makes the transform of a thread, with a decoder of its own."""
-    from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
-
-    return lambda: ImageTransform(options, decoder())
+    height, width = about.shape[:2] if about.shape else (0, 1)
+    if not options.size and height != width:
+        raise PackError(f"{index.folder} has images of different sizes; set data.size to the size of the inputs")
+    return ImageOptions(options.size or height, len(about.mean), about.mean, about.std, options.augment)
 
 
 class ImageKind(SampleKind):
@@ -197,18 +188,19 @@ class ImageKind(SampleKind):
 
         return encode_image(sample, options.short_side, options.quality)
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: decode, crop, scale, normalise."""
         from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
+        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
 
         found = image_options(index, options)
-        return image_transform(found, lambda: ImageDecoder(found.channels))
+        return lambda: ImageTransform(found, ImageDecoder(found.channels))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  files have a size
         """Return the decoded pixels, (height, width, 1 if grey or else 3)."""
         from unisono.data.images.codec import GREY_MODES, decode_image, pixels_of  # noqa: PLC0415
 
-        image = decode_image(sample.tobytes(), rotate=False, min_side=MIN_SIDE)
+        image = decode_image(sample.tobytes(), min_side=MIN_SIDE)
         return pixels_of(image, "L" if image.mode in GREY_MODES else "RGB")
 
     def is_grey(self, sample: Bytes) -> bool:
@@ -229,13 +221,14 @@ class RawKind(SampleKind):
     file_kind = IMAGE
     augments = AUGMENTS
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         """Return the function that makes the transform: crop, scale, normalise."""
         from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
+        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
 
-        shape = index.about.shape
+        found, shape = image_options(index, options), index.about.shape
         assert shape is not None, "raw samples have a shape"
-        return image_transform(image_options(index, options), lambda: RawDecoder(shape))
+        return lambda: ImageTransform(found, RawDecoder(shape))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:
         """Return the values, (height, width, channels)."""

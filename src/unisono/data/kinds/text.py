@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.kinds import SampleKind, SampleTransform, TransformOptions
+from unisono.data.kinds import SampleKind, SampleTransform
 from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError, PackError, UsageError, install_command
 
 if TYPE_CHECKING:
     import torch
 
+    from unisono.data.options import DataOptions
     from unisono.data.pack.index import Index
 
 
@@ -156,7 +157,7 @@ class TextKind(SampleKind):
     labels_are_tokens = True
     class_remedy = "pack texts with the same --tokenizer"
 
-    def transform(self, index: Index, options: TransformOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
+    def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
         """Return the function that makes the transform: inputs, and labels one token on."""
         return partial(TextTransform, self.labels_per_sample(index.about.shape), len(index.about.classes))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from unisono.data.kinds import current_name, find_kind
 from unisono.data.pack.layout import INDEX
 from unisono.data.pack.stripe import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.errors import PackError
+from unisono.tables import parse
 
 VERSION = 2
 """Version that is written. Version 1 can be read: some keys and kinds had other names."""
@@ -112,18 +113,13 @@ def read_index(folder: Path) -> Index:
 
 
 def _about(content: dict[str, Any], path: Path) -> About:
-    version = content.pop("version", None)
-    if version not in (1, VERSION):
-        raise PackError(f"{path} is of version {version}; this release reads versions 1 and {VERSION}")
-    if version == 1:
+    if content.get("version") not in (1, VERSION):
+        raise PackError(f"{path} is of version {content.get('version')}; this release reads versions 1 and {VERSION}")
+    if content.pop("version") == 1:
         content["std"] = content.pop("deviation")
     content["kind"] = current_name(content["kind"])
-    return About(**{one.name: _as_tuples(content[one.name]) for one in fields(About) if one.name in content})
-
-
-def _as_tuples(value: Any) -> Any:
-    """Return a value of JSON with tuples for its lists."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+    known = {key: value for key, value in content.items() if value is not None}
+    return parse(About, known, str(path), PackError, strict=False)
 
 
 def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:
@@ -145,38 +141,33 @@ def describe(folder: Path) -> Iterator[str]:
     parts = [folder] if (folder / INDEX).exists() else sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
     if not parts:
         raise PackError(f"{folder} is no pack, and has none in its subfolders; create one with unisono pack")
-    for part in parts:
-        yield from _one(part)
-
-
-def _one(folder: Path) -> Iterator[str]:
-    index = read_index(folder)
-    about, lengths = index.about, index.length
-    what = about.kind if about.shape is None else f"{about.kind} {' x '.join(map(str, about.shape))}"
-    yield f"{folder}: {len(index):,} samples ({what}), {index.nbytes / 1e6:,.1f} MB in {len(about.stripes)} stripes"
-    yield f"  bytes of a sample   {lengths.min():,} to {lengths.max():,}, mean {lengths.mean():,.0f}"
-    if about.mean:
-        each = ", ".join(f"{mean:.3f} ± {off:.3f}" for mean, off in zip(about.mean, about.std, strict=True))
-        yield f"  channels            {each}"
-    kind = find_kind(about.kind)
-    labels = kind.labels_per_sample(about.shape)
-    if labels > 1:
-        yield f"  {kind.class_words:<20}{len(index) * labels:,} of a vocabulary of {len(about.classes):,}"
-    else:
-        yield from _classes(index)
-    if about.skipped:
-        yield f"  skipped             {len(about.skipped)}"
-        yield from (f"    {key}: {why}" for key, why in about.skipped)
+    for index in map(read_index, parts):
+        about, lengths, kind = index.about, index.length, find_kind(index.about.kind)
+        what = " ".join([about.kind, *([" x ".join(map(str, about.shape))] if about.shape is not None else [])])
+        stripes = f"{index.nbytes / 1e6:,.1f} MB in {len(about.stripes)} stripes"
+        yield f"{index.folder}: {len(index):,} samples ({what}), {stripes}"
+        yield f"  bytes of a sample   {lengths.min():,} to {lengths.max():,}, mean {lengths.mean():,.0f}"
+        if about.mean:
+            each = ", ".join(f"{mean:.3f} ± {off:.3f}" for mean, off in zip(about.mean, about.std, strict=True))
+            yield f"  channels            {each}"
+        labels = kind.labels_per_sample(about.shape)
+        if labels > 1:
+            yield f"  {kind.class_words:<20}{len(index) * labels:,} of a vocabulary of {len(about.classes):,}"
+        else:
+            yield from _classes(index)
+        if about.skipped:
+            yield f"  skipped             {len(about.skipped)}"
+            yield from (f"    {key}: {why}" for key, why in about.skipped)
 
 
 def _classes(index: Index) -> Iterator[str]:
     """Yield lines about the classes and their numbers of samples."""
-    about = index.about
-    counts = np.bincount(index.label, minlength=len(about.classes)).tolist()
-    yield f"  classes             {len(about.classes)}"
-    width = max((len(name) for name in about.classes[:MAX_CLASSES_LISTED]), default=0)
-    for name, count in zip(about.classes[:MAX_CLASSES_LISTED], counts, strict=False):
+    names = index.about.classes
+    counts = np.bincount(index.label, minlength=len(names)).tolist()
+    yield f"  classes             {len(names)}"
+    listed, rest = names[:MAX_CLASSES_LISTED], counts[MAX_CLASSES_LISTED:]
+    width = max(map(len, listed), default=0)
+    for name, count in zip(listed, counts, strict=False):
         yield f"    {name:<{width}}  {count:>9,}"
-    if len(about.classes) > MAX_CLASSES_LISTED:
-        rest = counts[MAX_CLASSES_LISTED:]
+    if rest:
         yield f"    and {len(rest)} more, with {min(rest):,} to {max(rest):,} samples"

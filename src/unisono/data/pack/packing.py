@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,7 +16,7 @@ import numpy as np
 from unisono.data.kinds import Bytes, find_kind
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import Stopped, StripeWriter, WrittenStripe, fingerprints, remove_notes
+from unisono.data.pack.stripe import StripeWriter, WrittenStripe, fingerprints, remove_notes
 from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.sources import Source
 from unisono.errors import PackError
@@ -70,9 +70,8 @@ def _write_stripes(
     def write_one(number: int) -> None:
         first, last = stretches[number]
         found = writer.finished(number)
-        if found is not None:
-            for _ in range(first, last):
-                writer.advance()
+        for _ in range(first, last if found else first):
+            writer.advance()
         done[number] = found or writer.write(number, first, last)
 
     with ThreadPoolExecutor(threads, "pack") as pool:
@@ -83,8 +82,8 @@ def _write_stripes(
             writer.stop.set()
             pool.shutdown(cancel_futures=True)
     for future in futures:
-        if not future.cancelled() and (error := future.exception()) and not isinstance(error, Stopped):
-            raise error
+        with suppress(CancelledError):  # of a thread that was stopped, or one that did not begin
+            future.result()
 
 
 def _packed(folder: Path, fingerprint: str) -> Index | None:
@@ -189,7 +188,9 @@ def statistics(index: Index) -> Index:
     kind = find_kind(index.about.kind)
     sums, squares, count = np.zeros(3), np.zeros(3), 0
     grey = True
-    for sample in _some(index):
+    apart = max(NEIGHBOURS, len(index) * NEIGHBOURS // MEASURED_IMAGES)
+    firsts = range(0, len(index), apart)
+    for sample in (one for first in firsts for one in _samples(index, first, min(len(index), first + NEIGHBOURS))):
         pixels = kind.pixels(sample, index.about.shape)
         if pixels is None:
             return index
@@ -207,14 +208,6 @@ def statistics(index: Index) -> Index:
     return replace(index, about=about)
 
 
-def _some(index: Index) -> Iterator[Bytes]:
-    """Yield stretches of NEIGHBOURS samples, evenly spread over the pack."""
-    apart = max(1, len(index) * NEIGHBOURS // MEASURED_IMAGES)
-    for first in range(0, len(index), max(NEIGHBOURS, apart)):
-        yield from _samples(index, first, min(len(index), first + NEIGHBOURS))
-
-
 def _samples(index: Index, first: int, last: int) -> Iterator[Bytes]:
-    for data, offsets in read_stretch(index, first, last):
-        for begin, end in pairwise(offsets):
-            yield data[begin:end]
+    for stretch in read_stretch(index, first, last):
+        yield from stretch.each()

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from unisono.data.pack.layout import BATCH_BYTES, stripe_name
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 from unisono.files import write_atomically
+from unisono.tables import parse
 
 try:  # the same number as zlib's, in a sixth of the time
     from zlib_ng.zlib_ng import crc32
@@ -48,6 +51,10 @@ class EncodedSamples(NamedTuple):
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
+
+    def each(self) -> list[NDArray[np.uint8]]:
+        """Return a view of each sample."""
+        return [self.data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
 
 
 def schema(kind: str, about: dict[str, object]) -> pa.Schema:
@@ -101,14 +108,10 @@ class WrittenStripe:
 
     number: int
     nbytes: int
-    lengths: list[int]
-    labels: list[int]
-    batches: list[int]
-    skipped: list[tuple[str, str]]
-
-
-class Stopped(Exception):  # noqa: N818  not an error
-    """Raised in a thread that writes when another thread has failed or the user has interrupted the work."""
+    lengths: tuple[int, ...]
+    labels: tuple[int, ...]
+    batches: tuple[int, ...]
+    skipped: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -124,36 +127,34 @@ class StripeWriter:
     advance: Callable[[], None]
     """Function that is called after each sample."""
     stop: Event = field(default_factory=Event)
-    """Event that ends the work of all threads."""
+    """Event that ends the work of all threads, by CancelledError."""
 
     def finished(self, number: int) -> WrittenStripe | None:
         """Return the stripe if an earlier run finished it from the same samples and options, else None."""
-        content = _read_note(_note(self.folder, number))
-        path = self.folder / stripe_name(number)
-        if content.pop("fingerprint", None) != self.fingerprint:
+        content, path = _read_note(_note(self.folder, number)), self.folder / stripe_name(number)
+        if content.get("fingerprint") != self.fingerprint:
             return None
-        if content["nbytes"] and not (path.is_file() and path.stat().st_size == content["nbytes"]):
-            return None
-        return WrittenStripe(**{**content, "skipped": [tuple(entry) for entry in content["skipped"]]})
+        found = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
+        return found if not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes) else None
 
     def write(self, number: int, first: int, last: int) -> WrittenStripe:
         """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
         source, path = self.source, self.folder / stripe_name(number)
         columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
-        done = WrittenStripe(number, 0, [], [], [], [])
+        lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
         with write_atomically(path) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
-                for made, numbers in self._batches(first, last, done.skipped):
-                    labels = [int(source.labels[each]) for each in numbers]
-                    batch, metadata = to_batch(columns, made, labels, [source.keys[each] for each in numbers])
+                for made, numbers in self._batches(first, last, skipped):
+                    own = [int(source.labels[each]) for each in numbers]
+                    batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
                     writer.write_batch(batch, custom_metadata=metadata)
-                    done.lengths.extend(len(sample) for sample in made)
-                    done.labels.extend(labels)
-                    done.batches.append(len(done.lengths))
-            nbytes = partial.stat().st_size if done.lengths else 0
+                    lengths += map(len, made)
+                    labels += own
+                    batches.append(len(lengths))
+            nbytes = partial.stat().st_size if lengths else 0
         if not nbytes:
             path.unlink()
-        done = replace(done, nbytes=nbytes)
+        done = WrittenStripe(number, nbytes, tuple(lengths), tuple(labels), tuple(batches), tuple(skipped))
         with write_atomically(_note(self.folder, number)) as partial:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
         return done
@@ -164,29 +165,24 @@ class StripeWriter:
         """Yield converted samples and their numbers in batches; `skipped` gets those that cannot be converted."""
         made, numbers, held = list[bytes](), list[int](), 0
         for number in range(first, last):
+            if self.stop.is_set():
+                raise CancelledError
             try:
-                sample = self._encoded(number)
+                if not (sample := self.source.read(number)):
+                    raise DecodeError("it is empty")  # noqa: TRY301
+                sample = self.encode(sample)
             except (DecodeError, OSError) as error:
                 skipped.append((self.source.keys[number], getattr(error, "strerror", None) or str(error)))
-                self.advance()
-                continue
-            if made and held + len(sample) > BATCH_BYTES:
-                yield made, numbers
-                made, numbers, held = [], [], 0
-            made.append(sample)
-            numbers.append(number)
-            held += len(sample)
+            else:
+                if made and held + len(sample) > BATCH_BYTES:
+                    yield made, numbers
+                    made, numbers, held = [], [], 0
+                made.append(sample)
+                numbers.append(number)
+                held += len(sample)
             self.advance()
         if made:
             yield made, numbers
-
-    def _encoded(self, number: int) -> bytes:
-        """Return the bytes to pack of a sample. Raises DecodeError, OSError, and Stopped."""
-        if self.stop.is_set():
-            raise Stopped
-        if not (sample := self.source.read(number)):
-            raise DecodeError("it is empty")
-        return self.encode(sample)
 
 
 def fingerprints(folder: Path) -> set[str]:

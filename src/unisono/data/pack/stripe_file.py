@@ -45,9 +45,9 @@ class OpenStripes:
 
     def __init__(self, index: Index) -> None:
         """Begin without an open stripe."""
-        self._index, self._memory = index, BlockMemory()
+        self._index, self._memory, self._lock = index, BlockMemory(), threading.Lock()
         self._idle: list[StripeFile] = []
-        self._lock, self._closed = threading.Lock(), False
+        self._kept = KEPT_STRIPES
 
     def read(self, first: int, last: int) -> Iterator[EncodedSamples]:
         """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
@@ -64,9 +64,9 @@ class OpenStripes:
     def close(self) -> None:
         """Close the stripes; one that is being read is closed after that."""
         with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for stripe in idle:
+            self._kept, closed = 0, self._idle
+            self._idle = []
+        for stripe in closed:
             stripe.close()
 
     def _read(self, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
@@ -88,31 +88,29 @@ class OpenStripes:
 
     @contextmanager
     def _lent(self, number: int) -> Iterator[StripeFile]:
-        """Lend a stripe to one thread, and keep it open for the next read unless that fails."""
+        """Lend a stripe to one thread, and keep it open for the next read unless that fails.
+
+        It is opened anew if the file of its name is another by now.
+        """
         path, status = path_of(self._index, number)
         identity = number, status.st_dev, status.st_ino
+        with self._lock:
+            stripe = next((one for one in self._idle if one.identity[0] == number), None)
+            if stripe is not None:
+                self._idle.remove(stripe)
+        if stripe is not None and stripe.identity != identity:
+            stripe.close()
+            stripe = None
         with ExitStack() as unless_whole:
-            stripe = self._take(identity) or StripeFile(path, identity, self._memory)
+            stripe = stripe or StripeFile(path, identity, self._memory)
             unless_whole.callback(stripe.close)
             yield stripe
             unless_whole.pop_all()
         with self._lock:
             self._idle.append(stripe)
-            too_many = self._idle.pop(0) if self._closed or len(self._idle) > KEPT_STRIPES else None
+            too_many = self._idle.pop(0) if len(self._idle) > self._kept else None
         if too_many is not None:
             too_many.close()
-
-    def _take(self, identity: tuple[int, int, int]) -> StripeFile | None:
-        """Return the stripe if it is open and idle; close it if the file of its name is another by now."""
-        with self._lock:
-            found = next((stripe for stripe in self._idle if stripe.identity[0] == identity[0]), None)
-            if found is None:
-                return None
-            self._idle.remove(found)
-        if found.identity == identity:
-            return found
-        found.close()
-        return None
 
 
 class StripeFile:
@@ -206,41 +204,24 @@ class BlockMemory:
 
     def __init__(self) -> None:
         """Begin without memory."""
-        self._spare: dict[int, list[Bytes]] = {}
+        self._spare: list[Bytes] = []
+        self._lock = threading.Lock()
 
     def __call__(self, nbytes: int) -> Bytes:
         """Return memory of `nbytes` bytes, writable, with any content."""
         if nbytes < UNIT:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // UNIT) * UNIT
-        memory = self._take(size)
-        if memory is None:
-            memory = np.empty(size, np.uint8)
+        with self._lock:
+            rows = sorted(range(len(self._spare)), key=lambda row: (len(self._spare[row]), -row))
+            fits = [row for row in rows if size <= len(self._spare[row]) <= MAX_EXCESS * size]
+            # if none fits, the largest is dropped for the memory that is allocated
+            found = self._spare.pop((fits or rows[-1:])[0]) if rows else None
+        memory = found if found is not None and fits else np.empty(size, np.uint8)
         # by way of a memoryview: NumPy would make views of views refer to `memory` itself, and not to `lease`
         lease = np.frombuffer(memory.data, np.uint8, nbytes)
-        weakref.finalize(lease, self._give_back, memory).atexit = False
+        weakref.finalize(lease, self._spare.append, memory).atexit = False
         return lease
-
-    def _take(self, size: int) -> Bytes | None:
-        """Return spare memory that fits; if there is none, drop one of another size and return None."""
-        for found in sorted(self._spare):
-            if size <= found <= MAX_EXCESS * size and (memory := _pop(self._spare[found])) is not None:
-                return memory
-        for found in sorted(self._spare, reverse=True):
-            if _pop(self._spare[found]) is not None:
-                break
-        return None
-
-    def _give_back(self, memory: Bytes) -> None:
-        self._spare.setdefault(len(memory), []).append(memory)
-
-
-def _pop(spare: list[Bytes]) -> Bytes | None:
-    """Return the last of a list that other threads change, too; None if there is none."""
-    try:
-        return spare.pop()
-    except IndexError:
-        return None
 
 
 def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:

@@ -5,7 +5,8 @@ A source has the properties that are known without reading its samples, and a fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -72,6 +73,17 @@ class Source:
 
 Splits = dict[str, Source]
 """Splits of a data set by name: train, test, ...; a data set without splits has one with an empty name."""
+
+
+@contextmanager
+def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn OSError and these errors, of a file that cannot be read, into a PackError of one line."""
+    failures: tuple[type[Exception], ...] = (OSError, *errors)
+    try:
+        yield
+    except failures as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise PackError(f"cannot read {path}: {reason}") from error
 
 
 def raw_source(

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.sources import Source, Splits, raw_source
+from unisono.data.sources import Source, Splits, raw_source, reading
 from unisono.errors import PackError
 
-BYTES = 8
 NAMES = {"train": "train", "t10k": "test"}
 
 
@@ -44,12 +43,10 @@ def _read(path: Path) -> Source:
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    try:
+    with reading(path, EOFError, zlib.error):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise PackError(f"cannot read {path}: {error}") from error
     head = 4 + 4 * dimensions
-    if len(content) < head or content[:4] != bytes((0, 0, BYTES, dimensions)):
+    if len(content) < head or content[:4] != bytes((0, 0, 8, dimensions)):
         raise PackError(f"{path} is no IDX file of bytes in {dimensions} dimensions")
     shape = tuple(int(length) for length in np.frombuffer(content, ">i4", dimensions, 4))
     if len(content) != head + math.prod(shape):

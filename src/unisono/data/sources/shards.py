@@ -51,10 +51,11 @@ def find(path: Path) -> Splits | None:
     empty = list[str]()
     for tar in tars:
         words = [] if tar == path else [*re.split(r"[-_.]", tar.name), tar.parent.name]
-        entries, folders = _content(tar)
-        empty += folders
+        entries, unused = _content(tar)
+        empty += unused
         for entry in entries:
-            split = _split([*PurePosixPath(entry.name).parts[:-1], *words])
+            folders = PurePosixPath(entry.name).parts[:-1]
+            split = next((word for word in (*folders, *words) if word in SPLITS), "")
             if entry.reason:
                 skipped[split].append((entry.key, entry.reason))
             else:
@@ -76,11 +77,6 @@ def _tars(path: Path) -> list[Path]:
         inner = [tar for tar in sorted(path.glob("*/*.tar")) if tar.parent.name in SPLITS]
         return sorted(path.glob("*.tar")) or inner
     return [path] if {".tar", ".tgz"} & set(path.suffixes) else []
-
-
-def _split(words: Sequence[str]) -> str:
-    """Return the split that one of these words names: folders in a tar, words of the tar's name, its folder."""
-    return next((word for word in words if word in SPLITS), "")
 
 
 def _source(members: Sequence[_TarEntry], path: Path) -> Source:

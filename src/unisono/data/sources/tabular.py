@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source
+from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source, reading
 from unisono.errors import PackError
 
 PATHS = ("path", "file", "filename", "image", "audio")
@@ -64,11 +64,9 @@ def _source(files: list[str], labels: list[str], path: Path) -> Source:
 
 
 def _open(path: Path) -> pa.Table:
-    try:
+    with reading(path, pa.ArrowInvalid):
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         words = dict.fromkeys((*PATHS, *LABELS, SPLIT), pa.string())
         columns = csv.ConvertOptions(strings_can_be_null=True, null_values=[""], column_types=words)
         return csv.read_csv(path, None, csv.ParseOptions(delimiter=TABLES[path.suffix]), columns)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise PackError(f"cannot read {path}: {str(error).splitlines()[0]}") from error

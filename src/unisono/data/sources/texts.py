@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import BYTES, TextOptions, Tokenizer, make_tokenizer, token_dtype
-from unisono.data.sources import SPLITS, Source, Splits
+from unisono.data.sources import SPLITS, Source, Splits, reading
 from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
@@ -146,10 +146,8 @@ def _read_arrays(splits: dict[str, list[Path]], path: Path, options: TextOptions
 
 def _largest(file: Path) -> int:
     """Return the largest token of a file. Raises PackError if its numbers are no tokens."""
-    try:
+    with reading(file, ValueError, EOFError):  # the last of an empty file
         tokens = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:  # the last of an empty file
-        raise PackError(f"cannot read {file}: {error}") from error
     if not isinstance(tokens, np.ndarray):
         raise PackError(f"{file} holds several arrays: save one with numpy.save")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
@@ -164,34 +162,27 @@ def _read_files(files: Sequence[Path]) -> Iterator[str]:
     """Yield the texts of files in UTF-8."""
     for file in files:
         try:
-            yield file.read_text(encoding="utf-8-sig")  # a byte order mark is no text
+            with reading(file):
+                yield file.read_text(encoding="utf-8-sig")  # a byte order mark is no text
         except UnicodeDecodeError as error:
             raise PackError(f"{file} is no text in UTF-8: {error}; convert it, or move it elsewhere") from error
-        except OSError as error:
-            raise PackError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _read_json_lines(files: Sequence[Path]) -> Iterator[str]:
     """Yield the texts of JSON lines."""
     for file in files:
-        try:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if content := line.removeprefix(BOM_UTF8).strip():
-                        yield _text(_parsed(content, file, number), file, number)
-        except OSError as error:
-            raise PackError(f"cannot read {file}: {error.strerror}") from error
+        with reading(file), file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if content := line.removeprefix(BOM_UTF8).strip():
+                    yield _text(content, file, number)
 
 
-def _parsed(line: bytes, file: Path, number: int) -> object:
+def _text(line: bytes, file: Path, number: int) -> str:
     try:
-        return json.loads(line.decode())
+        content = json.loads(line.decode())
     except ValueError as error:
         reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
         raise PackError(f"{file}: line {number} is no JSON in UTF-8: {reason}; mend the line, or remove it") from error
-
-
-def _text(content: object, file: Path, number: int) -> str:
     found = next((content[key] for key in KEYS if key in content), None) if isinstance(content, dict) else None
     if not isinstance(found, str):
         raise PackError(f"{file}: line {number} has no text in {' or '.join(KEYS)}")
@@ -201,7 +192,7 @@ def _text(content: object, file: Path, number: int) -> str:
 def _read_tables(files: Sequence[Path]) -> Iterator[str]:
     """Yield the texts of all files, a batch of rows in memory at once; rows without a text are left out."""
     for file in files:
-        try:
+        with reading(file, pa.ArrowInvalid):
             table = parquet.ParquetFile(file)
             names = table.schema_arrow.names
             if TEXT_COLUMN not in names or not _is_text(table.schema_arrow.field(TEXT_COLUMN).type):
@@ -210,8 +201,6 @@ def _read_tables(files: Sequence[Path]) -> Iterator[str]:
                 )
             for rows in table.iter_batches(columns=[TEXT_COLUMN]):
                 yield from (text for text in rows.column(0).to_pylist() if text)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise PackError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,17 +21,17 @@ from unisono.errors import PackError
 from unisono.registry import Registry
 
 if TYPE_CHECKING:
+    from unisono.data.options import DataOptions
     from unisono.data.pack.index import Index
     from unisono.world import World
 
-STREAMED = "streamed"
-"""Name of the storage that holds no pack in memory."""
+PARTITIONED, REPLICATED, STREAMED = "partitioned", "replicated", "streamed"
 
 STORAGES = Registry(
     "storage",
     {
-        "partitioned": "unisono.data.storage.partitioned:PartitionedStorage",
-        "replicated": "unisono.data.storage.replicated:ReplicatedStorage",
+        PARTITIONED: "unisono.data.storage.partitioned:PartitionedStorage",
+        REPLICATED: "unisono.data.storage.replicated:ReplicatedStorage",
         STREAMED: "unisono.data.storage.streamed:StreamedStorage",
     },
 )
@@ -41,33 +40,18 @@ STORAGES = Registry(
 AUTO = "auto"
 """Name in recipes for the storage that is chosen from the memory there is (`choose.py`)."""
 
-BUFFER_BYTES = 1 << 30
-"""Bytes of the shuffle buffer of a streamed pack, over all ranks, unless another number is given."""
-
-
-@dataclass(frozen=True)
-class StorageOptions:
-    """Place of the samples of a pack."""
-
-    name: str = "partitioned"
-    """Name in `STORAGES`, or AUTO for a choice by the memory there is (`choose.py`)."""
-    groups: int = 1
-    """Copies of the pack over all ranks, one in each group of ranks, if it is partitioned."""
-    buffer: int = BUFFER_BYTES
-    """Bytes of the shuffle buffer over all ranks, if the pack is streamed."""
-    cache: int = 0
-    """Bytes of the pack that each node keeps in memory, if it is streamed."""
-
 
 class Sampler:
     """Order in which the ranks of a world visit samples. Here each rank can read all, so that none ever moves."""
 
     order_name = ""
     """Property that orders depend on, beside the arguments of `order`; empty if they are full permutations."""
+    note = ""
+    """Line for the start of a run; empty if there is nothing to say."""
 
     def __init__(self, samples: int, world: World) -> None:
         """Keep the number of samples, over all ranks of `world`, which share each batch."""
-        self._count, self._world = samples, world
+        self._count, self.world = samples, world
         self._own: Numbers | None = None
 
     @property
@@ -95,7 +79,7 @@ class Sampler:
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
         """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
         own = np.arange(self._count) if self._own is None else self._own
-        return worker_order(own, seed, self._world.rank, epoch)
+        return worker_order(own, seed, self.world.rank, epoch)
 
 
 class Storage(Sampler, ABC):
@@ -118,10 +102,10 @@ class Storage(Sampler, ABC):
         """Free the memory. Collective."""
 
 
-def read_storage(options: StorageOptions, index: Index, world: World) -> Storage:
+def read_storage(options: DataOptions, index: Index, world: World) -> Storage:
     """Return the storage of a pack. Collective. Raises PackError on every rank.
 
     The ranks of `world` share each batch.
     """
-    made: Storage = STORAGES.load(options.name, PackError)(index, world, options)
+    made: Storage = STORAGES.load(options.storage, PackError)(index, world, options)
     return made

@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.pack.index import Index
-from unisono.data.storage import AUTO, STREAMED, StorageOptions
+from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.partitioned import plan_partition
 from unisono.data.storage.read_ahead import memory_limit
@@ -40,12 +41,8 @@ MIN_CACHED_SHARE = 0.01
 
 
 def choose_storage(
-    pack: int,
-    partition: Mapping[int, int],
-    nodes: Sequence[FreeMemory],
-    wanted: StorageOptions = StorageOptions(),  # noqa: B008  frozen
-    window: int = 0,
-) -> tuple[StorageOptions, str]:
+    pack: int, partition: Mapping[int, int], nodes: Sequence[FreeMemory], wanted: DataOptions, window: int = 0
+) -> tuple[DataOptions, str]:
     """Return the storage with the most copies of a pack that the memory of all nodes takes, and the reason in one line.
 
     `pack` is the bytes of all samples, `partition[k]` those that a rank needs with k groups; k = 1 is among them. If no
@@ -54,30 +51,33 @@ def choose_storage(
     is partitioned over all ranks.
     """
     if any(None in (node.free, node.shared) for node in nodes):
-        return StorageOptions(), "partitioned over all ranks: the free memory of the nodes is not known"
+        return replace(
+            wanted, storage=PARTITIONED
+        ), "partitioned over all ranks: the free memory of the nodes is not known"
     free, shared = [node.free or 0 for node in nodes], [node.shared or 0 for node in nodes]
     fits, words = _compare([pack] * len(nodes), shared)
     if fits:
-        return StorageOptions("replicated"), f"replicated: a copy takes {words} (shared memory)"
+        return replace(wanted, storage=REPLICATED), f"replicated: a copy takes {words} (shared memory)"
     because = f"a copy would take {words} (shared memory)"
     for groups in sorted(partition, reverse=True):
         fits, words = _compare([node.ranks * partition[groups] for node in nodes], free)
         if fits:
             over = f"in {groups} groups" if groups > 1 else "over all ranks"
-            return StorageOptions(groups=groups), f"partitioned {over}: partitions take {words}; {because}"
+            found = replace(wanted, storage=PARTITIONED, groups=groups)
+            return found, f"partitioned {over}: partitions take {words}; {because}"
     cache = wanted.cache or _cache_bytes(pack, nodes, window)
     cached = f", with {min(1, cache / pack):.0%} of the pack cached in each node" if cache else ""
     buffer = f"streamed through a shuffle buffer of {_size(wanted.buffer)}{cached}"
-    streamed = replace(wanted, name=STREAMED, cache=cache)
+    streamed = replace(wanted, storage=STREAMED, cache_megabytes=cache / MEGABYTE)
     return streamed, f"{buffer}: partitions would take {words}; {because}"
 
 
-def resolve_storage(options: StorageOptions, index: Index, world: World) -> tuple[StorageOptions, str]:
-    """Return the storage that `options` names; "auto" is chosen, alike on every rank, with the reason. Collective.
+def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[DataOptions, str]:
+    """Return the options with the storage that "auto" chooses, alike on every rank, and the reason. Collective.
 
     The ranks of `world` share each batch.
     """
-    if options.name != AUTO:
+    if options.storage != AUTO:
         return options, ""
     counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
     partition = {groups: plan_partition(index.length, world.size // groups).nbytes for groups in counts}

@@ -15,20 +15,10 @@ OWN_GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 SHARED = Path("/dev/shm")
 
 
-class GroupFiles(NamedTuple):
-    """Files of a control group on memory."""
-
-    limit: str
-    used: str
-    prefix: str
-    """Beginning of the names in memory.stat that count the groups within it, too."""
-
-
-UNIFIED = GroupFiles("memory.max", "memory.current", "")
-"""Version 2 of Linux's control groups."""
-
-LEGACY = GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-"""Version 1, under `memory/`: still that of many clusters. A limit of nearly 2^63 is none."""
+UNIFIED, LEGACY = ("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+"""Files of a control group of Linux with its limit and its use, and the beginning of the names in memory.stat that
+count the groups within it, too: of version 2, and of version 1, under `memory/`, still that of many clusters. There a
+limit of nearly 2^63 is none."""
 
 
 def free_bytes(shared: bool = False) -> int | None:
@@ -44,28 +34,22 @@ def free_bytes(shared: bool = False) -> int | None:
 
 
 def _limits() -> Iterator[int]:
-    """Yield the bytes that each control group of this process still allows, from its own up to the root."""
+    """Yield the bytes that each control group of this process still allows, from its own up to the root.
+
+    The page cache, which is freed on demand, does not count as used.
+    """
     lines = OWN_GROUP.read_text().splitlines() if OWN_GROUP.exists() else []
-    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
-    yield from _limits_along(GROUPS, paths.get("", "/"), UNIFIED)
+    paths = {"": "/"} | {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     for controllers, path in paths.items():
-        if "memory" in controllers.split(","):
-            yield from _limits_along(GROUPS / "memory", path, LEGACY)
-
-
-def _limits_along(root: Path, path: str, files: GroupFiles) -> Iterator[int]:
-    own = root / path.lstrip("/")
-    for group in (own, *own.parents):
-        limit = group / files.limit
-        if limit.exists() and (most := limit.read_text().strip()) != "max":
-            yield int(most) - _used_bytes(group, files)
-
-
-def _used_bytes(group: Path, files: GroupFiles) -> int:
-    """Return the bytes that a control group uses, without the page cache, which is freed on demand."""
-    kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    cached = sum(int(kinds[f"{files.prefix}{name}"]) for name in ("active_file", "inactive_file"))
-    return int((group / files.used).read_text()) - cached
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, used, prefix = LEGACY if controllers else UNIFIED
+        own = (GROUPS / "memory" if controllers else GROUPS) / path.lstrip("/")
+        for group in (own, *own.parents):
+            if (group / limit).exists() and (most := (group / limit).read_text().strip()) != "max":
+                kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                cached = sum(int(kinds[f"{prefix}{name}"]) for name in ("active_file", "inactive_file"))
+                yield int(most) - (int((group / used).read_text()) - cached)
 
 
 class FreeMemory(NamedTuple):

@@ -23,10 +23,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.options import DataOptions
 from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import read_stretch
-from unisono.data.storage import Storage, StorageOptions
+from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
 from unisono.transports.window import Window
@@ -40,7 +41,7 @@ class ReplicatedStorage(Storage):
         self,
         index: Index,
         world: World,
-        _: StorageOptions | None = None,
+        _: DataOptions | None = None,
         stretches: tuple[Numbers, Numbers] | None = None,
     ) -> None:
         """Read the pack, or the samples firsts[i] to stops[i] - 1 of each of the ascending `stretches`. Collective.

@@ -72,8 +72,6 @@ class SampleStore:
         self.world, self.lengths, self.shared = world, lengths, shared
         self.block = block_of(lengths)
         """Bytes of a block."""
-        self.uniform = len(lengths) > 0 and bool((lengths == self.block).all())
-        """True if each sample is one block."""
         self.capacity: Counts = np.array(capacity, np.int64)
         """Rows and blocks that are allocated."""
         self.cuts: Counts = np.zeros((1, 2), np.int64)
@@ -90,15 +88,14 @@ class SampleStore:
         begins = self._ends(numbers, 0)
         self.own.numbers[: len(numbers)] = numbers
         memory, row = self.own.blocks.reshape(-1), 0
-        for data, offsets in stretches:
-            count = len(offsets) - 1
-            if self.uniform:
-                memory[row * self.block : (row + count) * self.block] = data
-            else:
-                at = (begins[row : row + count] * self.block).tolist()
-                for begin, (start, stop) in zip(at, pairwise(offsets.tolist()), strict=True):
-                    memory[begin : begin + stop - start] = data[start:stop]
-            row += count
+        for stretch in stretches:
+            at = (begins[row : row + len(stretch.offsets)] * self.block).tolist()
+            row += len(stretch.offsets) - 1
+            if at[-1] - at[0] == len(stretch.data):  # nothing is padded
+                memory[at[0] : at[-1]] = stretch.data
+                continue
+            for begin, sample in zip(at[:-1], stretch.each(), strict=True):
+                memory[begin : begin + len(sample)] = sample
         self.set_segments(np.stack([rows, begins[rows]], axis=1), at_start=True)
 
     def set_segments(self, cuts: Counts, at_start: bool) -> None:
@@ -133,7 +130,7 @@ class SampleStore:
         """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
         found = np.empty((self.world.size, len(self.cuts) - 1, 2), np.int64)
         for segment, (first, last) in enumerate(pairwise(self.rows.tolist())):
-            sizes = None if self.uniform else np.diff(self._begins[first : last + 1])
+            sizes = np.diff(self._begins[first : last + 1])
             found[:, segment, 0] = np.bincount(to[first:last], minlength=self.world.size)
             found[:, segment, 1] = np.bincount(to[first:last], sizes, self.world.size)
         return found
@@ -148,7 +145,7 @@ class SampleStore:
         numbers, table = self.numbers[first:last], self.own.blocks[begin:end]
         starts, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
         rows = rows_for(to, len(buffers))
-        blocks = rows if self.uniform else [joined_ranges(starts[own], sizes[own]) for own in rows]
+        blocks = [joined_ranges(starts[own], sizes[own]) for own in rows]
         for buffer, own, row in zip(buffers, rows, begins[:, 0].tolist(), strict=True):
             # clip: otherwise NumPy copies through a buffer
             numbers.take(own, 0, buffer.numbers[row : row + len(own)], "clip")
@@ -196,8 +193,6 @@ class SampleStore:
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
         """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""
-        if self.uniform:
-            return np.arange(begin, begin + len(numbers) + 1)
         ends = np.full(len(numbers) + 1, begin, np.int64)
         ends[1:] += blocks_of(self.lengths[numbers], self.block).cumsum(dtype=np.int64)
         return ends

@@ -34,12 +34,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unisono.data.storage.ownership import Owners
 from unisono.data.storage.sample_store import Counts, SampleBuffer, SampleStore
 from unisono.world import World
 
 
-def shuffle(store: SampleStore, owners: Owners) -> None:
+def shuffle(store: SampleStore, owners: NDArray[np.integer]) -> None:
     """Move every sample to its new owner. Collective.
 
     All stores have the same number of segments. Raises PackError on every rank if more samples arrive than

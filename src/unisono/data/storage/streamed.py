@@ -15,16 +15,16 @@ So nothing but `read` and `close` is collective, and a rank out of step reads in
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges, worker_rng
+from unisono.data.options import DataOptions
+from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe_file import OpenStripes, check_stripes
-from unisono.data.storage import Storage, StorageOptions
+from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.read_ahead import ReadAhead, ReadPlan, memory_limit, plan_reads, seen_by
 from unisono.data.storage.replicated import ReplicatedStorage
@@ -47,7 +47,7 @@ class PreparedEpoch(NamedTuple):
 class StreamedStorage(Storage):
     """Samples of a pack in its stripes, of which each rank of `world` has a window in memory."""
 
-    def __init__(self, index: Index, world: World, options: StorageOptions) -> None:
+    def __init__(self, index: Index, world: World, options: DataOptions) -> None:
         """Look at the stripes, each rank at a part of them. Collective.
 
         Raises PackError on every rank if a stripe is missing or cut off, or a node has no memory for the windows and
@@ -86,17 +86,17 @@ class StreamedStorage(Storage):
             return
         if ahead is not None:
             ahead.stop()
-        self._begin(seen_by(order, batch, done, self._world.rank, self._world.size))
+        self._begin(seen_by(order, batch, done, self.world.rank, self.world.size))
 
     def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
-        self._own_blocks = own = own_blocks(self._blocks, order, self._world.rank, self._world.size)
+        self._own_blocks = own = own_blocks(self._blocks, order, self.world.rank, self.world.size)
         return joined_ranges(own.firsts, own.stops - own.firsts)
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
-        rng = worker_rng(seed, self._world.rank, epoch)
-        order = streamed_order(self._own_blocks, batch, max(1, self._window_bytes // self._world.size), rng)
+        rng = epoch_rng(seed, epoch, self.world.rank)
+        order = streamed_order(self._own_blocks, batch, max(1, self._window_bytes // self.world.size), rng)
         self._begin(order[done * batch :])
         return order
 
@@ -140,7 +140,7 @@ class StreamedStorage(Storage):
     def _prepare(self, seed: int, epoch: int, batch: int) -> PreparedEpoch:
         """Return the order and the plan of the epoch after this one."""
         order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
-        seen = seen_by(order, batch, 0, self._world.rank, self._world.size)
+        seen = seen_by(order, batch, 0, self.world.rank, self.world.size)
         return PreparedEpoch((seed, epoch + 1, batch), order, self._plan(seen))
 
     def _begin(self, seen: Numbers) -> None:
@@ -159,8 +159,7 @@ class StreamedStorage(Storage):
             first, stop = int(blocks.firsts[block]), int(blocks.stops[block])
             if cache is not None and self._cached[block]:
                 return cache.samples(np.arange(first, stop))
-            stretches = self._stripes.read(first, stop)
-            return [data[begin:end] for data, offsets in stretches for begin, end in pairwise(offsets.tolist())]
+            return [sample for stretch in self._stripes.read(first, stop) for sample in stretch.each()]
 
         def name_of(block: int) -> str:
             return str(index.folder / index.about.stripes[int(blocks.stripes[block])][0])

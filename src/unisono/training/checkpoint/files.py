@@ -1,6 +1,13 @@
 """Checkpoints on the disk: written into a temporary folder, synced and renamed; read to the end, with their checksums.
 
-The newest three are kept.
+States are named tensors and JSON: nothing is pickled, and memory that two names share is stored once.
+
+{"encode.weight": W, "decode.weight": W, "head._extra_state": {"version": (3, 1)}}
+
+tensors    {"encode.weight": W}
+outline    {"dict": [["encode.weight", {"tensor": "encode.weight"}],
+                     ["decode.weight", {"tensor": "encode.weight"}],
+                     ["head._extra_state", {"dict": [["version", {"tuple": [3, 1]}]]}]]}
 """
 
 from __future__ import annotations
@@ -8,13 +15,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as to_bytes
 
 from unisono.errors import CheckpointError
 from unisono.files import sync
@@ -26,37 +37,31 @@ from unisono.training.checkpoint.layout import (
     REPLACED_SUFFIX,
     TENSORS,
     Checkpoint,
-    DamagedCheckpoint,
+    DamagedCheckpointError,
     checkpoint_name,
     checkpoint_names,
     digest,
     manifest_digest,
     read_manifest,
+    reading,
     step_of,
-    unreadable,
 )
-from unisono.training.checkpoint.state import flatten_state, unflatten_state
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint, list[DamagedCheckpoint]]:
+def load_newest(
+    folder: Path, order: Callable[[list[str]], Iterable[str]] = reversed
+) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
     """Return the newest complete checkpoint in `folder`, and the newer, damaged ones. The disk is not changed.
 
-    Raises CheckpointError when none is complete, or a newer one cannot be read or was written by a newer release.
+    `order` returns names in the order in which to try them, given oldest first. Raises CheckpointError when none is
+    complete, or one that was tried before cannot be read or was written by a newer release.
     """
-    return load_first(folder, reversed(checkpoint_names(folder)))
-
-
-def load_first(folder: Path, names: Iterable[str]) -> tuple[Checkpoint, list[DamagedCheckpoint]]:
-    """Return the first complete checkpoint of those with these names, and the damaged ones before it.
-
-    Raises CheckpointError as `load_newest` does.
-    """
-    damaged: list[DamagedCheckpoint] = []
-    for name in names:
-        found = _load(folder / name)
-        if isinstance(found, Checkpoint):
-            return found, damaged
-        damaged.append(found)
+    damaged: list[DamagedCheckpointError] = []
+    for name in order(checkpoint_names(folder)):
+        try:
+            return _load(folder / name), damaged
+        except DamagedCheckpointError as error:
+            damaged.append(error)
     if damaged:
         raise CheckpointError(
             f"no checkpoint in {folder} is complete: {'; '.join(map(str, damaged))}; nothing was changed"
@@ -67,39 +72,35 @@ def load_first(folder: Path, names: Iterable[str]) -> tuple[Checkpoint, list[Dam
 def load_step(folder: Path, step: int) -> Checkpoint | None:
     """Return the checkpoint of a step in `folder`; None where it is absent or damaged. Raises CheckpointError where it
     cannot be read."""
-    if checkpoint_name(step) not in checkpoint_names(folder):
-        return None
-    found = _load(folder / checkpoint_name(step))
-    return found if isinstance(found, Checkpoint) else None
+    if checkpoint_name(step) in checkpoint_names(folder):
+        with suppress(DamagedCheckpointError):
+            return _load(folder / checkpoint_name(step))
+    return None
 
 
-def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpoint]) -> list[str]:
+def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpointError]) -> list[str]:
     """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
-    for one in damaged:
-        new, number = f"{one.name}{DAMAGED_SUFFIX}", 1
+    for name in (error.name for error in damaged):
+        new, number = f"{name}{DAMAGED_SUFFIX}", 1
         while os.path.lexists(folder / new):
             number += 1
-            new = f"{one.name}{DAMAGED_SUFFIX}-{number}"
-        (folder / one.name).rename(folder / new)
+            new = f"{name}{DAMAGED_SUFFIX}-{number}"
+        (folder / name).rename(folder / new)
         renamed.append(new)
     return renamed
 
 
-def _load(path: Path) -> Checkpoint | DamagedCheckpoint:
-    """Read a checkpoint to its end. Raises CheckpointError where it cannot be read."""
-    body = read_manifest(path)
-    if isinstance(body, DamagedCheckpoint):
-        return body
-    try:
-        tensors = {name: load_file(path / f"{name}.safetensors") for name in TENSORS}
-    except (OSError, SafetensorError) as error:
-        raise unreadable(error, path) from error
-    weights, optimizer = (tensors[name] for name in TENSORS)
-    if body["format"] == 1:
-        return Checkpoint(body["step"], weights, _optimizer_of_format_1(optimizer, body["optimizer"]), body["progress"])
-    states = unflatten_state(body["weights"], weights), unflatten_state(body["optimizer"], optimizer)
-    return Checkpoint(body["step"], *states, body["progress"])
+def _load(path: Path) -> Checkpoint:
+    """Read a checkpoint to its end. Raises DamagedCheckpointError, and CheckpointError where it cannot be read."""
+    manifest = read_manifest(path)
+    with reading(path, SafetensorError):
+        weights, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSORS)
+    if manifest["format"] == 1:
+        states = weights, _optimizer_of_format_1(optimizer, manifest["optimizer"])
+    else:
+        states = unflatten_state(manifest["weights"], weights), unflatten_state(manifest["optimizer"], optimizer)
+    return Checkpoint(manifest["step"], *states, manifest["progress"])
 
 
 def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:
@@ -116,9 +117,21 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     Other processes may be writing other checkpoints into it. Raises CheckpointError when the disk refuses; earlier
     checkpoints are still there.
     """
-    aside = folder / f".{checkpoint_name(checkpoint.step)}.tmp"
+    target = folder / checkpoint_name(checkpoint.step)
+    aside, replaced = folder / f".{target.name}.tmp", folder / f"{target.name}{REPLACED_SUFFIX}"
     try:
-        return _save(folder, aside, checkpoint)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(aside, checkpoint)
+        if os.path.lexists(target):  # an epoch's last step, which has its metrics now
+            target.rename(replaced)
+        aside.rename(target)
+        sync(folder)
+        _remove(replaced)
+        for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
+            surplus = folder / f".{old}.surplus.tmp"
+            with suppress(FileNotFoundError):  # another process removes it at the same time; none is ever seen in part
+                (folder / old).rename(surplus)
+                _remove(surplus)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot write the checkpoint of step {checkpoint.step} into {folder}: {error}; older ones are "
@@ -126,6 +139,30 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the files of a checkpoint into a new folder, whole on the disk."""
+    states = {name: flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS}
+    folder.mkdir()
+    files = {}
+    for name, (tensors, _) in states.items():
+        path = folder / f"{name}.safetensors"
+        save_file(_without_shared_memory(tensors), path)
+        sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+    manifest = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "progress": checkpoint.progress,
+        **{name: outline for name, (_, outline) in states.items()},
+        "files": files,
+    }
+    content = json.dumps({**manifest, "sha256": manifest_digest(manifest)}, indent=1) + "\n"
+    (folder / MANIFEST).write_text(content)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
 def remove_newer(folder: Path, step: int) -> list[str]:
@@ -153,39 +190,6 @@ def remove_newer(folder: Path, step: int) -> list[str]:
     return newer
 
 
-def _save(folder: Path, aside: Path, checkpoint: Checkpoint) -> Path:
-    target = folder / checkpoint_name(checkpoint.step)
-    states = [flatten_state(getattr(checkpoint, name), f"the run's {name}") for name in TENSORS]
-    folder.mkdir(parents=True, exist_ok=True)
-    aside.mkdir()
-    files = {}
-    for name, (tensors, _) in zip(TENSORS, states, strict=True):
-        path = aside / f"{name}.safetensors"
-        save_file(_without_shared_memory(tensors), path)
-        sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
-    body = {
-        "format": FORMAT,
-        "step": checkpoint.step,
-        "progress": checkpoint.progress,
-        **{name: outline for name, (_, outline) in zip(TENSORS, states, strict=True)},
-        "files": files,
-    }
-    manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({**body, "sha256": manifest_digest(body)}, indent=1) + "\n")
-    sync(manifest)
-    sync(aside)
-    replaced = target.with_name(target.name + REPLACED_SUFFIX)
-    if os.path.lexists(target):  # an epoch's last step, which has its metrics now
-        target.rename(replaced)
-    aside.rename(target)
-    sync(folder)
-    _remove(replaced)
-    for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
-        _remove_surplus(folder / old)
-    return target
-
-
 def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors on the host, of which no two share memory; those that overlap others are copied."""
     seen, apart = set[int](), {}
@@ -197,19 +201,107 @@ def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     return apart
 
 
-def _remove_surplus(path: Path) -> None:
-    """Remove a checkpoint that another process may remove at the same time; none is ever seen in part."""
-    aside = path.with_name(f".{path.name}.surplus.tmp")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    _remove(aside)
-
-
 def _remove(path: Path) -> None:
     """Remove a checkpoint; of a link only the link, since others may use its target."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
+
+
+# States as tensors and JSON ------------------------------------------------------------------------------------------
+
+Outline = Any
+"""JSON: None, bool, int, float and str stand for themselves; other values are objects with one key, their kind."""
+
+SCALARS = (type(None), bool, int, float, str)
+CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", torch.Size: "tuple", dict: "dict", OrderedDict: "dict"}
+"""Exact types only: a subclass would not be restored as itself."""
+
+
+def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Outline]:
+    """Return the tensors of a nested value, by name, and the outline that `unflatten_state` needs with them.
+
+    Raises CheckpointError for a value that fits neither, naming `what` and the path to the value.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    names: dict[tuple[object, ...], str] = {}  # by memory
+
+    def name_of(tensor: torch.Tensor, path: tuple[object, ...]) -> str:
+        """Return the name under which the tensor's memory is stored: a new one where it is not stored yet."""
+        if torch.nn.parameter.is_lazy(tensor):
+            raise _unsupported(what, path, "has no size before the model is called once")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or not _serializable(tensor.dtype):
+            raise _unsupported(what, path, f"is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        place = tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+        memory = *place, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        if tensor.numel() and memory in names:
+            return names[memory]
+        name = plain = ".".join(map(str, path))
+        number = 1
+        while name in tensors:  # "a.b", and b of a
+            number += 1
+            name = f"{plain}#{number}"
+        tensors[name], names[memory] = tensor, name
+        return name
+
+    def outline(value: object, path: tuple[object, ...]) -> Outline:
+        if isinstance(value, torch.Tensor):
+            return {"tensor": name_of(value, path)}
+        if type(value) in SCALARS:
+            return value
+        kind = CONTAINERS.get(type(value), "")
+        if isinstance(value, dict) and kind:
+            for key in value:
+                if type(key) not in SCALARS:
+                    raise _unsupported(what, (*path, key), f"has a key of type {type(key).__name__}")
+            return {"dict": [[key, outline(part, (*path, key))] for key, part in value.items()]}
+        if isinstance(value, list | tuple) and kind:
+            return {kind: [outline(part, (*path, number)) for number, part in enumerate(value)]}
+        raise _unsupported(what, path, f"is of type {type(value).__module__}.{type(value).__qualname__}")
+
+    return tensors, outline(state, ())
+
+
+def unflatten_state(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value that `flatten_state` split into `tensors` and `outline`."""
+    if not isinstance(outline, dict):
+        return outline
+    ((kind, content),) = outline.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: unflatten_state(part, tensors) for key, part in content}
+    parts = [unflatten_state(part, tensors) for part in content]
+    return parts if kind == "list" else tuple(parts)
+
+
+def check_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise CheckpointError, naming the entry, where a checkpoint cannot hold the model's or the optimizer's state."""
+    base = torch.nn.Module
+    for name, module in model.named_modules():
+        kept = type(module).get_extra_state is not base.get_extra_state
+        if kept and type(module).set_extra_state is base.set_extra_state:
+            raise CheckpointError(
+                f"the model cannot be checkpointed: {type(module).__name__} ({name or 'the model itself'}) has "
+                "get_extra_state, but no set_extra_state, so that no run could resume from it"
+            )
+    flatten_state(model.state_dict(), "the model")
+    flatten_state(optimizer.state_dict(), "the optimizer")
+
+
+@lru_cache
+def _serializable(dtype: torch.dtype) -> bool:
+    try:
+        to_bytes({"none": torch.empty(0, dtype=dtype)})
+    except (SafetensorError, KeyError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _unsupported(what: str, path: tuple[object, ...], why: str) -> CheckpointError:
+    place = repr(path[0]) + "".join(f"[{key!r}]" for key in path[1:]) if path else "its state"
+    return CheckpointError(
+        f"{what} cannot be checkpointed: {place} {why}; a checkpoint holds dense tensors, None, bool, int, float, str, "
+        "and lists, tuples and dicts of them"
+    )

@@ -1,10 +1,23 @@
-"""Names and files of a checkpoint, its manifest, and the errors of reading one. Needs no PyTorch."""
+"""Names and files of checkpoints, their manifests, and the errors of reading one. Needs no PyTorch.
+
+    RUN/checkpoints/
+    ├── step-000000046/
+    │   ├── weights.safetensors      the tensors of the model's state_dict, each memory once
+    │   ├── optimizer.safetensors    the tensors of the optimizer's state
+    │   └── manifest.json            step, progress, outlines of both states, size and SHA-256 of each file
+    ├── step-000000069/
+    └── step-000000092.torn/         damaged: renamed when the run resumed from 69
+
+The newest complete one is used. The newest three are kept; one that could not be read is never removed or renamed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +48,12 @@ class Checkpoint:
     """Further state of the run, as JSON values."""
 
 
-@dataclass(frozen=True)
-class DamagedCheckpoint:
-    """Checkpoint that was read to its end and differs from the one written."""
+class DamagedCheckpointError(CheckpointError):
+    """Checkpoint `name` was read to its end and differs from the one written."""
 
-    name: str
-    reason: str
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
 
     def __str__(self) -> str:
         return f"{self.name} is damaged: {self.reason}"
@@ -62,84 +75,77 @@ def checkpoint_names(folder: Path) -> list[str]:
     A checkpoint that was being replaced when its run was killed counts if its successor does not exist.
     Raises CheckpointError where the folder cannot be read, or is a link to nowhere.
     """
-    try:
-        found = {path.name for path in folder.iterdir()}
-    except FileNotFoundError as error:
-        if folder.is_symlink():
-            raise unreadable(error, folder) from error
-        return []
-    except OSError as error:
-        raise unreadable(error, folder) from error
-    replaced = {
-        name for name in found if name.endswith(REPLACED_SUFFIX) and name.removesuffix(REPLACED_SUFFIX) not in found
-    }
+    with reading(folder):
+        if not folder.is_symlink() and not folder.exists():
+            return []
+        names = {path.name for path in folder.iterdir()}
+    replaced = {name for name in names if name.endswith(REPLACED_SUFFIX)}
+    replaced = {name for name in replaced if name.removesuffix(REPLACED_SUFFIX) not in names}
     return sorted(
-        name for name in found if NAME.fullmatch(name.removesuffix(REPLACED_SUFFIX) if name in replaced else name)
+        name for name in names if NAME.fullmatch(name.removesuffix(REPLACED_SUFFIX) if name in replaced else name)
     )
 
 
-def read_manifest(path: Path) -> dict[str, Any] | DamagedCheckpoint:
+def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, whose files are read to their end and compared with it.
 
-    Raises CheckpointError where one cannot be read.
+    Raises DamagedCheckpointError where they differ, and CheckpointError where one cannot be read.
     """
-    try:
+    with reading(path):
         present = {entry.name for entry in path.iterdir()}
         if MANIFEST not in present:
-            return DamagedCheckpoint(path.name, f"it has no {MANIFEST}")
-        body = _manifest((path / MANIFEST).read_bytes())
-        if isinstance(body, str):
-            return DamagedCheckpoint(path.name, body)
-        if body["format"] > FORMAT:
+            raise DamagedCheckpointError(path.name, f"it has no {MANIFEST}")
+        manifest = _manifest(path)
+        if manifest["format"] > FORMAT:
             raise CheckpointError(
-                f"{path} was written by a newer release (format {body['format']}; this one reads up to {FORMAT}); "
+                f"{path} was written by a newer release (format {manifest['format']}; this one reads up to {FORMAT}); "
                 "nothing was changed: use that release, or rename the folder to resume from the previous one"
             )
-        for name, expected in body["files"].items():
+        for name, expected in manifest["files"].items():
             if name not in present:
-                return DamagedCheckpoint(path.name, f"it has no {name}")
+                raise DamagedCheckpointError(path.name, f"it has no {name}")
             if digest(path / name) != expected["sha256"]:
-                return DamagedCheckpoint(path.name, f"{name} does not match its checksum")
-    except OSError as error:
-        raise unreadable(error, path) from error
-    return body
+                raise DamagedCheckpointError(path.name, f"{name} does not match its checksum")
+    return manifest
 
 
-def read_progress(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the progress of the checkpoint of that name, without its tensors; None where its manifest is damaged."""
+def read_progress(path: Path) -> dict[str, Any] | None:
+    """Return the progress of a checkpoint, without its tensors; None where its manifest is damaged."""
+    with reading(path):
+        try:
+            return _manifest(path).get("progress")
+        except (FileNotFoundError, DamagedCheckpointError):
+            return None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; that of a newer format is returned unchecked."""
     try:
-        body = _manifest((folder / name / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(error, folder / name) from error
-    return None if isinstance(body, str) else body.get("progress")
-
-
-def _manifest(content: bytes) -> dict[str, Any] | str:
-    """Return a manifest's entries, or why it is damaged. A manifest of a newer format is returned unchecked."""
-    try:
-        body = json.loads(content)
+        manifest = json.loads((path / MANIFEST).read_bytes())
     except ValueError as error:
-        return f"{MANIFEST} is not JSON: {error}"
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        return f"{MANIFEST} is no manifest of a checkpoint"
-    expected = body.pop("sha256", None)
-    if body["format"] <= FORMAT and expected != manifest_digest(body):
-        return "its manifest does not match its checksum"
-    return body
+        raise DamagedCheckpointError(path.name, f"{MANIFEST} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise DamagedCheckpointError(path.name, f"{MANIFEST} is no manifest of a checkpoint")
+    expected = manifest.pop("sha256", None)
+    if manifest["format"] <= FORMAT and expected != manifest_digest(manifest):
+        raise DamagedCheckpointError(path.name, "its manifest does not match its checksum")
+    return manifest
 
 
-def unreadable(error: Exception, path: Path) -> CheckpointError:
-    """Return the error for a checkpoint, or a folder of them, that cannot be read but may be whole."""
-    place = getattr(error, "filename", None) or path
-    reason = getattr(error, "strerror", None) or error
-    link = Path(place)
-    away = f", a link to {link.readlink()}" if link.is_symlink() else ""
-    return CheckpointError(
-        f"cannot read {place}{away}: {reason}; it may be complete, and nothing was changed: mount its disk or make "
-        f"it readable, then resume with --resume, or rename {path} to resume without it"
-    )
+@contextmanager
+def reading(path: Path, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Within the block, turn an OSError, or one of `errors`, into the error for a checkpoint, or a folder of them, that
+    cannot be read but may be whole."""
+    try:
+        yield
+    except (OSError, errors) as error:
+        place = Path(getattr(error, "filename", None) or path)
+        away = f", a link to {place.readlink()}" if place.is_symlink() else ""
+        raise CheckpointError(
+            f"cannot read {place}{away}: {getattr(error, 'strerror', None) or error}; it may be complete, and nothing "
+            "was changed: mount its disk or make it readable, then resume with --resume, or rename "
+            f"{path} to resume without it"
+        ) from error
 
 
 def digest(path: Path) -> str:
@@ -148,6 +154,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def manifest_digest(body: dict[str, Any]) -> str:
+def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest's entries."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

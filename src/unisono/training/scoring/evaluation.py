@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: its measures as data for JSON, and as rows of a table.
+"""Evaluation of a checkpoint: its measures as data for JSON, as rows of a table, and the confusion of its classes.
 
 a label a sample       accuracy, recall and precision of each class, confusion
 a label each token     perplexity, bits per byte
@@ -11,6 +11,28 @@ Of texts, the token after each input token is what the network has to guess:
 
 Perplexity is the exponential of the loss: guesses among so many tokens of one probability are as good. Losses per token
 cannot be compared between tokenizers; bits per byte can, and are known where each token is a byte.
+
+Confusion is the number of test samples of each class, by the class that the network guessed first:
+
+    label   guess     counts    cat  dog
+    cat     cat       cat         1    1     recall of cat: 1 of 2
+    cat     dog       dog         0    2     recall of dog: 2 of 2
+    dog     dog
+    dog     dog       right: the diagonal, 3 of 4
+
+Ranks count their own samples; the counts of all ranks are their sum, 8 c² bytes for c classes. As a picture, a row for
+each class and a column for each first guess:
+
+             guess
+    class     cat   dog     recall
+           ┌─────┬─────┐
+      cat  │  93 │   7 │  93.0%     a cell's color is its share of the row; at the end of the row is its recall
+           ├─────┼─────┤
+      dog  │  12 │  88 │  88.0%
+           └─────┴─────┘
+
+With more than MAX_CLASSES classes, those with most mistakes have rows, in the order of the pack, and columns; a last
+column has the guesses of all others.
 
 Forward passes alone are timed at batch sizes 1, 2, 4, ... 256 (PCL-DNN, figure 3: scoring):
 
@@ -30,12 +52,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from unisono.training.accuracy import Accuracy
-from unisono.training.scoring.confusion import Counts, confusion_map, most_frequent_mistakes, precisions, recalls
+from unisono.training.accuracy import Accuracy, guesses
+from unisono.training.measures import finite
 from unisono.view.chart import no_pictures
-from unisono.view.heat_map import draw_heat_maps
+from unisono.view.heat_map import HeatCell, HeatMap, draw_heat_maps
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -50,6 +75,15 @@ CONFUSION = "confusion.svg"
 
 MISTAKES_SHOWN = 3
 """Number of mistakes in the table."""
+
+MAX_CLASSES = 30
+"""Largest number of classes that are all drawn."""
+
+MAX_NAME = 24
+"""Largest number of characters of a name in the picture; longer ones are cut."""
+
+Counts = NDArray[np.int64]
+"""Counts of samples, (classes, classes): by label, then by guess."""
 
 
 class BatchThroughput(NamedTuple):
@@ -103,11 +137,6 @@ class Evaluation:
     """Forward passes on one rank, by batch size; empty if they were not measured."""
 
     @property
-    def tokens(self) -> int:
-        """Number of labels of a text."""
-        return self.samples * self.tokens_per_sample
-
-    @property
     def bits_per_byte(self) -> float | None:
         """Bits that a byte of text takes; None where tokens stand for unlike numbers of bytes."""
         known = self.bytes_per_token
@@ -124,53 +153,43 @@ class Evaluation:
 
     def as_data(self) -> dict[str, Any]:
         """Return the evaluation as data for JSON; measures that are not finite, and shares of nothing, are None."""
-        text = self.confusion is None
-        return {
-            "samples": self.samples,
-            "loss": finite(self.accuracy.loss),
-            "top1": self.accuracy.top1,
-            "top5": self.accuracy.top5,
-            **(self._text_data() if self.confusion is None else self._class_data(self.confusion)),
-            "throughput": [
-                entry._asdict() | ({"tokens_per_second": self.speed(entry)} if text else {})
-                for entry in self.throughput
-            ],
-        }
-
-    def _text_data(self) -> dict[str, Any]:
-        perplexity = finite(self.accuracy.perplexity)
-        return {"tokens": self.tokens, "perplexity": perplexity, "bits_per_byte": finite(self.bits_per_byte)}
-
-    def _class_data(self, counts: Counts) -> dict[str, Any]:
-        each = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), precisions(counts), strict=True)
+        accuracy, counts = self.accuracy, self.confusion
+        data: dict[str, Any] = {"samples": self.samples, "loss": finite(accuracy.loss)}
+        data |= {"top1": accuracy.top1, "top5": accuracy.top5}
+        speeds = [entry._asdict() for entry in self.throughput]
+        if counts is None:
+            data |= {"tokens": self.samples * self.tokens_per_sample, "perplexity": finite(accuracy.perplexity)}
+            data |= {"bits_per_byte": finite(self.bits_per_byte)}
+            speeds = [{**entry._asdict(), "tokens_per_second": self.speed(entry)} for entry in self.throughput]
+            return {**data, "throughput": speeds}
+        each = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), recalls(counts.T), strict=True)
         names = "class", "samples", "recall", "precision"
-        return {"classes": [dict(zip(names, one, strict=True)) for one in each], "confusion": counts.tolist()}
+        classes = [dict(zip(names, one, strict=True)) for one in each]
+        return {**data, "classes": classes, "confusion": counts.tolist(), "throughput": speeds}
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield the rows of the table: a name, and its value in words."""
+        accuracy, counts = self.accuracy, self.confusion
         yield "samples", f"{self.samples:,}"
-        yield from self._text_rows() if self.confusion is None else self._class_rows(self.confusion)
-
-    def _text_rows(self) -> Iterator[tuple[str, str]]:
-        yield "tokens", f"{self.tokens:,}"
-        yield "loss per token", f"{self.accuracy.loss:.4f}"
-        yield "perplexity", f"{self.accuracy.perplexity:.2f}"
-        if self.bits_per_byte is not None:
-            yield "bits per byte", f"{self.bits_per_byte:.4f}"
-        yield "token accuracy", f"{self.accuracy.top1:.2%}"
-        if self.accuracy.top5 is not None:
-            yield "token accuracy, top-5", f"{self.accuracy.top5:.2%}"
-
-    def _class_rows(self, counts: Counts) -> Iterator[tuple[str, str]]:
-        yield "loss", f"{self.accuracy.loss:.4f}"
-        yield "top-1 accuracy", f"{self.accuracy.top1:.2%}"
-        if self.accuracy.top5 is not None:
-            yield "top-5 accuracy", f"{self.accuracy.top5:.2%}"
-        known = [(recall, name) for name, recall in zip(self.classes, recalls(counts), strict=True)]
-        recall, name = min(((share, name) for share, name in known if share is not None), key=lambda pair: pair[0])
-        yield "lowest recall", f"{name}: {recall:.2%}"
-        for mistake in most_frequent_mistakes(counts, MISTAKES_SHOWN):
-            yield "mistake", f"{self.classes[mistake.label]} as {self.classes[mistake.guess]}: {mistake.samples:,}"
+        if counts is None:
+            yield "tokens", f"{self.samples * self.tokens_per_sample:,}"
+            yield "loss per token", f"{accuracy.loss:.4f}"
+            yield "perplexity", f"{accuracy.perplexity:.2f}"
+            if self.bits_per_byte is not None:
+                yield "bits per byte", f"{self.bits_per_byte:.4f}"
+            yield "token accuracy", f"{accuracy.top1:.2%}"
+            if accuracy.top5 is not None:
+                yield "token accuracy, top-5", f"{accuracy.top5:.2%}"
+            return
+        yield "loss", f"{accuracy.loss:.4f}"
+        yield "top-1 accuracy", f"{accuracy.top1:.2%}"
+        if accuracy.top5 is not None:
+            yield "top-5 accuracy", f"{accuracy.top5:.2%}"
+        shares = zip(recalls(counts), self.classes, strict=True)
+        lowest, name = min(((share, name) for share, name in shares if share is not None), key=lambda pair: pair[0])
+        yield "lowest recall", f"{name}: {lowest:.2%}"
+        for label, guess, samples in most_frequent_mistakes(counts, MISTAKES_SHOWN):
+            yield "mistake", f"{self.classes[label]} as {self.classes[guess]}: {samples:,}"
 
     @property
     def remark(self) -> str:
@@ -185,6 +204,60 @@ class Evaluation:
         return {CONFUSION: draw_heat_maps([drawn], f"{title}: top-1 {self.accuracy.top1:.2%}, recall at the right")}
 
 
-def finite(value: float | None) -> float | None:
-    """Return the value, or None where JSON has no number for it."""
-    return value if value is not None and math.isfinite(value) else None
+# Confusion -----------------------------------------------------------------------------------------------------------
+
+
+def count_confusion(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return int64 counts of (label, guess), (classes, classes), to be summed over batches and ranks.
+
+    `scores` is (samples, classes), `labels` is (samples,). The guess is that of `accuracy.count`.
+    """
+    classes = scores.shape[1]
+    pairs = labels * classes + guesses(scores)[:, 0]
+    return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+
+
+def recalls(counts: Counts) -> list[float | None]:
+    """Return the share of each class's samples that are guessed right, 0 to 1; None for a class without samples.
+
+    Of the transposed counts, the shares of the guesses of each class that are right: the precisions.
+    """
+    pairs = zip(counts.diagonal().tolist(), counts.sum(axis=1).tolist(), strict=True)
+    return [right / samples if samples else None for right, samples in pairs]
+
+
+def most_frequent_mistakes(counts: Counts, most: int) -> list[tuple[int, int, int]]:
+    """Return label, guess and number of samples of the `most` most frequent mistakes, of equal ones those of the first
+    classes first."""
+    off = counts.copy()
+    np.fill_diagonal(off, 0)
+    order = np.argsort(-off, axis=None, kind="stable")[:most]
+    labels, wrong = np.unravel_index(order, off.shape)
+    pairs = zip(labels.tolist(), wrong.tolist(), strict=True)
+    return [(label, guess, int(off[label, guess])) for label, guess in pairs if off[label, guess]]
+
+
+def classes_drawn(counts: Counts) -> list[int]:
+    """Return the classes that have rows and columns: all, or the MAX_CLASSES with most mistakes of or as them."""
+    if len(counts) <= MAX_CLASSES:
+        return list(range(len(counts)))
+    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
+    return sorted(np.argsort(-wrong, kind="stable")[:MAX_CLASSES].tolist())
+
+
+def confusion_map(counts: Counts, classes: Sequence[str]) -> HeatMap:
+    """Return the picture of `counts`, (classes, classes), as data."""
+    drawn, note = classes_drawn(counts), ""
+    names = [classes[number] for number in drawn]
+    rows = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…" for name in names]
+    totals, samples, columns = counts.sum(axis=1)[drawn], counts[np.ix_(drawn, drawn)], rows
+    if len(drawn) < len(classes):
+        samples, columns = np.column_stack([samples, totals - samples.sum(axis=1)]), [*rows, "others"]
+        note = f"{len(drawn)} of {len(classes)} classes: those with most mistakes"
+    cells = [
+        [HeatCell(str(count), count / total) if count else HeatCell("") for count in row]
+        for row, total in zip(samples.tolist(), totals.tolist(), strict=True)
+    ]
+    shares = [recalls(counts)[number] for number in drawn]
+    ends = ["–" if share is None else f"{share:.1%}" for share in shares]
+    return HeatMap(note, ("class", "guess"), rows, columns, cells, ends)

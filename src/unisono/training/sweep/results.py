@@ -13,17 +13,15 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from unisono.formats import format_duration, markdown_table
 from unisono.tables import flat
-from unisono.training.curves import Curve, curve_of
-from unisono.training.measures import ACCURACY, Measure, measure_of
+from unisono.training.measures import ACCURACY, Curve, Measure, curve_of, finite, measure_of
 from unisono.training.recipe import to_dict
 from unisono.training.run_directory import read_metrics
-from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep
-from unisono.training.sweep.grid import Grid, GridAxis, GridPoint
+from unisono.training.sweep.grid import OUTPUT, Grid, GridAxis, GridPoint, RunOutcome, RunStatus, Sweep
 from unisono.view.heat_map import HeatCell, HeatMap
 
 SEED, NONE = "training.seed", "–"
@@ -50,19 +48,15 @@ def results_of(sweep: Sweep, outcomes: Mapping[str, RunOutcome]) -> list[RunResu
     """Return the result of each run, in the order of the grid. All have one measure."""
     points = sweep.grid.points()
     metrics = [read_metrics(sweep.folder / point.name) for point in points]
-    measure = measure_of(line for lines in metrics for line in lines)
-    return [
-        _result(point, outcomes.get(point.name, RunOutcome()), lines, measure)
-        for point, lines in zip(points, metrics, strict=True)
-    ]
-
-
-def _result(point: GridPoint, outcome: RunOutcome, metrics: Sequence[Mapping[str, Any]], measure: Measure) -> RunResult:
-    if not metrics:
-        return RunResult(point, outcome)
-    samples = sum(line["seconds"] * line["samples_per_second"] for line in metrics)
-    speed = samples / sum(line["seconds"] for line in metrics)
-    return RunResult(point, outcome, curve_of(point.label, metrics, measure), speed)
+    measure, results = measure_of(line for lines in metrics for line in lines), []
+    for point, lines in zip(points, metrics, strict=True):
+        result = RunResult(point, outcomes.get(point.name, RunOutcome()))
+        if lines:
+            samples = sum(line["seconds"] * line["samples_per_second"] for line in lines)
+            speed = samples / sum(line["seconds"] for line in lines)
+            result = replace(result, curve=curve_of(point.label, lines, measure), speed=speed)
+        results.append(result)
+    return results
 
 
 def shared_measure(results: Sequence[RunResult]) -> Measure:
@@ -127,44 +121,38 @@ def to_json(sweep: Sweep, results: Sequence[RunResult]) -> str:
     Values that JSON has no number for, such as the perplexity of a run that has diverged, are None.
     """
     best, measure, grid = best_of(results), shared_measure(results), sweep.grid
+    runs = list[dict[str, Any]]()
+    for result in results:
+        settings = flat(to_dict(sweep.recipes[result.point.name]))
+        values = {axis.key: settings[axis.key] for axis in grid.axes}
+        runs.append({"name": result.point.name, "values": values, **result.outcome._asdict()})
+        if (curve := result.curve) is not None:
+            runs[-1] |= {
+                "epochs": curve.epochs[-1],
+                measure.metric: finite(curve.last),
+                f"best_{measure.metric}": finite(curve.best),
+                "best_epoch": curve.best_epoch,
+                "seconds": curve.seconds[-1],
+                "samples_per_second": result.speed,
+            }
     content: dict[str, Any] = {
         "grid": {axis.key: axis.values for axis in grid.axes},
         "best": None if best is None else best.point.name,
-        "runs": [_run(sweep, result) for result in results],
+        "runs": runs,
     }
     if sweeps_seeds(grid):
         axes = axes_beside_seed(grid)
         content["seeds"] = [
             {
                 "values": {axis.key: value for axis, value in zip(axes, group.values, strict=True)},
-                f"test_{measure.plural}": list(map(_finite, group.finals)),
-                "mean": _finite(group.mean),
+                f"test_{measure.plural}": list(map(finite, group.finals)),
+                "mean": finite(group.mean),
                 "std": group.std,
                 "runs": group.runs,
             }
             for group in grouped(grid, results, axes)
         ]
     return json.dumps(content, indent=2) + "\n"
-
-
-def _run(sweep: Sweep, result: RunResult) -> dict[str, Any]:
-    settings = flat(to_dict(sweep.recipes[result.point.name]))
-    values = {axis.key: settings[axis.key] for axis in sweep.grid.axes}
-    found: dict[str, Any] = {"name": result.point.name, "values": values, **result.outcome._asdict()}
-    if (run := result.curve) is not None:
-        found |= {
-            "epochs": run.epochs[-1],
-            run.measure.metric: _finite(run.last),
-            f"best_{run.measure.metric}": _finite(run.best),
-            "best_epoch": run.best_epoch,
-            "seconds": run.seconds[-1],
-            "samples_per_second": result.speed,
-        }
-    return found
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 class ReportTable(NamedTuple):

@@ -19,9 +19,41 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
 from unisono.errors import UsageError
-from unisono.training.sweep.directory import OUTPUT, RunOutcome, RunStatus, Sweep
-from unisono.training.sweep.grid import GridPoint
+from unisono.formats import format_duration
+from unisono.training.measures import draw, finite_part
+from unisono.training.recipe_file import find_recipe
+from unisono.training.run_directory import RunLock, replace_file
+from unisono.training.sweep.grid import (
+    OUTPUT,
+    SWEEP,
+    GridPoint,
+    Outcomes,
+    RunOutcome,
+    RunStatus,
+    Sweep,
+    create_or_open,
+    open_sweep,
+    parse_grid,
+    read_recipes,
+)
+from unisono.training.sweep.results import (
+    ReportTable,
+    RunResult,
+    heat_maps,
+    results_of,
+    shared_measure,
+    sweeps_seeds,
+    tables,
+    to_json,
+    to_markdown,
+)
+from unisono.view.chart import no_pictures
+from unisono.view.heat_map import draw_heat_maps
 
 PROGRAM = (sys.executable, "-m", "unisono")
 
@@ -58,20 +90,15 @@ def exit_code(outcomes: Mapping[str, RunOutcome], received: int | None) -> int:
     return 1 if received is None else 128 + received
 
 
-def train_arguments(sweep: Sweep, point: GridPoint) -> list[str]:
-    """Return the arguments that start a point's run, or resume it."""
-    folder = sweep.folder / point.name
-    if sweep.is_begun(point):
-        return ["train", f"--resume={folder}"]
-    return ["train", str(sweep.recipe_file(point)), f"--run={folder}"]
-
-
 def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSignals) -> RunOutcome:
-    """Make a run, with its output appended to its file. Raises UsageError where that file cannot be written."""
-    path, arguments = sweep.folder / point.name / OUTPUT, train_arguments(sweep, point)
+    """Make or resume a run, with its output appended to its file. Raises UsageError where that cannot be written."""
+    folder = sweep.folder / point.name
+    path, arguments = folder / OUTPUT, ["train", str(sweep.recipe_file(point)), f"--run={folder}"]
+    if sweep.is_begun(point):
+        arguments = ["train", f"--resume={folder}"]
     try:
-        path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as output:
+        folder.mkdir(exist_ok=True)
+        with path.open("a+b") as output:
             output.write(f"$ unisono {' '.join(arguments)}\n".encode())
             output.flush()
             begin = output.seek(0, os.SEEK_END)
@@ -82,18 +109,13 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
                 stderr=subprocess.STDOUT,
                 process_group=0,  # Ctrl-C must not end the run before it is saved
             )
-        code = signals.wait(process)
-        return outcome_of(code, _read(path, begin))
+            code = signals.wait(process)
+            output.seek(begin)
+            return outcome_of(code, output.read().decode(errors="replace"))
     except OSError as error:
         raise UsageError(
             f"cannot run {point.name}: {path}: {error.strerror}; repair that, then resume with --resume {sweep.folder}"
         ) from error
-
-
-def _read(path: Path, begin: int) -> str:
-    with path.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace")
 
 
 def outcome_of(code: int, output: str) -> RunOutcome:
@@ -156,3 +178,110 @@ class StopSignals:
             self.received = number
         if self._process is not None:  # SIGINT would end a run without a checkpoint
             self._process.send_signal(signal.SIGTERM if number in STOPPING else number)
+
+
+MAX_TABLE_WIDTH = 1000
+"""Most characters of a row of a table that is not printed on a terminal."""
+
+REPORT, HEAT_MAP = "sweep.md", "heat_map.svg"
+
+
+def plan_given(recipe: Path, changes: Sequence[str], ranks: int | None, folder: Path | None) -> Sweep:
+    """Return the sweep that a command line describes; `changes` have the form key=a,b,c.
+
+    Raises RecipeError for a point whose recipe cannot be run. Nothing is written.
+    """
+    grid = parse_grid(changes)
+    recipes = read_recipes(find_recipe(recipe), grid, ranks)
+    return Sweep(folder or Path("sweeps") / next(iter(recipes.values())).name, grid, recipes)
+
+
+def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
+    """Make the runs of a sweep that have not ended; `given` is its plan, or the folder of one to resume.
+
+    Return the exit code: 0 where all runs have ended, 128 + N after signal N, else 1. Raises UsageError where the
+    folder is in use, or has another sweep.
+    """
+    folder = given if isinstance(given, Path) else given.folder
+    if isinstance(given, Path):
+        open_sweep(given)  # before anything is written there
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create the sweep's folder {folder}: {error.strerror}") from error
+    lock = RunLock()
+    try:
+        lock.take(folder)
+        sweep, outcomes = open_sweep(given) if isinstance(given, Path) else create_or_open(given)
+        return _make(sweep, outcomes, program)
+    finally:
+        lock.release()
+
+
+def _make(sweep: Sweep, outcomes: Outcomes, program: Sequence[str]) -> int:
+    """Make the runs and write the report. Return the exit code."""
+    points, folder, console = sweep.grid.points(), sweep.folder, Console(file=sys.stdout, highlight=False)
+
+    def log(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+        console.file.flush()
+
+    def results() -> list[RunResult]:
+        runs = results_of(sweep, outcomes)
+        replace_file(folder / SWEEP, to_json(sweep, runs).encode())
+        return runs
+
+    def record(point: GridPoint, outcome: RunOutcome) -> None:
+        outcomes[point.name], number = outcome, points.index(point)
+        if (curve := results()[number].final) is not None:
+            line = f"{curve.measure.title} {curve.measure.words(curve.last)}  {format_duration(curve.seconds[-1])}"
+        else:
+            failed = f": {outcome.error}  ({folder / point.name / OUTPUT})"
+            line = outcome.words + (failed if outcome.status is RunStatus.FAILED else "")
+        log(f"{number + 1:>{len(str(len(points)))}}/{len(points)}  {point.label}  {line}")
+
+    results()
+    done = [point for point in points if sweep.is_done(point, outcomes[point.name])]
+    begun = [point for point in points if point not in done and sweep.is_begun(point)]
+    log(f"{len(points)} runs into {folder}; each writes its output to NAME/{OUTPUT}")
+    if done or begun:
+        log(f"{len(done)} have ended before, {len(begun)} are resumed")
+    received = run_points(sweep, outcomes, record, program)
+    if missing := no_pictures():
+        log(missing)
+    shown = _write_report(sweep, results(), draws=not missing)
+    for table in shown:
+        if not console.is_terminal:  # a file has no width that the table must fit into
+            console.width = Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum
+        console.print(table)
+    log(f"sweep: {folder / REPORT}")
+    code = exit_code(outcomes, received)
+    if received is not None and code:
+        log(f"stopped by {signal.Signals(received).name}; resume with: unisono sweep --resume {folder}")
+    return code
+
+
+def _write_report(sweep: Sweep, results: Sequence[RunResult], draws: bool) -> list[Table]:
+    """Write the page, and the pictures if it draws. Return the tables for the screen."""
+    measure, charts = shared_measure(results), dict[str, bytes]()
+    if draws and (maps := heat_maps(sweep.grid, results)):
+        seeds = ", mean over seeds" if sweeps_seeds(sweep.grid) and len(sweep.grid.swept) > 2 else ""
+        charts[HEAT_MAP] = draw_heat_maps(maps, f"{sweep.name}: {measure.title} after the last epoch{seeds}")
+    curves = [finite_part(result.curve) for result in results if result.curve is not None]
+    if draws and (drawn := [curve for curve in curves if curve.epochs]):
+        charts[f"{measure.name}.svg"] = draw(drawn, f"{sweep.name}: {measure.title}")
+    for name, picture in charts.items():
+        replace_file(sweep.folder / name, picture)
+    replace_file(sweep.folder / REPORT, to_markdown(sweep, results, list(charts)).encode())
+    return [to_rich(table) for table in tables(sweep.grid, results)]
+
+
+def to_rich(table: ReportTable) -> Table:
+    """Return a table for the screen; the best row is bold."""
+    shown = Table(title=table.title, title_justify="left")
+    for name in table.header[:-1]:
+        shown.add_column(name, justify="right", overflow="fold")
+    shown.add_column(table.header[-1], overflow="fold")
+    for number, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if number == table.best else None)
+    return shown

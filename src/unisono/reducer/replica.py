@@ -1,0 +1,239 @@
+"""Replica of a model on one rank in one pass: its gradients, and the work of the program's tasks on them.
+
+Operations of step programs (`step/operations.py`, `rules/sharded.py`, `rules/easgd.py`) call the method of their name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from unisono.asynchronous.exchange import WorkerExchange
+from unisono.errors import UnisonoError
+from unisono.optimizers.sharded import ShardedStep
+from unisono.reducer.bucket_memory import norm_of_all
+from unisono.reducer.control import Agreement, decode, difference_of, encode
+from unisono.reducer.programs import Programs
+from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_numbers, step_result
+from unisono.reducer.structure import digest
+from unisono.step.layout import Layout
+from unisono.step.shard_work import ShardWork
+from unisono.world import World
+
+Update = Callable[[Sequence[int]], None]
+"""Optimizer's step for these parameters, given by number."""
+
+
+class ModelReplica:
+    """Gradients of one pass on one rank, and the work of its tasks."""
+
+    exchange: WorkerExchange | None = None
+    """This worker's end of its exchanges with servers, where the rule has some."""
+
+    def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, update: Update | None = None) -> None:
+        self.memory, self.layout, self.agreement = programs.memory, layout, agreement
+        self.kept = programs.rule_memory.kept
+        """Tensors that the rule keeps between steps."""
+        self._buffers, self._update = programs.buffers, update
+        self.gradients: dict[int, torch.Tensor | None] = {}
+        """Gradient of each parameter that is ready; None where there is none."""
+        self.weight = 1.0
+        """Factor of the gradients before they are summed; known once all ranks' samples are."""
+        self.discarded = False
+        """True once the pass has failed: it has no further effect."""
+        self.buffers_pending = False
+        """True while rank 0's buffers are being sent, or have arrived and were not copied to the model."""
+        self.lock = Lock()
+        """Lock held while the pass is discarded, and while gradients are set."""
+        self._loss_weights: Sequence[float] = ()  # of all ranks, where parameters are split
+        self._rank = programs.collectives.rank
+        self._unpacked_parts = [len(keys) for keys in layout.keys_of]
+        self._unset_parts = list(self._unpacked_parts)
+        self._has_gradient: dict[int, bool] = {}
+        self._norm: torch.Tensor | None = None  # of all ranks' gradients, where parameters are split
+        memory = self.memory
+        self.bucket, self.arrivals, self.sums, self.flags = memory.bucket, memory.arrivals, memory.sums, memory.flags
+        self.read_weights, self.write_weights = memory.read_weights, memory.write_weights
+        self.fill_bucket = memory.fill_bucket
+        self.pack_weights, self.unpack_weights = memory.pack_weights, memory.unpack_weights
+
+    def discard(self) -> None:
+        """Discard the pass: running tasks set no gradient from here on."""
+        with self.lock:
+            self.discarded = True
+
+    def step_error(self, _: Sequence[str]) -> UnisonoError | None:
+        """Return the error that the ranks have agreed on in the optimizer's step, with these names of parameters."""
+        return None
+
+    # Gradients
+
+    def agree(self, world: World) -> None:
+        message = self.agreement.message
+        own = encode(message, world.rank, world.size)
+        weights = [0.0] * world.size if self.memory.parts.groups else []
+        if weights:
+            weights[world.rank] = 1.0 if message.samples is None else message.samples
+        sums = world.allreduce(torch.tensor([*own, *weights], dtype=torch.float64)).tolist()
+        result, self._loss_weights = decode(sums[: len(own)]), sums[len(own) :]
+        if result.changes_differ:
+            result = replace(result, difference=self._compare_weights(world))
+        self.weight = result.weight_of(message)
+        if result.error() is not None:
+            self.discard()
+        self.agreement.result = result
+
+    def _compare_weights(self, world: World) -> str:
+        """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
+        common = [weights for number, weights in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
+        table = torch.zeros(world.size, 3, dtype=torch.float64)
+        changes = self.agreement.message.changes
+        if changes is not None:
+            table[world.rank] = torch.tensor([1.0, changes, digest(common)], dtype=torch.float64)
+        world.allreduce(table)
+        counts = [int(count) if compared else None for compared, count, _ in table.tolist()]
+        return difference_of(counts, table[:, 2].long().tolist())
+
+    def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
+        packed."""
+        place, weight = self.memory.place(key), self.weight if scaled else 1.0
+        if place.parts > 1:
+            weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
+        self.memory.pack(key, self.gradients, weight)
+        for number in place.parameters:
+            self._unpacked_parts[number] -= 1
+            if not self._unpacked_parts[number]:
+                self.gradients[number] = None
+
+    def set_grads(self, key: int) -> None:
+        """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
+
+        A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
+        """
+        present = self.memory.present(key)
+        self.memory.unpack(key)
+        with self.lock:
+            self._has_gradient.update(present)
+            for number in self.memory.place(key).parameters:
+                self._unset_parts[number] -= 1
+                if not self._unset_parts[number] and not self.discarded:
+                    view = self.memory.views[number] if self._has_gradient[number] else None
+                    self.memory.parameters[number].grad = view
+
+    def sum_squares(self, world: World) -> None:
+        parts, parameters = self.memory.parts, self.memory.parameters
+        with self.memory.incoming():
+            gradients = ((parameter.grad, parts.of(number)) for number, parameter in enumerate(parameters))
+            self._norm = norm_of_all(gradients, world)
+
+    def clip(self) -> None:
+        with self.memory.incoming():
+            self._clip([parameter.grad for parameter in self.memory.parameters if parameter.grad is not None])
+
+    def clip_local(self) -> None:
+        with self.memory.incoming(marked=True):
+            self._clip([gradient for gradient in self.gradients.values() if gradient is not None])
+
+    def _clip(self, gradients: list[torch.Tensor]) -> None:
+        assert self.layout.clip is not None, "a program without clip has no clip task"
+        norm = torch.nn.utils.get_total_norm(gradients) if self._norm is None else self._norm
+        factor = torch.clamp(self.layout.clip / (norm + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)
+
+    def update(self, parameters: Sequence[int]) -> None:
+        assert self._update is not None, "a program with updates has an optimizer"
+        with self.memory.incoming():
+            self._update(parameters)
+
+    def update_local(self, parameters: Sequence[int]) -> None:
+        with self.memory.incoming(marked=True) as stream:
+            with self.lock:
+                for number in () if self.discarded else parameters:
+                    gradient, self.gradients[number] = self.gradients[number], None
+                    self.memory.parameters[number].grad = gradient
+                    if stream is not None and gradient is not None:
+                        gradient.record_stream(stream)  # it may be freed before it was read
+            self.update(parameters)
+
+    # Buffers
+
+    def copy_buffers(self) -> None:
+        """Copy the model's buffers to the memory they are sent from."""
+        with self.memory.incoming(marked=True):
+            self._buffers.pack()
+
+    def pack_buffers(self) -> None:
+        self.buffers_pending = True
+        self.copy_buffers()
+
+    def buffers(self) -> torch.Tensor:
+        return self._buffers.flat
+
+
+class ShardedReplica(ModelReplica):
+    """Replica that the tasks of `rules/sharded.py` act on: by shards. They update by `step`; None: the program has made
+    none."""
+
+    def __init__(self, programs: Programs, layout: Layout, agreement: Agreement, step: ShardedStep | None) -> None:
+        super().__init__(programs, layout, agreement)
+        memory, rank = self.memory, self._rank
+        segments = {key: memory.segments(key, layout.group_of(key, rank), rank) for key in layout.keys}
+        beside = partial(memory.incoming, marked=True)
+        self.shards = ShardWork(layout, segments, self.sums, memory.segment_weights, step, beside)
+        self.uses: Mapping[int, GradientUse] | None = None
+        """Changes of gradients by the program before its step; None where it has left the step out."""
+        self._result: StepResult | None = None  # of all ranks of a loop of their own; None until it is known
+
+    def has_gradient(self, number: int) -> bool:
+        """Return True where any rank had a gradient of a parameter. Its bucket has been summed."""
+        keys = self.layout.keys_of[number]
+        return bool(keys) and self.shards.present(keys[0])[number]
+
+    def step_error(self, names: Sequence[str]) -> UnisonoError | None:
+        """Return the error of a step that only some ranks have made, or of other gradients than those summed."""
+        return None if self._result is None else self._result.error(names)
+
+    def pack(self, key: int, scaled: bool = True) -> None:
+        """Write gradients into a bucket, and record which there are."""
+        self.shards.set_presence(key, self.gradients)
+        super().pack(key, scaled)
+
+    def agree_on_step(self, world: Any) -> None:
+        """Sum the messages of all ranks. Nothing is updated where not all have made the step."""
+        own = step_numbers(self.uses, self.layout.parameters, self._rank, self.layout.ranks)
+        total = torch.tensor(own, dtype=torch.float64)
+        world.allreduce(total)
+        self._result = step_result(total.tolist(), self.layout.parameters, self.layout.ranks)
+        if not self._result.is_made():
+            self.shards.step = None
+        self.shards.remove(self._result.removed)
+
+    def update_shard(self, key: int) -> None:
+        """Replace the gradients in this rank's shard of a bucket by updated weights."""
+        if self.discarded:
+            self.shards.step = None
+        self.shards.update(key)
+
+    def unpack_shards(self, key: int) -> None:
+        """Copy a bucket of gathered weights to its parameters.
+
+        Where this rank's program has left out the optimizer's step, it may be in the backward pass of the next one,
+        which takes no notice of the copy.
+        """
+        with self.lock:
+            if self.discarded:
+                return
+        if self.shards.step is not None:
+            self.unpack_weights(key)
+            return
+        parameters = tuple(self.memory.parameters[number] for number in self.layout.bucket(key).parameters)
+        with _unsafe_preserve_version_counter(parameters):
+            self.unpack_weights(key)
