@@ -62,7 +62,7 @@ $(VENV)/bin/python:
 $(VENV)/.constraints: $(VENV)/bin/python constraints.txt
 	sed -E 's/^torch==.*/torch==$(TORCH)/; /^(cuda|nvidia|setuptools|sympy|triton)/d' constraints.txt > $@
 
-$(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml
+$(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml hatch_build.py src/unisono/transports/_steps.c
 	$(PIP) -e '.[mpich]'
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -62,6 +63,8 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     assert "unisono/data/digits.csv.gz" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"unisono"}
+    compiled = [name for name in names if name.endswith(".so")]
+    assert len(compiled) == (shutil.which(os.environ.get("CC", "cc")) is not None)
     # The sources grow with the project. What is no source grows only by mistake: a picture, a result, a data set.
     assert sum(member.compress_size for member in members if not member.filename.endswith(".py")) < 150_000
     with tarfile.open(sdist) as archive:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from unisono.transports.arithmetic import arithmetic_of, perform
 from unisono.transports.signals import BARRIER_ROWS, ENDED, SEQUENCE, STATE
-from unisono.transports.steps import BARRIER, SUMS, Kind, Row, _table_of, copy, kind_of, reduction, steps_of
+from unisono.transports.steps import BARRIER, SUMS, Row, RowKind, _table_of, copy, kind_of, reduction, steps_of
 
 Player = pytest.importorskip("unisono.transports._steps").Player
 
@@ -110,7 +110,9 @@ def test_threads_meet_and_sum() -> None:
         programs = [
             [
                 [copy(slot.ctypes.data + 4 * rank, mine.ctypes.data, 4)],
-                reduction(Kind.SUM_FLOAT32, mine.ctypes.data, [slot.ctypes.data + 4 * one for one in range(ranks)], 1),
+                reduction(
+                    RowKind.SUM_FLOAT32, mine.ctypes.data, [slot.ctypes.data + 4 * one for one in range(ranks)], 1
+                ),
             ]
             for slot in slots
         ]
@@ -165,6 +167,6 @@ def test_what_is_late_or_differs_is_left_to_python() -> None:
 def test_rows() -> None:
     assert _table_of([[copy(8, 16, 4)], [BARRIER], []]).tolist()[-2:] == [[5, 0, 0, 0, 0], [5, 0, 0, 0, 0]]
     assert ([list(BARRIER)] == BARRIER_ROWS).all()
-    assert kind_of(torch.float16, "sum") is Kind.OTHER
-    assert kind_of(torch.float32, "maximum") is Kind.OTHER
+    assert kind_of(torch.float16, "sum") is RowKind.OTHER
+    assert kind_of(torch.float32, "maximum") is RowKind.OTHER
     assert all(kind_of(dtype, "sum") is kind for dtype, kind in SUMS.items())

@@ -34,6 +34,7 @@ def probe(
     start_ranks(ranks)
     from unisono.measure.facts import file_of
     from unisono.measure.player import probe as measure
+    from unisono.transports.signals import is_compiled
 
     world = join("probe", alone=True)
     log = printer(world)
@@ -45,6 +46,7 @@ def probe(
     if world.nodes == 1:
         readable = world.reads_other_processes()
         log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")
+        log(f"short collectives of the node: played by {'compiled code' if is_compiled() else 'Python'}")
     write_text(world, output, file_of(found))
     log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
 

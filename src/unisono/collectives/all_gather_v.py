@@ -45,8 +45,8 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     if content.data_ptr() != buffers[group.rank].data_ptr():
         contents[group.rank][:] = bytes_of(content)
     if group.size > 1 and group.uses_shared_memory(call):
-        places = [(content.ctypes.data, len(content)) for content in contents]
-        staged_all_gather(group.memory_for(call), call, places)()
+        parts_at = [(content.ctypes.data, len(content)) for content in contents]
+        staged_all_gather(group.memory_for(call), call, parts_at)()
     else:
         with group.enter_call(call) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]

@@ -88,6 +88,11 @@ SLEEPS_PER_PROGRESS = 64
 """Sleeps between two calls for MPI's progress."""
 
 
+def is_compiled() -> bool:
+    """Return True where compiled code was made at installation, and this process may use it."""
+    return Player is not None and os.environ.get(VARIABLE, "") != "off"
+
+
 class Signals:
     """Barriers of the ranks of a node, which compiled code plays where there is some."""
 
@@ -124,7 +129,7 @@ class Signals:
         shared = oversubscribed(sharing)
         self._spins = SHARED_SPINS if shared else SINGLE_SPINS if single else POLLS_PER_PROGRESS
         self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
-        self.compiled: bool = Player is not None and os.environ.get(VARIABLE, "") != "off"
+        self.compiled = is_compiled()
         """True where barriers and short steps are played by compiled code."""
         self.fence = self._window.sync
         self._barrier_fence = None if platform.machine() in ORDERED_MACHINES else self.fence

@@ -136,7 +136,7 @@ def staged_reduce_scatter(memory: NodeMemory, plan: Plan, payload: int, shard: i
     return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.dtype, plan.op)
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """Part of the stream of bytes that a rank sends, or receives of another rank's stream."""
 
     first: int
@@ -149,14 +149,14 @@ class Part(NamedTuple):
 
 def staged_all_gather(memory: NodeMemory, call: Call, parts: Sequence[tuple[int, int]]) -> Play:
     """Return a function that copies parts[r], its address and its bytes, of rank r to all ranks."""
-    stream = [Part(0, *parts[memory.rank])]
-    received = [Part(0, *parts[rank], rank) for rank in _after(memory.rank, memory.size)]
+    stream = [StreamPart(0, *parts[memory.rank])]
+    received = [StreamPart(0, *parts[rank], rank) for rank in _after(memory.rank, memory.size)]
     return _streamed(memory, call, stream, received, max(nbytes for _, nbytes in parts))
 
 
 def staged_broadcast(memory: NodeMemory, call: Call, address: int, nbytes: int, root: int) -> Play:
     """Return a function that copies the root's payload into that of all ranks."""
-    part, at_root = Part(0, address, nbytes, root), memory.rank == root
+    part, at_root = StreamPart(0, address, nbytes, root), memory.rank == root
     return _streamed(memory, call, [part] if at_root else [], [] if at_root else [part], nbytes)
 
 
@@ -166,9 +166,11 @@ def staged_all_to_all(memory: NodeMemory, call: Call, sends: int, receives: int,
     Each row has `nbytes` bytes.
     """
     rank, size = memory.rank, memory.size
-    stream = [Part(index * nbytes, sends + peer * nbytes, nbytes) for index, peer in enumerate(_after(rank, size))]
+    stream = [
+        StreamPart(index * nbytes, sends + peer * nbytes, nbytes) for index, peer in enumerate(_after(rank, size))
+    ]
     received = [
-        Part((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
+        StreamPart((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
         for source in reversed(_after(rank, size))
     ]
     own = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
@@ -195,7 +197,7 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
 
     stream = list(_laid([sends[peer] for peer in _after(rank, size)]))
     received = [
-        Part(bytes_before(source), receives[source].ctypes.data, len(receives[source]), source)
+        StreamPart(bytes_before(source), receives[source].ctypes.data, len(receives[source]), source)
         for source in reversed(_after(rank, size))
     ]
     longest = max(sum(row) - row[source] for source, row in enumerate(outgoing))
@@ -207,8 +209,8 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
 def _streamed(
     memory: NodeMemory,
     call: Call,
-    stream: Sequence[Part],
-    received: Sequence[Part],
+    stream: Sequence[StreamPart],
+    received: Sequence[StreamPart],
     longest: int,
     local: Sequence[Row] = (),
 ) -> Play:
@@ -248,11 +250,11 @@ def _compare(
     raise MismatchError(size_mismatch(call.words, ranks[source], ranks[target], sent, expected))
 
 
-def _laid(parts: Sequence[Array]) -> Iterator[Part]:
+def _laid(parts: Sequence[Array]) -> Iterator[StreamPart]:
     """Yield arrays as parts of one stream."""
     first = 0
     for part in parts:
-        yield Part(first, part.ctypes.data, len(part))
+        yield StreamPart(first, part.ctypes.data, len(part))
         first += len(part)
 
 

@@ -26,7 +26,7 @@ from unisono.transports.plan import Play
 from unisono.transports.signals import Signals
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """Kinds of rows; `_steps.c` has the same numbers, but for OTHER, which it does not know."""
 
     COPY = 0
@@ -41,9 +41,9 @@ class Kind(IntEnum):
 
 
 SUMS = {
-    torch.float32: Kind.SUM_FLOAT32,
-    torch.float64: Kind.SUM_FLOAT64,
-    torch.bfloat16: Kind.SUM_BFLOAT16,
+    torch.float32: RowKind.SUM_FLOAT32,
+    torch.float64: RowKind.SUM_FLOAT64,
+    torch.bfloat16: RowKind.SUM_BFLOAT16,
 }
 """Sums that are compiled."""
 
@@ -51,7 +51,7 @@ SUMS = {
 class Row(NamedTuple):
     """Row of a program."""
 
-    kind: Kind
+    kind: RowKind
     amount: int = 0
     """Bytes of a copy, elements of a reduction."""
     into: int = 0
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     """Addresses of the sources."""
 
 
-BARRIER = Row(Kind.BARRIER)
+BARRIER = Row(RowKind.BARRIER)
 
 Rounds = Sequence[Sequence[Row]]
 """Rows of a program, parted by its barriers."""
@@ -69,19 +69,19 @@ Rounds = Sequence[Sequence[Row]]
 
 def copy(into: int, source: int, nbytes: int) -> Row:
     """Return the row that copies memory."""
-    return Row(Kind.COPY, nbytes, into, source)
+    return Row(RowKind.COPY, nbytes, into, source)
 
 
-def reduction(kind: Kind, into: int, sources: Sequence[int], count: int) -> list[Row]:
+def reduction(kind: RowKind, into: int, sources: Sequence[int], count: int) -> list[Row]:
     """Return the rows that reduce `count` elements of two sources or more, in order. `into` may be one of them."""
     one, other, *more = sources
-    return [Row(kind, count, into, one, other), *(Row(Kind.MORE, one=source) for source in more)]
+    return [Row(kind, count, into, one, other), *(Row(RowKind.MORE, one=source) for source in more)]
 
 
 @cache
-def kind_of(dtype: torch.dtype, op: str) -> Kind:
+def kind_of(dtype: torch.dtype, op: str) -> RowKind:
     """Return the kind of a reduction."""
-    return SUMS.get(dtype, Kind.OTHER) if op == "sum" else Kind.OTHER
+    return SUMS.get(dtype, RowKind.OTHER) if op == "sum" else RowKind.OTHER
 
 
 def player_of(
@@ -92,9 +92,11 @@ def player_of(
     All have as many barriers. `dtype` and `op` are those of reductions. The caller keeps the memory alive. Another call
     on another rank raises MismatchError on every rank.
     """
-    if signals.compiled and not any(row.kind is Kind.OTHER for rounds in programs for rows in rounds for row in rows):
+    if signals.compiled and not any(
+        row.kind is RowKind.OTHER for rounds in programs for rows in rounds for row in rows
+    ):
         return signals.connect(call, [_table_of(rounds) for rounds in programs])
-    return _Player(signals, call, programs, arithmetic_of(dtype, op)).play
+    return _PythonPlayer(signals, call, programs, arithmetic_of(dtype, op)).play
 
 
 def longer_player_of(
@@ -122,7 +124,7 @@ def _table_of(rounds: Rounds) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array([*first, *chain.from_iterable([BARRIER, *rows] for rows in others)], np.int64).reshape(-1, 5)
 
 
-class _Player:
+class _PythonPlayer:
     """Player of programs in Python; the oracle of the compiled one."""
 
     def __init__(self, signals: Signals, call: Call, programs: Sequence[Rounds], arithmetic: Arithmetic) -> None:
@@ -140,12 +142,12 @@ class _Player:
 def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
     """Yield the steps of rows without barriers, as calls of NumPy and PyTorch."""
     for index, row in enumerate(rows):
-        if row.kind is Kind.COPY:
+        if row.kind is RowKind.COPY:
             into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.one))
             yield into.__setitem__, (slice(None), source)  # the fastest in Python for a few bytes
-        elif row.kind is not Kind.MORE:
+        elif row.kind is not RowKind.MORE:
             after = index + 1
-            while after < len(rows) and rows[after].kind is Kind.MORE:
+            while after < len(rows) and rows[after].kind is RowKind.MORE:
                 after += 1
             addresses = [row.into, row.one, row.other, *(more.one for more in rows[index + 1 : after])]
             views = {

@@ -23,6 +23,7 @@ from unisono.network.choice import Choice, parse_table
 from unisono.placement import regular
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, dtypes_of
+from unisono.transports.signals import VARIABLE as COMPILED
 from unisono.world import World
 
 CASES = int(os.environ.get("UNISONO_CASES", "60"))
@@ -54,6 +55,7 @@ class Case(NamedTuple):
     root: int
     memory: str
     special: bool
+    compiled: bool
     seed: int
 
     @property
@@ -74,6 +76,7 @@ def draw(chance: random.Random, ranks: int, seed: int) -> tuple[Case, Choice]:
         chance.randrange(ranks),
         chance.choice(["own", "own", "window", "strided", "unaligned"]),
         chance.random() < 0.2,
+        chance.random() < 0.7,
         seed,
     )
     return this, chance.choice([*candidates_of(this, ranks), TRIED])
@@ -88,10 +91,10 @@ class Worlds:
     """Worlds of the same ranks on one node, each with the table of one candidate, and a room in shared memory."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._made = world, dict[Choice, tuple[World, torch.Tensor]]()
+        self._world, self._made = world, dict[tuple[Choice, bool], tuple[World, torch.Tensor]]()
 
-    def find(self, choice: Choice) -> tuple[World, torch.Tensor]:
-        if choice not in self._made:
+    def find(self, choice: Choice, compiled: bool) -> tuple[World, torch.Tensor]:
+        if (choice, compiled) not in self._made:
             rows = {
                 name: [{"where": "one node", "algorithm": choice.algorithm, "transport": choice.transport}]
                 for name in COLLECTIVES
@@ -101,8 +104,10 @@ class Worlds:
                 rows = {name: [{"where": "one node", "algorithm": "library"}] for name in COLLECTIVES}
             table = parse_table(rows, "test") if rows else self._world.table
             made = World(self._world.comm.Dup(), regular(1, 1, self._world.size), table)
-            self._made[choice] = made, made.empty(8 << 20, torch.uint8)
-        return self._made[choice]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(COMPILED, "on" if compiled else "off")
+                self._made[choice, compiled] = made, made.empty(8 << 20, torch.uint8)
+        return self._made[choice, compiled]
 
     def free(self) -> None:
         for world, _ in self._made.values():
@@ -189,7 +194,7 @@ def bits(this: Case, tensor: torch.Tensor) -> torch.Tensor:
 
 def check(this: Case, choice: Choice, worlds: Worlds) -> None:
     """Make a call twice, the second time as it was prepared; compare it with one process's own reduction."""
-    world, room = worlds.find(choice)
+    world, room = worlds.find(choice, this.compiled)
     rows = [contribution(this, rank) for rank in range(world.size)]
     right, tensor = expected(this, world.rank, rows), place_in(this, room, rows[world.rank])
     for _ in range(2):
@@ -230,7 +235,7 @@ def test_mismatches_are_named_on_every_rank(world: World, worlds: Worlds) -> Non
         length = (this.length // world.size + 2) * world.size
         this = this._replace(length=length, dtype=chance.choice([torch.float32, torch.int32]), memory="own")
         other, odd = vary(chance, this, world.size), chance.randrange(world.size)
-        here, _ = worlds.find(choice if choice in candidates_of(this, world.size) else TRIED)
+        here, _ = worlds.find(choice if choice in candidates_of(this, world.size) else TRIED, this.compiled)
         memory = torch.zeros(max(this.length, other.length), dtype=torch.int32)
         tensors = {one: memory[: one.length].view(one.dtype) for one in (this, other)}
         for one in chance.choice([[], [this], [this, this, other, other]]):  # prepared on all ranks

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono  # noqa: F401 - registers the backend
+from unisono.call import Call
 from unisono.errors import BackendError
 from unisono.placement import place
 from unisono.torch_backend.mpi_job import mpi_job
@@ -134,13 +136,19 @@ def test_rebuilt_buckets_replace_the_first() -> None:
     assert mappings() - before == len(second) * one
 
 
+def noted(calls: list[str], made: Callable[..., Any], call: Call, *programs: Any) -> Any:
+    calls.append(call.words)
+    return made(call, *programs)
+
+
 def test_the_default_hook_reduces_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     group: Any = dist.group.WORLD
     model = DistributedDataParallel(network())
     signals = group._group._memory.signals
-    barrier = signals.prepare_barrier
-    monkeypatch.setattr(signals, "prepare_barrier", lambda call: calls.append(call.words) or barrier(call))
+    for name in ("prepare_barrier", "connect"):
+        made = getattr(signals, name)
+        monkeypatch.setattr(signals, name, partial(noted, calls, made))
     backward(model, 0)
     assert any(words.startswith("allreduce(") and "in window" in words for words in calls)
     torch.testing.assert_close(gradients(model), expected(dist.get_world_size()))
