@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from unisono.collectives.allreduce import reaches_device
+from unisono.collectives.staged import tensors_in
+from unisono.errors import BackendError
 from unisono.torch_backend.buckets import share_buckets
-from unisono.torch_backend.devices import (
-    can_pass_directly,
-    create_device_backend,
-    on_any_device,
-)
+from unisono.torch_backend.devices import create_device_backend, on_any_device
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
@@ -42,8 +39,7 @@ class ProcessGroup(CollectiveOperations):
     def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
         members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
-        queue = SubmissionQueue(name, rank, size)
-        super().__init__(shared.group(name, members, queue.check), options)
+        super().__init__(shared.group(name, members), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout
         self._name: str = name
@@ -51,11 +47,8 @@ class ProcessGroup(CollectiveOperations):
         self._answers = dict.fromkeys(DEVICES, NAME)  # name of the backend by device
         self._ended = False
         self._device_backends: dict[str, Any] = {}
-        self._direct: dict[torch.device, bool] = {}  # whether the MPI library takes its memory
-        self._queue = queue
-        self._messages = Messages(self._group.comm.Dup(), queue, shared.completions)
-        if size > 1:
-            shared.watchdog.watch(queue, shared.store(name))
+        self._queue = SubmissionQueue(name, rank, size, self._group.calls)
+        self._messages = Messages(self._group.comm.Dup(), self._queue, shared.completions, shared.world.watch)
 
     def stand_in(self, answers: Mapping[str, str]) -> None:
         """Answer as a group of other backends would: their names, by device."""
@@ -141,13 +134,12 @@ class ProcessGroup(CollectiveOperations):
         self._ended = True
         self._queue.close()
         self._messages.close()
-        self._job.watchdog.unwatch(self._queue)
         self._job.release(self._group, self._messages, bool(self._queue.failure))
-        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was destroyed"
+        self._queue.ended = f"rank {self.rank()}: group {self._queue.group} was destroyed"
 
     def abort(self) -> None:
         """End the group at once: operations under way fail."""
-        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was aborted"
+        self._group.calls.fail(BackendError, f"rank {self.rank()}: group {self._queue.group} was aborted")
         self.shutdown()
 
     def device_backend(self, device: torch.device) -> Any:
@@ -156,21 +148,11 @@ class ProcessGroup(CollectiveOperations):
             self._device_backends[device.type] = create_device_backend(self, device, self._store, self._timeout)
         return self._device_backends[device.type]
 
-    def passes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
-        """Return True if the MPI library takes an operation's GPU tensors directly; tested at the first one."""
-        if device not in self._direct:
-
-            def probe() -> None:
-                self._direct[device] = reaches_device(self._group, device)
-
-            self.submit("probe", probe, [], None, None).wait()
-        return self._direct[device] and self.options.wire is None and can_pass_directly(name, arguments)
-
-    def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+    def submit(self, name: str, action: Callable[[], object], inputs: Any, outputs: Any, opts: Any) -> Work:
         """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
         timeout, blocking = self._timeout, False
         if opts is not None:
             blocking = not opts.asyncOp
             timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
         work = Work(name, outputs, timeout.total_seconds(), self._job.completions, profiled(name, inputs))
-        return self._queue.submit(action, work, blocking)
+        return self._queue.submit(work.behind_stream(action, tensors_in([inputs, outputs])), work, blocking)
