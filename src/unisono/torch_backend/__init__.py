@@ -6,7 +6,7 @@ import unisono                                  # registers the backend
 dist.init_process_group("unisono")              # under mpiexec or srun; alone, a world of one
 dist.init_process_group("unisono", pg_options=Options(wire="bfloat16"))
 
-    dist.all_reduce ──▶ operations.py         each operation of PyTorch as a collective ── devices.py: NCCL beside it
+    dist.all_reduce ──▶ operations.py         each operation of PyTorch as a collective
                         process_group.py      its work ── work.py: wait, error, future
                         submission_queue.py   one operation of a group at a time
                     ──▶ collectives/allreduce.py

@@ -35,7 +35,6 @@ from unisono.torch_backend.arguments import (
     rows,
     together,
 )
-from unisono.torch_backend.devices import on_any_device
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
 from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
@@ -50,12 +49,13 @@ def collective(name: str) -> Callable[[Callable[..., None]], Callable[..., Work]
     """
 
     def decorate(method: Callable[..., None]) -> Callable[..., Work]:
-        @on_any_device
         @wraps(method)
         def submit(group: CollectiveOperations, filled: Any, *others: Any, **named: Any) -> Work:
-            inputs = others[0] if others and isinstance(others[0], list | torch.Tensor) else filled
-            outputs = filled if isinstance(filled, list) else [filled]
+            inputs = tensors_in(others[0] if others else None) or tensors_in(filled)
+            if (beside := group.group_beside(inputs)) is not None:
+                return getattr(beside, method.__name__)(filled, *others, **named)  # type: ignore[no-any-return]
             opts = named.get("opts", others[-1] if others else None)
+            outputs = filled if isinstance(filled, list) else [filled]
             action = partial(method, group, filled, *others, **named)
             return group.submit(name, action, inputs, outputs, opts if hasattr(opts, "asyncOp") else None)
 
@@ -91,7 +91,11 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         self._group = group
 
     @abstractmethod
-    def submit(self, name: str, action: Callable[[], object], inputs: Any, outputs: Any, opts: Any) -> Work:
+    def group_beside(self, tensors: Tensors) -> Any:
+        """Return the group of another backend that serves the device of these tensors; None for this group."""
+
+    @abstractmethod
+    def submit(self, name: str, action: Callable[[], object], inputs: Tensors, outputs: Any, opts: Any) -> Work:
         """Carry `action` out after the operations submitted before, and return its work."""
 
     # Reduce and broadcast

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.staged import tensors_in
 from unisono.device import CopyStreams, is_on_host, streams_of
 from unisono.errors import BackendError
 from unisono.torch_backend.pytorch import WorkBase
@@ -64,12 +63,12 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         self._filled: Any = None
 
     def behind_stream(self, action: Callable[[], object], tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
-        """Return an action that follows what this thread has computed on the device of `tensors`, if they are on one.
+        """Return an action that follows what this thread has computed on the device of `tensors`.
 
         What a thread that has waited for this work computes there follows the action.
         """
         there = [one for one in tensors if not is_on_host(one) and one.layout is torch.strided]
-        if not there:
+        if not there:  # none has memory of a device: refused, or sparse
             return action
         streams = self._streams = streams_of(there[0].device)
         computed = streams.record()
@@ -205,11 +204,11 @@ class Event:
         known.wait()
 
 
-def profiled(name: str, inputs: Any) -> Event | None:
+def profiled(name: str, inputs: Sequence[torch.Tensor]) -> Event | None:
     """Return the profiler event of an operation on `inputs` that begins; None if no profiler is active."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
-    return Event(name, [tensor for tensor in tensors_in(inputs) if not tensor.is_sparse])
+    return Event(name, [tensor for tensor in inputs if not tensor.is_sparse])
 
 
 class Deadline:
