@@ -50,7 +50,7 @@ MAX_LINES = {
     "data": 5_977,
     "engine": 616,
     "foresight": 822,
-    "horovod": 1_020,
+    "horovod": 1_012,
     "lab": 483,
     "measure": 1_520,
     "models": 760,
@@ -62,8 +62,8 @@ MAX_LINES = {
     "schedules": 1_333,
     "step": 2_714,
     "tensor_parallel": 1_420,
-    "testing": 1_580,
-    "torch_backend": 2_390,
+    "testing": 1_574,
+    "torch_backend": 1_969,
     "training": 6_495,
     "transports": 2_480,
     "view": 939,
@@ -72,7 +72,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 342
+MAX_FILES = 325
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

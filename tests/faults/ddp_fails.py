@@ -36,6 +36,9 @@ def fail(_: torch.Tensor) -> None:
 network[1].weight.register_hook(fail)
 print("begun", flush=True)
 for step in range(STEPS):
-    if HOW == "leave" and rank == 1 and step == FAILING:
-        sys.exit(0)
+    if HOW.startswith("leave") and step == FAILING:
+        if rank == 1:
+            sys.exit(0)
+        if HOW != "leave":
+            dist.recv(torch.ones(1), 1)
     model(torch.randn(2, 64)).sum().backward()

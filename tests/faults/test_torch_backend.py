@@ -14,7 +14,8 @@ NAMED = {
     "raise": "rank 1 of {}: ValueError: a value of rank 1",
     "exit": "unisono: rank 1 of {}",
     "kill": "unisono: rank 1 of {}",
-    "leave": "rank 1 has ended its program",
+    "leave": "missing: rank 1, which has ended its program",
+    "leave the other waiting for a message": "recv from rank 1, tag 0, group 0: rank 1 has ended its program",
 }
 
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from unisono.errors import BackendError, MismatchError
+from unisono.collectives.calls import Calls
+from unisono.errors import BackendError, MismatchError, StallError
 from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import Completions, Work
 
@@ -18,18 +19,22 @@ def work(result: object = None, seconds: float = 60) -> Work:
     return Work("all_reduce", result, seconds, Completions())
 
 
+def queue_of(group: str, rank: int, size: int) -> SubmissionQueue:
+    return SubmissionQueue(group, rank, size, Calls(group, range(size)))
+
+
 def submit(queue: SubmissionQueue, action: object, blocking: bool = False, seconds: float = 60) -> Work:
     return queue.submit(action, work(seconds=seconds), blocking)
 
 
 def test_a_blocking_operation_stays_on_its_thread() -> None:
     seen: list[threading.Thread] = []
-    submit(SubmissionQueue("0", 0, 1), lambda: seen.append(threading.current_thread()), blocking=True)
+    submit(queue_of("0", 0, 1), lambda: seen.append(threading.current_thread()), blocking=True)
     assert seen == [threading.current_thread()]
 
 
 def test_operations_keep_their_order() -> None:
-    queue, seen, gate = SubmissionQueue("0", 0, 1), [], threading.Event()
+    queue, seen, gate = queue_of("0", 0, 1), [], threading.Event()
     submit(queue, gate.wait)
     works = [submit(queue, lambda number=number: seen.append(number), blocking=number == 3) for number in range(6)]
     assert not any(each.is_completed() for each in works)
@@ -41,7 +46,7 @@ def test_operations_keep_their_order() -> None:
 
 
 def test_operations_of_several_threads_never_overlap() -> None:
-    queue, inside, most = SubmissionQueue("0", 0, 1), [0], [0]
+    queue, inside, most = queue_of("0", 0, 1), [0], [0]
 
     def action() -> None:
         inside[0] += 1
@@ -70,7 +75,7 @@ def test_an_interrupted_operation_has_failed() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    queue, under_way = SubmissionQueue("0", 0, 2), work()
+    queue, under_way = queue_of("0", 0, 2), work()
     with pytest.raises(KeyboardInterrupt):
         queue.submit(interrupt, under_way, True)
     with pytest.raises(BackendError, match="rank 0 of 2: all_reduce, number 1 of group 0: KeyboardInterrupt"):
@@ -79,7 +84,7 @@ def test_an_interrupted_operation_has_failed() -> None:
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
-    queue = SubmissionQueue("7", 2, 4)
+    queue = queue_of("7", 2, 4)
     failed = submit(queue, fail, blocking)
     with pytest.raises(BackendError, match="rank 2 of 4: all_reduce, number 1 of group 7: ranks differ") as caught:
         failed.wait()
@@ -93,7 +98,7 @@ def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
 
 
 def test_futures_before_and_after_the_end() -> None:
-    queue, gate = SubmissionQueue("0", 0, 1), threading.Event()
+    queue, gate = queue_of("0", 0, 1), threading.Event()
     early = queue.submit(gate.wait, work(["tensors"]), False)
     futures = [early.get_future(), early.get_future()]
     gate.set()
@@ -103,26 +108,28 @@ def test_futures_before_and_after_the_end() -> None:
 
 
 def test_a_timeout_ends_the_group() -> None:
-    queue = SubmissionQueue("0", 1, 2)
-    queue.describe_missing = lambda number: f"missing: rank 0 at number {number}"
+    queue = queue_of("0", 1, 2)
 
     def wait_forever() -> None:
         while True:
-            queue.check()
+            queue.calls.check()
 
     late = submit(queue, wait_forever, seconds=0.05)
-    words = r"rank 1 of 2: all_reduce, number 1 of group 0: Timed out after 0.05 s; missing: rank 0 at number 1"
+    assert not late.is_completed()
+    assert queue.calls.timeout == 0.05
+    queue.calls.fail(StallError, "Timed out after 0.05 s: missing: rank 0")
+    words = "rank 1 of 2: all_reduce, number 1 of group 0: Timed out after 0.05 s: missing: rank 0"
     with pytest.raises(BackendError, match=words):
         late.wait()
-    with pytest.raises(BackendError, match="number 1"):
-        submit(queue, lambda: None, blocking=True).wait()
+    with pytest.raises(BackendError, match=f"^{words}$"):
+        submit(queue, queue.calls.check, blocking=True).wait()
     queue.close()
 
 
 def test_a_wait_has_its_own_timeout() -> None:
     from datetime import timedelta
 
-    queue, gate = SubmissionQueue("0", 0, 1), threading.Event()
+    queue, gate = queue_of("0", 0, 1), threading.Event()
     slow = submit(queue, gate.wait)
     with pytest.raises(BackendError, match=r"Timed out waiting 0\.05 s"):
         slow.wait(timedelta(seconds=0.05))

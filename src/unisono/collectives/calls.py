@@ -49,10 +49,10 @@ class Calls:
     its calls. `ranks` are the members' ranks in the job.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], ends: bool) -> None:
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
         self.name, self.ranks = name, ranks
-        self.ends = ends
-        """True if the time-out of the job may end a wait; False if the program has its own."""
+        self.timeout: float | None = None
+        """Seconds after which a wait in a call is ended; None for the time-out of the job."""
         self.number = 0
         """Number of the last call that was begun."""
         self.busy, self.in_library = False, False

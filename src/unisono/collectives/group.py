@@ -47,7 +47,7 @@ class Group:
         placement: Placement,
         table: ScheduleTable,
         ranks: Sequence[int] | None = None,
-        check_interrupt: Callable[[], None] | None = None,
+        interruptible: bool = False,
         dup: Group | None = None,
         watch: Watch | None = None,
         name: str = "world",
@@ -55,8 +55,8 @@ class Group:
     ) -> None:
         """`ranks` are the ranks' numbers in messages; `dup` is a group of the same ranks whose windows are used too.
 
-        `check_interrupt` is called regularly in every wait, in the thread that waits. It may raise to end the wait; the
-        group can then only be abandoned (`abandon`).
+        `calls.fail` ends every wait, with `interruptible` that for a short sum by the MPI library, too. The group can
+        then only be abandoned (`abandon`).
 
         `watch` is the watch of the job, in which this group is registered as `name`. Without one, the group makes its
         own, which ends waits after `timeout` seconds.
@@ -64,7 +64,7 @@ class Group:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self.check_interrupt, self._dup = check_interrupt, dup
+        self.interruptible, self._dup = interruptible, dup
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
         if self._owns_watch:
@@ -100,10 +100,9 @@ class Group:
             dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
-        ends = self.check_interrupt is None
         if self.watch is None or self.size == 1:
-            return Calls(name, [0], ends)
-        calls = Calls(name, self.watch.ranks_of(self.comm), ends)
+            return Calls(name, [0])
+        calls = Calls(name, self.watch.ranks_of(self.comm))
         self.watch.add(calls)
         return calls
 
@@ -204,11 +203,9 @@ class Group:
             return make()
 
     def check(self) -> None:
-        """Raise if a wait must end: ranks made different calls, or `check_interrupt` raises. Called in all waits."""
+        """Raise if a wait must end, as `calls` has failed. Called regularly in all waits."""
         try:
             self.calls.check()
-            if self.check_interrupt is not None:
-                self.check_interrupt()
         except BaseException:  # an interrupt leaves a collective half done, too
             self.broken = True
             raise

@@ -256,7 +256,7 @@ def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
 
     Where the wait of the group can be interrupted, it is our own.
     """
-    calls, words, interruptible = group.calls, call.words, group.check_interrupt is not None
+    calls, words, interruptible = group.calls, call.words, group.interruptible
 
     def carry_out(buffer: Any) -> bool:
         outer = calls.begin(words + group.label, not interruptible)

@@ -8,6 +8,7 @@ library.
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
+from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State
 from unisono.mpi import MPI
 from unisono.transports.window import Window
 
@@ -93,6 +94,10 @@ class StateQueries:
             when, state = self._replies.get(rank, (0.0, None))
             found[rank] = state if state is not None and (when >= queried or state.ended) else SILENT
         return {rank: found[rank] for rank in ranks}
+
+    def last_state(self, rank: int) -> State | None:
+        """Return the state that a rank has reported last, whenever that was; None if it has reported none."""
+        return self.node.written(rank)[1] if rank in self.node.ranks else self._replies.get(rank, (0.0, None))[1]
 
     def send(self, message: Message, ranks: Iterable[int]) -> None:
         """Queue a message to some ranks; the thread sends it. Without other nodes, nothing is sent."""
@@ -194,9 +199,9 @@ class NodeStates:
 
     def write(self, state: State) -> None:
         """Write the state of this rank."""
-        content = encode(state)
+        content = pickle.dumps(state)
         if len(content) > MAX_STATE_BYTES:
-            content = encode(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
+            content = pickle.dumps(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
         self._own[VERSION] += 1  # odd: it is being written
         self._own[LENGTH] = len(content)
         self._states[self._comm.rank][: len(content)] = content
@@ -204,19 +209,24 @@ class NodeStates:
 
     def read(self) -> dict[int, Answer]:
         """Return each rank's answer since the request, or the state of its process where it has not answered."""
-        return {rank: self._read(index, rank) for index, rank in enumerate(self.ranks)}
+        return {rank: self._read(rank, process) for rank, process in zip(self.ranks, self._processes, strict=True)}
 
-    def _read(self, index: int, rank: int) -> Answer:
+    def _read(self, rank: int, process: int) -> Answer:
+        version, state = self.written(rank)
+        if state is not None and (state.ended or version != self._seen.get(rank)):
+            return state
+        return process_state(process)
+
+    def written(self, rank: int) -> tuple[int, State | None]:
+        """Return what a rank has written last, whenever that was, with its version; None for nothing."""
+        index = self.ranks.index(rank)
         header = self._headers[index]
-        version = header[VERSION]
-        state: State | None = None
+        version = int(header[VERSION])
         if version and version % 2 == 0:
             content = bytes(self._states[index][: header[LENGTH]])
             if header[VERSION] == version:
-                state = decode(content)
-        if state is not None and (state.ended or version != self._seen.get(rank)):
-            return state
-        return process_state(self._processes[index])
+                return version, pickle.loads(content)
+        return version, None
 
     def free(self) -> None:
         """Free the memory; called by all ranks together."""

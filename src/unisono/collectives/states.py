@@ -13,7 +13,6 @@ PyTorch and Python.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -52,17 +51,6 @@ class State(NamedTuple):
     ended: bool = False
 
 
-def encode(state: State) -> bytes:
-    """Return a state as JSON, for other processes."""
-    return json.dumps(state).encode()
-
-
-def decode(content: bytes) -> State:
-    """Return the state that `encode` has encoded."""
-    call_site, waits, numbers, broken, ended = json.loads(content)
-    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
-
-
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
 
 Answer = State | str
@@ -73,10 +61,10 @@ def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answe
     """Return the ranks that have not entered a call; if all have, those that do not wait in a call of its world."""
 
     def late(answer: Answer) -> bool:
-        return not isinstance(answer, State) or answer.ended or answer.numbers.get(wait.world, 0) < wait.number
+        return not isinstance(answer, State) or answer.numbers.get(wait.world, 0) < wait.number
 
     def elsewhere(answer: Answer) -> bool:
-        return late(answer) or all(other.world != wait.world for other in answer.waits)  # type: ignore[union-attr]
+        return late(answer) or answer.ended or all(other.world != wait.world for other in answer.waits)  # type: ignore[union-attr]
 
     return [rank for rank in others if late(answers.get(rank, SILENT))] or [
         rank for rank in others if elsewhere(answers.get(rank, SILENT))
@@ -85,8 +73,8 @@ def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answe
 
 def is_hopeless(wait: Wait, answer: Answer) -> bool:
     """Return True if a rank that has not entered the call never will."""
-    if isinstance(answer, State):
-        return answer.ended or wait.world in answer.broken
+    if isinstance(answer, State):  # one that has ended and no longer knows the world may have entered the call before
+        return (answer.ended and wait.world in answer.numbers) or wait.world in answer.broken
     return answer == DEAD
 
 
@@ -110,12 +98,11 @@ def report(
     return f"{waited}; {_describe_missing(wait, missing, answers)}"
 
 
-def failure(
-    rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
-) -> str:
-    """Return the error message of a rank whose wait is ended."""
-    hopeless = any(is_hopeless(wait, answers.get(other, SILENT)) for other in missing)
-    return f"{report(rank, size, wait, call_site, missing, answers)}: {ENDED_REMEDY if hopeless else TIMEOUT_REMEDY}"
+def failure(report: str, hopeless: bool, timeout: float | None) -> str:
+    """Return the error message of a rank whose wait is ended; `timeout` is that of its world, None for the job's."""
+    if timeout is not None and not hopeless:
+        return f"Timed out after {timeout:g} s: {report}"
+    return f"{report}: {ENDED_REMEDY if hopeless else TIMEOUT_REMEDY}"
 
 
 def describe(wait: Wait) -> str:

@@ -1,6 +1,7 @@
 """Watch over all calls of a process: reports the ranks missing from a call and their positions, and ends long waits.
 
     after 2 s    across nodes: neighbours in the world compare their calls; those that differ raise MismatchError
+                 a wait for a rank that is known to have ended its program, as all of this node are, is ended
     after 10 s   all ranks are queried for their call sites; one of those that wait reports the missing ranks, once
                  a wait for a rank that has ended its program, or is dead, is ended
     time-out     every wait is ended: StallError
@@ -12,7 +13,7 @@ report is a pure function of the answers (`states.py`).
 Messages of different calls never match (`transports/messages.py`), so across nodes ranks in different calls wait for
 each other. Each rank keeps its last calls (`calls.py`); if ranks differ, some pair of neighbours differs. The
 descriptions of calls are compared. A wait in unisono raises. A rank blocked inside the MPI library cannot raise: it
-prints the error and ends all ranks.
+prints the error and ends all ranks. The time-out is the job's; a process group has its own.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ class Watch:
 
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
-        self._report_after = min(REPORT_AFTER_SECONDS, timeout / 2)
         self._comm = comm.Dup()
         self._worlds: dict[str, Calls] = {}
         self._lock = threading.Lock()  # over the worlds that are watched, and what is seen of them
@@ -93,6 +93,16 @@ class Watch:
         with self._lock:
             if self._worlds.get(calls.name) is calls:
                 del self._worlds[calls.name]
+
+    def has_ended(self, calls: Calls, member: int) -> bool:
+        """Return True if a rank of a world is known to have ended its program.
+
+        One of another node is asked, and its answer is known at a later call.
+        """
+        rank = calls.ranks[member]
+        self._queries.send(None, {rank} - set(self._queries.node.ranks))
+        state = self._queries.last_state(rank)
+        return state is not None and state.ended
 
     def report_mismatch(self, calls: Calls, verdict: str) -> None:
         """Report to every rank of a world that two of them differ."""
@@ -147,11 +157,18 @@ class Watch:
         seconds = progress.seconds
         if calls.signals is None and seconds > COMPARE_AFTER_SECONDS:
             self._compare(calls, current)
-        if progress.queried is None and seconds > (self.timeout if progress.reported else self._report_after):
-            if not progress.reported or calls.ends:
-                progress.queried = self._queries.query(calls.ranks)
-        elif progress.queried is not None:
+        if progress.queried is not None:
             self._report(calls, current, progress.queried)
+            return
+        timeout = calls.timeout or self.timeout
+        due = seconds > (timeout if progress.reported else min(REPORT_AFTER_SECONDS, timeout / 2))
+        if due or (seconds > COMPARE_AFTER_SECONDS and self._has_left(calls, current.number)):
+            progress.queried = self._queries.query(calls.ranks)
+
+    def _has_left(self, calls: Calls, number: int) -> bool:
+        """Return True if a rank of a world is known to have ended its program before the call of a number."""
+        states = [self._queries.last_state(rank) for rank in calls.ranks]
+        return any(one is not None and one.ended and one.numbers.get(calls.name, number) < number for one in states)
 
     def _compare(self, calls: Calls, current: CurrentCall) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
@@ -186,13 +203,13 @@ class Watch:
             return
         wait = Wait(calls.name, current.number, current.words, progress.seconds)
         missing = missing_ranks(wait, others, answers)
-        about = self.rank, self.size, wait, call_site(), missing, answers
+        words = report(self.rank, self.size, wait, call_site(), missing, answers)
         if not progress.reported and is_reporter(self.rank, wait, answers):
-            witness.print_error(f"unisono: {report(*about)}\n")
-        over = progress.reported or any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
+            witness.print_error(f"unisono: {words}\n")
+        hopeless = any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
+        if hopeless or progress.reported:
+            calls.fail(StallError, failure(words, hopeless, calls.timeout))
         progress.reported, progress.queried = True, None
-        if over and calls.ends:
-            calls.fail(StallError, failure(*about))
 
     def _state(self) -> State:
         with self._lock:

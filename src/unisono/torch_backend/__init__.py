@@ -6,9 +6,9 @@ import unisono                                  # registers the backend
 dist.init_process_group("unisono")              # under mpiexec or srun; alone, a world of one
 dist.init_process_group("unisono", pg_options=Options(wire="bfloat16"))
 
-    dist.all_reduce ──▶ operations.py         each operation of PyTorch as a collective ── devices.py: of GPU tensors
+    dist.all_reduce ──▶ operations.py         each operation of PyTorch as a collective
                         process_group.py      its work ── work.py: wait, error, future
-                        submission_queue.py   one operation of a group at a time ── watchdog.py: who is missing
+                        submission_queue.py   one operation of a group at a time
                     ──▶ collectives/allreduce.py
 
 messages.py         send and recv

@@ -12,7 +12,9 @@ import time
 import numpy as np
 import torch
 
-from unisono.collectives.payload import copy_back, is_writable, memory_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.payload import is_writable, memory_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.watch import Watch
+from unisono.device import computed_of, copy_behind, is_on_host
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
 from unisono.torch_backend.submission_queue import SubmissionQueue
@@ -49,6 +51,7 @@ class Message(Work):
         super().__init__(name, [tensor], seconds, messages.completions, profiled(shown, [tensor]))
         self._tensor, self._buffer, self._request, self._peer = tensor, buffer, request, peer
         self._receives = name.startswith("recv")
+        self._computed = computed_of(tensor) if self._receives else None
         self._deadline = Deadline(seconds)
         self._messages = messages
         self._peer_checked = time.monotonic()
@@ -87,7 +90,8 @@ class Message(Work):
             raise BackendError(
                 f"{self._description}: received {received} bytes, but the tensor has {self._buffer.nbytes}"
             )
-        copy_back([self._tensor], [self._buffer])
+        if self._buffer is not self._tensor:
+            copy_behind(self._tensor, self._buffer, self._computed)
 
     def _check(self) -> None:
         queue = self._messages.queue
@@ -98,7 +102,8 @@ class Message(Work):
         now = time.monotonic()
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
-            if self._peer not in (MPI.ANY_SOURCE, queue.rank) and queue.has_exited(self._peer):
+            watch = self._messages.watch
+            if watch is not None and self._peer != MPI.ANY_SOURCE and watch.has_ended(queue.calls, self._peer):
                 raise BackendError(f"{self._description}: rank {self._peer} has ended its program")
 
     def _await(self, seconds: float | None) -> None:
@@ -122,8 +127,10 @@ class Message(Work):
 class Messages:
     """Messages of one group. `comm` is a communicator of its own; `queue` holds the state of the group."""
 
-    def __init__(self, comm: MPI.Intracomm, queue: SubmissionQueue, completions: Completions) -> None:
-        self.comm, self.queue, self.completions = comm, queue, completions
+    def __init__(
+        self, comm: MPI.Intracomm, queue: SubmissionQueue, completions: Completions, watch: Watch | None
+    ) -> None:
+        self.comm, self.queue, self.completions, self.watch = comm, queue, completions, watch
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._highest: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._pending: list[Message] = []
@@ -136,8 +143,9 @@ class Messages:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
         """Start to send `tensor` to rank `peer` of the group, with a timeout of `seconds`; return the message."""
-        nbytes_of(tensor)
-        buffer = send_buffer(tensor.detach())
+        content = tensor if is_on_host(tensor) else tensor.cpu()
+        nbytes_of(content)
+        buffer = send_buffer(content)
         request = self.comm.Isend([memory_of(buffer), MPI.BYTE], peer, self._tag(tag))
         name = f"send to rank {peer}, tag {tag}, group {self.queue.group}"
         return self.poll_in_background(Message(self, name, tensor, buffer, request, peer, seconds))
@@ -147,13 +155,14 @@ class Messages:
 
         Raises BackendError for a tensor of which several elements share memory.
         """
-        nbytes_of(tensor)
+        place = tensor if is_on_host(tensor) else torch.empty_like(tensor, device="cpu")
+        nbytes_of(place)
         if not is_writable(tensor):
             raise BackendError(
                 f"rank {self.queue.rank}: recv into a tensor of shape {tuple(tensor.shape)} and strides "
                 f"{tensor.stride()}: several of its elements share memory; give it a .clone()"
             )
-        buffer = receive_buffer(tensor)
+        buffer = receive_buffer(place)
         source = MPI.ANY_SOURCE if peer is None else peer
         request = self.comm.Irecv([memory_of(buffer), MPI.BYTE], source, self._tag(tag))
         name = f"recv from {'any rank' if peer is None else f'rank {peer}'}, tag {tag}, group {self.queue.group}"

@@ -23,8 +23,6 @@ from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.torch_backend.messages import Messages
-from unisono.torch_backend.pytorch import PrefixStore
-from unisono.torch_backend.watchdog import Watchdog
 from unisono.torch_backend.work import Completions
 
 JOIN_TIMEOUT_SECONDS = 1.0
@@ -40,10 +38,7 @@ class MpiJob:
     def __init__(self) -> None:
         self.world = init()
         self.completions = Completions()
-        self.watchdog = Watchdog()
         self._mpi_ranks: list[int] = []  # of each rank of the default group
-        self._store: Any = None
-        self._defaults = 0  # default groups made so far
         self._retirement = Retirement()
 
     def members(self, store: Any, rank: int, size: int, ranks: Sequence[int]) -> list[int]:
@@ -58,16 +53,9 @@ class MpiJob:
                 "torchrun or by itself"
             )
         if not ranks:
-            self._defaults += 1
-            self._store = own_connection(store)
             self._mpi_ranks = self._gather_mpi_ranks(store, rank, size)
             return self._mpi_ranks
         return [self._mpi_ranks[number] for number in ranks]
-
-    def store(self, group: str) -> Any:
-        """Return the store in which the ranks of a group publish their state; no thread blocks on a missing key."""
-        assert self._store is not None, "the default group is created first"
-        return PrefixStore(f"unisono/{self._defaults}/{group}", self._store)
 
     def _gather_mpi_ranks(self, store: Any, rank: int, size: int) -> list[int]:
         """Return the MPI rank of each rank of the default group; the two orders may differ."""
@@ -77,7 +65,7 @@ class MpiJob:
         store.set(f"unisono/{rank}", str(self.world.rank))
         return [int(store.get(f"unisono/{number}")) for number in range(size)]
 
-    def group(self, name: str, members: Sequence[int], interrupted: Callable[[], None]) -> Group:
+    def group(self, name: str, members: Sequence[int]) -> Group:
         """Return the group of these MPI ranks, which create it together.
 
         `name` distinguishes it from other groups that are created at the same time.
@@ -96,7 +84,7 @@ class MpiJob:
             place(nodes, supernodes),
             world.table,
             ranks=range(len(members)),
-            check_interrupt=interrupted,
+            interruptible=True,
             watch=world.watch,
             name=f"process group {name}",
         )
@@ -113,14 +101,6 @@ class MpiJob:
             group.abandon()
         else:
             self._retirement.retire(messages.comm, free)
-
-
-def own_connection(store: Any) -> Any:
-    """Return another connection to the same store: a thread that uses it blocks no other."""
-    base = store
-    while isinstance(base, PrefixStore):
-        base = base.underlying_store
-    return base.clone()
 
 
 class Retirement:

@@ -1,13 +1,14 @@
 """PyTorch's collectives, each mapped to one of Unisono's.
 
 PyTorch knows an operation by several names: those of its C++ side, of Python's `dist`, and of earlier releases. Each
-operation is defined once here; the other names are aliases.
+operation is defined once here; the other names are aliases. Its method carries it out; a call of it submits that.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ import torch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
-from unisono.collectives.allreduce import allreduce
+from unisono.collectives.allreduce import allreduce, reaches_device
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
-from unisono.collectives.direct import all_gather_direct, allreduce_direct, broadcast_direct, reduce_scatter_direct
+from unisono.collectives.direct import all_gather_direct, broadcast_direct, is_direct, reduce_scatter_direct
 from unisono.collectives.group import Group
+from unisono.collectives.payload import is_plain
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
+from unisono.collectives.staged import Staging, is_on_device, refuse_shared, tensors_in
 from unisono.errors import PlaceMismatchError
 from unisono.torch_backend.arguments import (
     Reduction,
@@ -32,12 +35,51 @@ from unisono.torch_backend.arguments import (
     rows,
     together,
 )
-from unisono.torch_backend.devices import on_any_device
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
 from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
 
 Tensors = list[torch.Tensor]
+
+
+def collective(name: str) -> Callable[[Callable[..., None]], Callable[..., Work]]:
+    """Return a decorator for a method that carries an operation out: a call of it submits that, as `name` in messages.
+
+    The first argument is what the operation fills, the second one its inputs, where they are others.
+    """
+
+    def decorate(method: Callable[..., None]) -> Callable[..., Work]:
+        @wraps(method)
+        def submit(group: CollectiveOperations, filled: Any, *others: Any, **named: Any) -> Work:
+            inputs = tensors_in(others[0] if others else None) or tensors_in(filled)
+            if (beside := group.group_beside(inputs)) is not None:
+                return getattr(beside, method.__name__)(filled, *others, **named)  # type: ignore[no-any-return]
+            opts = named.get("opts", others[-1] if others else None)
+            outputs = filled if isinstance(filled, list) else [filled]
+            action = partial(method, group, filled, *others, **named)
+            return group.submit(name, action, inputs, outputs, opts if hasattr(opts, "asyncOp") else None)
+
+        return submit
+
+    return decorate
+
+
+def by_copies(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that gets copies on the host of a device's tensors, and has them copied back."""
+
+    @wraps(method)
+    def carry_out(group: CollectiveOperations, filled: Any, *others: Any, **named: Any) -> None:
+        if not is_on_device(*tensors_in([filled, *others])):
+            return method(group, filled, *others, **named)
+        written = tensors_in(filled)
+        with Checks(group._group, method.__name__):
+            refuse_shared(method.__name__, written)
+        staging = Staging(written)
+        method(group, *map(staging.host, (filled, *others)), **named)
+        staging.copy_back()
+        return None
+
+    return carry_out
 
 
 class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
@@ -49,54 +91,47 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         self._group = group
 
     @abstractmethod
-    def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+    def group_beside(self, tensors: Tensors) -> Any:
+        """Return the group of another backend that serves the device of these tensors; None for this group."""
+
+    @abstractmethod
+    def submit(self, name: str, action: Callable[[], object], inputs: Tensors, outputs: Any, opts: Any) -> Work:
         """Carry `action` out after the operations submitted before, and return its work."""
 
     # Reduce and broadcast
 
-    @on_any_device
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective("all_reduce")
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce a tensor over all ranks, in place; all ranks receive the result."""
-        reduction = _reduction(opts)
         (tensor,) = tensors
-        carry = self._reduce_sparse if tensor.is_sparse else self._reduce_all
-        return self.submit("all_reduce", lambda: carry(tensor, reduction), tensors, tensors, opts)
+        if tensor.is_sparse:
+            allreduce_sparse(self._group, tensor, _reduction(opts))
+        else:
+            self._reduce_all(tensor, _reduction(opts))
 
-    @on_any_device
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective("all_reduce_coalesced")
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce several tensors over all ranks, in place; those of one dtype are exchanged as one."""
-        reduction = _reduction(opts)
+        with Checks(self._group, "allreduce_coalesced"):
+            check_memory(self._group, "allreduce_coalesced", tensors)
+        together(tensors, partial(self._reduce_all, reduction=_reduction(opts)))
 
-        def each() -> None:
-            with Checks(self._group, "allreduce_coalesced"):
-                check_memory(self._group, "allreduce_coalesced", tensors)
-            together(tensors, lambda flat: self._reduce_all(flat, reduction))
-
-        return self.submit("all_reduce_coalesced", each, tensors, tensors, opts)
-
-    @on_any_device
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+    @collective("broadcast")
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> None:
         """Copy the root's tensor to all ranks, in place."""
-        (tensor,), root = tensors, opts.rootRank if opts else 0
-        carry = broadcast if tensor.is_cpu else broadcast_direct
-        return self.submit("broadcast", lambda: carry(self._group, tensor, root), tensors, tensors, opts)
-
-    @on_any_device
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Reduce a tensor over all ranks into the root's, in place."""
-        reduction, root = _reduction(opts), opts.rootRank if opts else 0
         (tensor,) = tensors
+        (broadcast_direct if self._is_direct(tensor) else broadcast)(self._group, tensor, _root(opts))
 
-        def to_root() -> None:
-            own = tensor.detach()
-            source = reduction.before(own, copy=True)
-            reduce(self._group, source, root, reduction.op)
-            if self._group.rank == root:
-                reduction.after(source, self._group.size)
-                if source is not own:
-                    own.copy_(source)
-
-        return self.submit("reduce", to_root, tensors, tensors, opts)
+    @collective("reduce")
+    def reduce(self, tensors: Tensors, opts: Any = None) -> None:
+        """Reduce a tensor over all ranks into the root's, in place."""
+        reduction, root, own = _reduction(opts), _root(opts), tensors[0].detach()
+        source = reduction.before(own, copy=True)
+        reduce(self._group, source, root, reduction.op)
+        if self._group.rank == root:
+            reduction.after(source, self._group.size)
+            if source is not own:
+                own.copy_(source)
 
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
@@ -106,16 +141,16 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             reduction.before(tensor, copy=False)
         wire = self._wire(tensor, reduction)
         try:
-            if tensor.is_cpu:
-                allreduce(self._group, tensor, "auto", wire, reduction.op)
-            else:
-                allreduce_direct(self._group, tensor, reduction.op)
+            allreduce(self._group, tensor, "auto", wire, reduction.op)
         except PlaceMismatchError:  # raised on all ranks: one has joined early, and gives zeros instead of its bucket
             tensor.copy_(allreduce(self._group, tensor.clone(), "auto", wire, reduction.op))
         reduction.after(tensor, self._group.size)
 
-    def _reduce_sparse(self, tensor: torch.Tensor, reduction: Reduction) -> None:
-        allreduce_sparse(self._group, tensor, reduction)
+    def _is_direct(self, *tensors: torch.Tensor) -> bool:
+        """Return True where the MPI library moves the memory of a device, in which these tensors lie."""
+        if self.options.wire is not None or not is_on_device(*tensors):
+            return False
+        return reaches_device(self._group, tensors[0].device) and all(map(is_plain, tensors))
 
     # Memory of tensors
 
@@ -131,96 +166,68 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     # Gather the tensors of all ranks
 
-    @on_any_device
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    @collective("all_gather")
+    @by_copies
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
         """Gather every rank's tensor on all ranks; sizes may differ between ranks."""
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            gather_list(self._group, parts, tensor)
 
-        def each() -> None:
-            for parts, tensor in zip(outputs, inputs, strict=True):
-                gather_list(self._group, parts, tensor)
-
-        return self.submit("all_gather", each, inputs, outputs, opts)
-
-    @on_any_device
-    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    @collective("all_gather_coalesced")
+    @by_copies
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
         """Gather several tensors of every rank; outputs[r] receives those of rank r, in the order of `inputs`."""
+        with Checks(self._group, "all_gather_coalesced"):
+            own = range(self._group.rank * len(inputs), (self._group.rank + 1) * len(inputs))
+            pairs = list(zip(own, range(len(inputs)), strict=True))
+            check_memory(self._group, "all_gather_coalesced", tensors_in(outputs), inputs, pairs)
+        for number, tensor in enumerate(inputs):
+            gather_list(self._group, [parts[number] for parts in outputs], tensor)
 
-        def each() -> None:
-            with Checks(self._group, "all_gather_coalesced"):
-                own = range(self._group.rank * len(inputs), (self._group.rank + 1) * len(inputs))
-                flat = [part for parts in outputs for part in parts]
-                pairs = list(zip(own, range(len(inputs)), strict=True))
-                check_memory(self._group, "all_gather_coalesced", flat, inputs, pairs)
-            for number, tensor in enumerate(inputs):
-                gather_list(self._group, [parts[number] for parts in outputs], tensor)
-
-        return self.submit("all_gather_coalesced", each, inputs, outputs, opts)
-
-    @on_any_device
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    @collective("all_gather_into_tensor")
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> None:  # noqa: ARG002
         """Gather every rank's tensor on all ranks, side by side in one tensor."""
-        carry = all_gather if tensor.is_cpu else all_gather_direct
-        return self.submit(
-            "all_gather_into_tensor", lambda: carry(self._group, tensor, output), [tensor], [output], opts
-        )
+        (all_gather_direct if self._is_direct(tensor, output) else all_gather)(self._group, tensor, output)
 
-    @on_any_device
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @collective("all_gather_into_tensor_coalesced")
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
         """Gather several tensors, each as by `all_gather_single`."""
+        self._check_apart("all_gather_into_tensor_coalesced", outputs, inputs)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            all_gather(self._group, tensor, output)
 
-        def each() -> None:
-            self._check_apart("all_gather_into_tensor_coalesced", outputs, inputs)
-            for output, tensor in zip(outputs, inputs, strict=True):
-                all_gather(self._group, tensor, output)
-
-        return self.submit("all_gather_into_tensor_coalesced", each, inputs, outputs, opts)
-
-    @on_any_device
-    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    @collective("gather")
+    @by_copies
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> None:
         """Gather every rank's tensor on the root."""
-        (tensor,), root = inputs, opts.rootRank if opts else 0
-        parts = outputs[0] if outputs else None
-        return self.submit("gather", lambda: gather(self._group, tensor, parts, root), inputs, outputs, opts)
+        gather(self._group, inputs[0], outputs[0] if outputs else None, _root(opts))
 
     # Scatter, and exchange parts
 
-    @on_any_device
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+    @collective("scatter")
+    @by_copies
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> None:
         """Scatter the root's parts: each rank receives its own."""
-        (output,), root = outputs, opts.rootRank if opts else 0
-        parts = inputs[0] if inputs else None
-        return self.submit("scatter", lambda: scatter(self._group, output, parts, root), inputs, outputs, opts)
+        scatter(self._group, outputs[0], inputs[0] if inputs else None, _root(opts))
 
-    @on_any_device
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+    @collective("reduce_scatter")
+    @by_copies
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> None:
         """Reduce every rank's parts over all ranks: rank r receives part r. Sizes may differ between ranks."""
-        reduction = _reduction(opts)
+        for output, parts in zip(outputs, inputs, strict=True):
+            reduce_list(self._group, output, parts, partial(self._reduce_part, reduction=_reduction(opts)))
 
-        def each() -> None:
-            for output, parts in zip(outputs, inputs, strict=True):
-                reduce_list(self._group, output, parts, lambda chunk, flat: self._reduce_part(chunk, flat, reduction))
-
-        return self.submit("reduce_scatter", each, inputs, outputs, opts)
-
-    @on_any_device
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    @collective("reduce_scatter_tensor")
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> None:
         """Do the same as `reduce_scatter`, with the parts side by side in one tensor."""
-        reduction = _reduction(opts)
-        return self.submit(
-            "reduce_scatter_tensor", lambda: self._reduce_part(output, tensor, reduction), [tensor], [output], opts
-        )
+        self._reduce_part(output, tensor, _reduction(opts))
 
-    @on_any_device
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @collective("reduce_scatter_tensor_coalesced")
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:
         """Reduce and scatter several tensors, each as by `reduce_scatter_single`."""
-        reduction = _reduction(opts)
-
-        def each() -> None:
-            self._check_apart("reduce_scatter_tensor_coalesced", outputs, inputs)
-            for output, tensor in zip(outputs, inputs, strict=True):
-                self._reduce_part(output, tensor, reduction)
-
-        return self.submit("reduce_scatter_tensor_coalesced", each, inputs, outputs, opts)
+        self._check_apart("reduce_scatter_tensor_coalesced", outputs, inputs)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduce_part(output, tensor, _reduction(opts))
 
     def _check_apart(self, name: str, outputs: Tensors, inputs: Tensors) -> None:
         """Raise TensorError where tensors share memory; only an output and its own input may."""
@@ -230,44 +237,38 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     def _reduce_part(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
         source, out = reduction.before(tensor.detach(), copy=True), output.detach()
-        if tensor.is_cpu:
-            reduce_scatter(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
-        else:
+        if self._is_direct(source, out) and is_direct(self._group, source, reduction.op, None):
             reduce_scatter_direct(self._group, source, out, reduction.op)
+        else:
+            reduce_scatter(self._group, source, "auto", self._wire(source, reduction), reduction.op, out)
         reduction.after(out, self._group.size)
 
-    @on_any_device
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @collective("all_to_all")
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
         """Send inputs[d] to rank d, and receive outputs[s] from rank s; sizes may differ."""
-        return self.submit("all_to_all", lambda: all_to_all_v(self._group, inputs, outputs), inputs, outputs, opts)
+        all_to_all_v(self._group, inputs, outputs)
 
-    @on_any_device
+    @collective("all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,
         tensor: torch.Tensor,
         output_split_sizes: list[int],
         input_split_sizes: list[int],
-        opts: Any = None,
-    ) -> Work:
+        opts: Any = None,  # noqa: ARG002
+    ) -> None:
         """Exchange rows of one tensor: input_split_sizes[d] rows to rank d, output_split_sizes[s] from rank s.
 
         Equal parts if both are empty.
         """
-
-        def exchange_rows() -> None:
-            if output_split_sizes or input_split_sizes:
-                with Checks(self._group, "all_to_all"):
-                    check_memory(self._group, "all_to_all", [output], [tensor])
-                    sends, receives = (
-                        rows(self._group, tensor, input_split_sizes),
-                        rows(self._group, output, output_split_sizes),
-                    )
-                all_to_all_v(self._group, sends, receives)
-            else:
-                all_to_all(self._group, tensor, "auto", output)
-
-        return self.submit("all_to_all", exchange_rows, [tensor], [output], opts)
+        if not output_split_sizes and not input_split_sizes:
+            all_to_all(self._group, tensor, "auto", output)
+            return
+        with Checks(self._group, "all_to_all"):
+            check_memory(self._group, "all_to_all", [output], [tensor])
+            sends = rows(self._group, tensor, input_split_sizes)
+            receives = rows(self._group, output, output_split_sizes)
+        all_to_all_v(self._group, sends, receives)
 
     def barrier(self, opts: Any = None) -> Work:
         """Submit a barrier: no rank passes it before the last has reached it."""
@@ -288,3 +289,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
 def _reduction(opts: Any) -> Reduction:
     return reduction_of(opts.reduceOp if opts else ReduceOp.SUM)
+
+
+def _root(opts: Any) -> int:
+    return int(opts.rootRank) if opts else 0

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from unisono.collectives.allreduce import reaches_device
+from unisono.collectives.staged import tensors_in
+from unisono.errors import BackendError
 from unisono.torch_backend.buckets import share_buckets
-from unisono.torch_backend.devices import (
-    can_pass_directly,
-    create_device_backend,
-    on_any_device,
-)
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.mpi_job import MpiJob, mpi_job
 from unisono.torch_backend.operations import CollectiveOperations, Tensors
+from unisono.torch_backend.pytorch import GroupBase
 from unisono.torch_backend.register import DEVICES, NAME, Options
 from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import NO_TIMEOUT, Work, profiled
@@ -42,20 +40,15 @@ class ProcessGroup(CollectiveOperations):
     def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
         members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
-        queue = SubmissionQueue(name, rank, size)
-        super().__init__(shared.group(name, members, queue.check), options)
+        super().__init__(shared.group(name, members), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout
         self._name: str = name
         self._description = "undefined"
         self._answers = dict.fromkeys(DEVICES, NAME)  # name of the backend by device
-        self._ended = False
-        self._device_backends: dict[str, Any] = {}
-        self._direct: dict[torch.device, bool] = {}  # whether the MPI library takes its memory
-        self._queue = queue
-        self._messages = Messages(self._group.comm.Dup(), queue, shared.completions)
-        if size > 1:
-            shared.watchdog.watch(queue, shared.store(name))
+        self._beside: dict[str, Any] = {}  # groups of other backends, by kind of device
+        self._queue = SubmissionQueue(name, rank, size, self._group.calls)
+        self._messages = Messages(self._group.comm.Dup(), self._queue, shared.completions, shared.world.watch)
 
     def stand_in(self, answers: Mapping[str, str]) -> None:
         """Answer as a group of other backends would: their names, by device."""
@@ -103,23 +96,23 @@ class ProcessGroup(CollectiveOperations):
 
     # Point-to-point messages
 
-    @on_any_device
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
-        (tensor,) = tensors
-        return self._messages.send(tensor.detach(), peer, tag, self._timeout.total_seconds())
+        if (beside := self.group_beside(tensors)) is not None:
+            return beside.send(tensors, peer, tag)  # type: ignore[no-any-return]
+        return self._messages.send(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
 
-    @on_any_device
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank of the group."""
-        (tensor,) = tensors
-        return self._messages.receive(tensor.detach(), peer, tag, self._timeout.total_seconds())
+        if (beside := self.group_beside(tensors)) is not None:
+            return beside.recv(tensors, peer, tag)  # type: ignore[no-any-return]
+        return self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
 
-    @on_any_device
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Receive a tensor from any rank of the group; `source_rank()` of the returned work is that rank."""
-        (tensor,) = tensors
-        return self._messages.receive(tensor.detach(), None, tag, self._timeout.total_seconds())
+        if (beside := self.group_beside(tensors)) is not None:
+            return beside.recv_anysource(tensors, tag)  # type: ignore[no-any-return]
+        return self._messages.receive(tensors[0].detach(), None, tag, self._timeout.total_seconds())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier whose error names the ranks that have not reached it within `timeout`."""
@@ -136,41 +129,53 @@ class ProcessGroup(CollectiveOperations):
 
     def shutdown(self) -> None:
         """End the group. Submitted operations are carried out; communicators are freed once all ranks call this."""
-        if self._ended:
+        if self._queue.ended:
             return
-        self._ended = True
         self._queue.close()
         self._messages.close()
-        self._job.watchdog.unwatch(self._queue)
         self._job.release(self._group, self._messages, bool(self._queue.failure))
-        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was destroyed"
+        self._queue.ended = f"rank {self.rank()}: group {self._queue.group} was destroyed"
 
     def abort(self) -> None:
         """End the group at once: operations under way fail."""
-        self._queue.failure = self._queue.failure or f"rank {self.rank()}: group {self._queue.group} was aborted"
+        self._group.calls.fail(BackendError, f"rank {self.rank()}: group {self._queue.group} was aborted")
         self.shutdown()
 
-    def device_backend(self, device: torch.device) -> Any:
-        """Return the group that serves this kind of device beside this one; None if PyTorch was not asked for one."""
-        if device.type not in self._device_backends:
-            self._device_backends[device.type] = create_device_backend(self, device, self._store, self._timeout)
-        return self._device_backends[device.type]
+    # Tensors of a device, where the group was asked for as "cpu:unisono,cuda:nccl"
 
-    def passes_directly(self, name: str, arguments: Sequence[Any], device: torch.device) -> bool:
-        """Return True if the MPI library takes an operation's GPU tensors directly; tested at the first one."""
-        if device not in self._direct:
+    def group_beside(self, tensors: Tensors) -> Any:
+        """Return NCCL's group, if that was asked for to serve these tensors; None for this group.
 
-            def probe() -> None:
-                self._direct[device] = reaches_device(self._group, device)
+        PyTorch creates only one group for a backend that is written in Python. So this group creates NCCL's at the
+        first operation on a CUDA tensor, which is the same on all ranks. Raises BackendError for another backend.
+        """
+        self.exchanged = True
+        if not tensors or tensors[0].is_cpu or self.stands_in:
+            return None
+        kind = tensors[0].device.type
+        if kind not in self._beside:
+            asked = dict(part.split(":") for part in dist.get_backend_config(self).split(",") if ":" in part)
+            name = asked.get(kind, NAME)
+            if name not in (NAME, "nccl"):
+                raise BackendError(f"tensors on {kind} by {name!r} beside unisono; only nccl is known there")
+            self._beside[kind] = self._create_nccl() if name == "nccl" else None
+        return self._beside[kind]
 
-            self.submit("probe", probe, [], None, None).wait()
-        return self._direct[device] and self.options.wire is None and can_pass_directly(name, arguments)
+    def _create_nccl(self) -> Any:
+        beside, options = GroupBase(self._store, self.rank(), self.size()), dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        nccl = dist.ProcessGroupNCCL(self._store, self.rank(), self.size(), options)
+        beside._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        beside._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        return beside
 
-    def submit(self, name: str, action: Callable[[], object], inputs: list[Any], outputs: Any, opts: Any) -> Work:
+    def submit(self, name: str, action: Callable[[], object], inputs: Tensors, outputs: Any, opts: Any) -> Work:
         """Submit a collective after those before it; it runs at once if it is blocking and nothing is under way."""
         timeout, blocking = self._timeout, False
         if opts is not None:
             blocking = not opts.asyncOp
             timeout = opts.timeout if opts.timeout > NO_TIMEOUT else timeout
         work = Work(name, outputs, timeout.total_seconds(), self._job.completions, profiled(name, inputs))
+        if inputs and not inputs[0].is_cpu:
+            action = work.behind_stream(action, [*inputs, *tensors_in(outputs)])
         return self._queue.submit(action, work, blocking)

@@ -11,29 +11,23 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from unisono.errors import BackendError
-from unisono.torch_backend.work import Deadline, Work
+from unisono.collectives.calls import Calls
+from unisono.errors import BackendError, StallError
+from unisono.torch_backend.work import Work
 
 Action = Callable[[], object]
 
 
 class SubmissionQueue:
-    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages."""
+    """Queue of one group's collectives, which it carries out. `group` is the group's name in messages.
 
-    def __init__(self, group: str, rank: int, size: int) -> None:
-        self.group, self.rank, self.size = group, rank, size
-        self.running: Work | None = None
-        """Collective that is being carried out, if any."""
-        self.deadline = Deadline(0)
-        """Its deadline."""
-        self.last_number, self.last_name = 0, ""
-        """Number and name of the last collective that was begun."""
-        self.failure = ""
-        """Error that has ended this group for good; empty while there is none."""
-        self.describe_missing: Callable[[int], str] = lambda _: ""
-        """Function that describes the ranks that have not reached the collective of a number."""
-        self.has_exited: Callable[[int], bool] = lambda _: False
-        """Function that returns True if a rank has ended its program."""
+    The watch ends `calls`, those of the group, after the time-out of the collective that is carried out.
+    """
+
+    def __init__(self, group: str, rank: int, size: int, calls: Calls) -> None:
+        self.group, self.rank, self.size, self.calls = group, rank, size, calls
+        self.ended = ""
+        """Error of collectives after the end of the group; empty before it."""
         self._number = 0
         self._waiting = 0  # collectives that are not over
         self._queue: SimpleQueue[tuple[Action, Work] | None] = SimpleQueue()
@@ -69,24 +63,16 @@ class SubmissionQueue:
         """Return a description of a collective for messages."""
         return f"rank {self.rank} of {self.size}: {work.name}, number {work.number} of group {self.group}"
 
-    def describe_timeout(self, work: Work) -> str:
-        """Return the words for a collective that has timed out, with the ranks that are missing from it."""
-        words = f"{self.describe(work)}: Timed out after {work.seconds:g} s"
-        missing = self.describe_missing(work.number)
-        return f"{words}; {missing}" if missing else words
-
-    def check(self) -> None:
-        """Raise BackendError if the group has ended or the running collective has timed out."""
-        if not self.failure and self.running is not None and self.deadline.over:
-            self.failure = self.describe_timeout(self.running)
-        if self.failure:
-            raise BackendError(self.failure)
+    @property
+    def failure(self) -> str:
+        """Error that has ended this group for good; empty while there is none."""
+        return self.calls.failure[1] if self.calls.failure is not None else self.ended
 
     def close(self) -> None:
         """End the communication thread once all submitted collectives are done."""
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self.deadline.seconds if self._waiting else None)
+            self._thread.join(self.calls.timeout if self._waiting else None)
 
     def _run(self) -> None:
         while (submitted := self._queue.get()) is not None:
@@ -95,20 +81,16 @@ class SubmissionQueue:
             del submitted  # its tensors, which would live until the next one
 
     def _carry_out(self, action: Action, work: Work) -> None:
-        self.deadline = Deadline(work.seconds)
-        self.last_number, self.last_name = work.number, work.name
-        self.running = work
-        error: BackendError | None = None
+        self.calls.timeout = work.seconds
+        error = BackendError(self.ended) if self.ended else None
         try:
-            if self.failure:
-                self.check()
-            action()
+            if error is None:
+                action()
         except BaseException as failure:  # any error must reach the callers that wait
             error = self._error_of(work, failure)
             if not isinstance(failure, Exception):  # an interrupt ends the program, too
                 raise
         finally:
-            self.running = None
             with self._mutex:
                 self._waiting -= 1
             work.end(error)
@@ -118,4 +100,6 @@ class SubmissionQueue:
             return failure
         error = BackendError(f"{self.describe(work)}: {str(failure) or repr(failure)}")
         error.__cause__ = failure
+        if isinstance(failure, StallError):
+            self.calls.failure = BackendError, str(error)
         return error

@@ -12,6 +12,9 @@ must complete: so one thread of the completions is always free.
     thread 1    completes A ── A's callback starts B and waits for it ──────────────┐ continues
     thread 2                                                   completes B ─────────┘
 
+Tensors of a device are filled on a stream of the thread that carries the operation out, behind the stream of the thread
+that has called it. `wait` lets the waiting thread's stream wait for the end of that, futures wait themselves.
+
 PyTorch's profiler shows an operation as `unisono:all_reduce`, with the shapes of its inputs.
 """
 
@@ -26,6 +29,7 @@ from typing import Any
 
 import torch
 
+from unisono.device import CopyStreams, is_on_host, streams_of
 from unisono.errors import BackendError
 from unisono.torch_backend.pytorch import WorkBase
 
@@ -55,6 +59,28 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         self._event: threading.Event | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
+        self._streams: CopyStreams | None = None  # of the device on which the tensors are, with the end of the action
+        self._filled: Any = None
+
+    def behind_stream(self, action: Callable[[], object], tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
+        """Return an action that follows what this thread has computed on the device of `tensors`.
+
+        What a thread that has waited for this work computes there follows the action.
+        """
+        there = [one for one in tensors if not is_on_host(one) and one.layout is torch.strided]
+        if not there:  # none has memory of a device: refused, or sparse
+            return action
+        streams = self._streams = streams_of(there[0].device)
+        computed = streams.record()
+
+        def act() -> None:
+            with streams.apart(computed) as stream:
+                for one in there:  # by its memory: a lazy negative cannot be recorded
+                    torch.empty(0, dtype=one.dtype, device=one.device).set_(one.untyped_storage()).record_stream(stream)
+                action()
+                self._filled = streams.record()
+
+        return act
 
     def end(self, error: BackendError | None = None) -> None:
         """Mark the operation as over, with its error if it failed. Called once, by the thread that carried it out."""
@@ -77,6 +103,8 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
             self._await(timeout.total_seconds() if timeout > NO_TIMEOUT else None)
         if self._error is not None:
             raise BackendError(*self._error.args) from self._error.__cause__
+        if self._streams is not None:
+            self._streams.wait(self._filled)
         return True
 
     def _await(self, seconds: float | None) -> None:
@@ -105,8 +133,10 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         return self._error
 
     def result(self) -> Any:
-        """Wait, and return the tensors that the operation filled."""
+        """Wait, and return the tensors that the operation filled, for any stream of their device."""
         self.wait()
+        if self._filled is not None:
+            self._filled.synchronize()
         return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -174,15 +204,11 @@ class Event:
         known.wait()
 
 
-def profiled(name: str, inputs: Sequence[Any]) -> Event | None:
-    """Return the profiler event of an operation that begins; None if no profiler is active.
-
-    `inputs` are tensors, or lists of them.
-    """
+def profiled(name: str, inputs: Sequence[torch.Tensor]) -> Event | None:
+    """Return the profiler event of an operation on `inputs` that begins; None if no profiler is active."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
-    flat = [tensor for value in inputs for tensor in (value if isinstance(value, list) else [value])]
-    return Event(name, [tensor for tensor in flat if not tensor.is_sparse])
+    return Event(name, [tensor for tensor in inputs if not tensor.is_sparse])
 
 
 class Deadline:

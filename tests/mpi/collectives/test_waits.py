@@ -1,10 +1,9 @@
-"""`check_interrupt` ends every wait of a group, wherever ranks sit and whichever thread waits; then it is abandoned."""
+"""`calls.fail` ends every wait of a group, wherever ranks sit and whichever thread waits; then it is abandoned."""
 
 from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -45,26 +44,19 @@ CALLS: dict[str, Callable[[Group], object]] = {
 
 
 class LateError(UnisonoError):
-    """What the tests' `check_interrupt` raises."""
+    """Error that ends the tests' waits."""
 
 
 WAIT_SECONDS = 0.05
 """Seconds that a rank waits."""
 
 
-class Limit:
-    """Raises once the time is over."""
-
-    def __init__(self) -> None:
-        self.end = float("inf")
-
-    def __call__(self) -> None:
-        if time.monotonic() > self.end:
-            raise LateError(f"in thread {threading.current_thread().name}")
+def group_of(world: World, where: str) -> Group:
+    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, interruptible=True)
 
 
-def group_of(world: World, where: str, limit: Limit) -> Group:
-    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, check_interrupt=limit)
+def end_soon(group: Group) -> None:
+    threading.Timer(WAIT_SECONDS, group.calls.fail, (LateError, "late")).start()
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)
@@ -72,10 +64,9 @@ def group_of(world: World, where: str, limit: Limit) -> Group:
 def test_wait_for_a_missing_rank_is_interrupted(world: World, what: str, where: str) -> None:
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
-    limit = Limit()
-    group = group_of(world, where, limit)
+    group = group_of(world, where)
     if world.rank:
-        limit.end = time.monotonic() + WAIT_SECONDS
+        end_soon(group)
         with pytest.raises(LateError):
             CALLS[what](group)
         assert group.broken
@@ -90,12 +81,11 @@ def test_wait_in_another_thread_is_interrupted(world: World) -> None:
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     for where in PLACEMENTS:
-        limit = Limit()
-        group = group_of(world, where, limit)
+        group = group_of(world, where)
         caught: list[str] = []
 
-        def run(group: Group = group, limit: Limit = limit, caught: list[str] = caught) -> None:
-            limit.end = time.monotonic() + WAIT_SECONDS
+        def run(group: Group = group, caught: list[str] = caught) -> None:
+            end_soon(group)
             try:
                 group.barrier()
             except LateError as error:
@@ -105,14 +95,14 @@ def test_wait_in_another_thread_is_interrupted(world: World) -> None:
             thread = threading.Thread(target=run, name="another")
             thread.start()
             thread.join(30)
-            assert caught == ["in thread another"]
+            assert caught == ["late"]
         world.barrier()
         group.abandon()
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)
-def test_check_interrupt_without_error_changes_nothing(world: World, where: str) -> None:
-    group = group_of(world, where, Limit())
+def test_waits_that_could_be_ended_and_are_not(world: World, where: str) -> None:
+    group = group_of(world, where)
     for what in CALLS.values():
         if world.size > 1:
             what(group)

@@ -79,6 +79,8 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 WORDS = {"refused": "share memory|cannot reduce a tensor of", "pytorch": "view_as_real"}
 
+CPU = torch.device("cpu")
+
 N = 8
 """Elements of a tensor, or of a rank's chunk of it."""
 
@@ -267,12 +269,14 @@ def given(operation: Operation, form: str, rank: int, size: int, length: int, dt
     return [values(rank, 0 if form == "inputs twice" else number, each, dtype) for number, each in enumerate(lengths)]
 
 
-def prepare(operation: Operation, form: str, at: Place, length: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
+def prepare(
+    operation: Operation, form: str, at: Place, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensors, Tensors]:
     """The outputs and inputs of this rank in that form."""
     lay = LAYOUTS.get(form, LAYOUTS["plain"])
-    inputs = [lay(tensor) for tensor in given(operation, form, at.me, at.size, length, dtype)]
+    inputs = [lay(tensor.to(device)) for tensor in given(operation, form, at.me, at.size, length, dtype)]
     lengths = [each // N * length for each in operation.outputs(at.me, at.size)]
-    outputs = [lay(values(0, 0, each, dtype)) for each in lengths]
+    outputs = [lay(values(0, 0, each, dtype).to(device)) for each in lengths]
     filled = outputs or inputs
     own, source = operation.own(at.me, at.size)
     if form in ("in place", "overlap") and outputs and inputs:
@@ -307,13 +311,20 @@ SHARING = {"in place": in_place, "overlap": overlap}
 
 def bits(tensor: torch.Tensor) -> list[int]:
     """The bytes of the elements."""
-    flat: list[int] = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).tolist()
-    return flat
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8).tolist()  # type: ignore[no-any-return]
 
 
-def outcome(operation: Operation, form: str, at: Place, length: int = N, dtype: torch.dtype = torch.float64) -> str:
+def outcome(
+    operation: Operation,
+    form: str,
+    at: Place,
+    length: int = N,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device = CPU,
+) -> str:
     """What comes of an operation in a form: "right", or the kind of WORDS that it raises, or what is wrong."""
-    outputs, inputs = prepare(operation, form, at, length, dtype)
+    outputs, inputs = prepare(operation, form, at, length, dtype, device)
     want = operation.want(at.me, [given(operation, form, rank, at.size, length, dtype) for rank in range(at.size)])
     try:
         returned = operation.call(at, outputs, inputs)
@@ -376,6 +387,36 @@ def test_every_form(name: str, find_place: Callable[[], Place]) -> None:
         if cell == "refused" and at.world.nodes > 1 and name.removeprefix("World.") in ROOTED:
             at = find_place()  # only some ranks refuse: groups across nodes have ended
     assert found == expected
+
+
+def test_tensors_of_a_device(find_place: Callable[[], Place], device: torch.device) -> None:
+    at = find_place()
+    for name, operation in OPERATIONS.items():
+        if name.startswith("World.") or (name == "send, recv" and at.size == 1):
+            continue
+        forms = ["plain", "strided", "non-leaf", "negative"] + ["in place"] * (table()[name]["in place"] == "right")
+        found = {form: outcome(operation, form, at, device=device) for form in forms}
+        assert found == dict.fromkeys(forms, "right"), name
+
+
+def test_an_operation_on_a_device_is_behind_what_was_computed_and_before_what_follows(
+    find_place: Callable[[], Place], device: torch.device
+) -> None:
+    at, tensor, other = find_place(), torch.zeros(1000, device=device), torch.zeros(3, device=device)
+    streams = torch.get_device_module(device)
+    streams.synchronize()
+    with streams.stream(streams.Stream(device)):
+        for _ in range(5):
+            tensor.add_(1)
+            work = dist.all_reduce(tensor, group=at.group, async_op=True)
+            other.add_(1)
+            future = dist.all_reduce(other, group=at.group, async_op=True).get_future()
+            work.wait()
+            tensor.div_(at.size)
+            future.wait()
+            other.div_(at.size)
+        assert tensor.tolist() == [5.0] * 1000
+        assert other.tolist() == [5.0] * 3
 
 
 def test_an_error_of_one_rank_reaches_all(find_place: Callable[[], Place]) -> None:
