@@ -22,8 +22,8 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], ReadyInPython]:
 def test_a_play_is_found_by_parameters_and_memory(make: Callable[[int], ReadyInPython]) -> None:
     ready, played = make(10), list[str]()
     tensor, other = torch.zeros(4), torch.zeros(4)
-    ready.keep(("sum", None), lambda: played.append("sum"), tensor)
-    ready.keep(("pair", None), lambda: played.append("pair"), tensor, other)
+    ready.add(("sum", None), lambda: played.append("sum"), tensor)
+    ready.add(("pair", None), lambda: played.append("pair"), tensor, other)
     assert ready.play(("sum", None), tensor)
     assert ready.play(("sum", None), tensor.view(2, 2))  # the same memory
     assert ready.play(("pair", None), tensor, other)
@@ -47,7 +47,7 @@ def test_a_play_is_found_by_parameters_and_memory(make: Callable[[int], ReadyInP
 def test_a_tensor_that_changes_is_another(make: Callable[[int], ReadyInPython]) -> None:
     ready, played = make(10), list[int]()
     tensor = torch.zeros(4, 4)
-    ready.keep(("sum",), lambda: played.append(1), tensor)
+    ready.add(("sum",), lambda: played.append(1), tensor)
     tensor.t_()
     assert not ready.play(("sum",), tensor)
     tensor.t_()
@@ -61,7 +61,7 @@ def test_a_tensor_that_changes_is_another(make: Callable[[int], ReadyInPython]) 
 
 def test_conjugates_are_not_kept(make: Callable[[int], ReadyInPython]) -> None:
     ready, tensor = make(10), torch.zeros(4, dtype=torch.complex64)
-    ready.keep(("sum",), lambda: None, tensor)
+    ready.add(("sum",), lambda: None, tensor)
     assert ready.play(("sum",), tensor)
     assert not ready.play(("sum",), tensor.conj())
 
@@ -69,7 +69,7 @@ def test_conjugates_are_not_kept(make: Callable[[int], ReadyInPython]) -> None:
 def test_of_too_many_the_others_are_dropped(make: Callable[[int], ReadyInPython]) -> None:
     ready, memory = make(3), torch.zeros(10)
     for place in range(10):
-        ready.keep(("sum",), lambda: None, memory[place : place + 1])
+        ready.add(("sum",), lambda: None, memory[place : place + 1])
         assert len(ready) <= 3
     assert ready.play(("sum",), memory[9:])
     assert not ready.play(("sum",), memory[:1])
@@ -84,7 +84,7 @@ def test_no_tensor_is_kept_alive_and_errors_pass(make: Callable[[int], ReadyInPy
     def fail() -> None:
         raise KeyboardInterrupt
 
-    ready.keep(("sum",), fail, tensor)
+    ready.add(("sum",), fail, tensor)
     for turn in (tensor, tensor.view(3)):
         with pytest.raises(KeyboardInterrupt):
             ready.play(("sum",), turn)
@@ -100,7 +100,7 @@ def test_a_table_in_a_circle_is_collected(make: Callable[[int], ReadyInPython]) 
 
     owner, tensor = Owner(), torch.zeros(1)
     owner.ready = make(3)  # type: ignore[attr-defined]
-    owner.ready.keep(("sum",), owner.play, tensor)  # type: ignore[attr-defined]
+    owner.ready.add(("sum",), owner.play, tensor)  # type: ignore[attr-defined]
     gone = weakref.ref(owner)
     del owner
     gc.collect()

@@ -41,7 +41,7 @@ class ReadyInPython:
             play()
         return play is not None
 
-    def keep(self, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
+    def add(self, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
         """Keep the play of plain tensors; of too many, all others are dropped."""
         if len(self._plays) == self._largest:
             self._plays.clear()
@@ -72,7 +72,7 @@ def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
 
 def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
     """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    group.ready.keep(parameters, play, *tensors)
+    group.ready.add(parameters, play, *tensors)
     try:
         play()
     except BaseException:  # as above

@@ -424,11 +424,11 @@ static PyObject *ready_clear(PyObject *object, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-/* keep(parameters, play, *tensors): keep the play of plain tensors; of too many, all others are dropped. */
-static PyObject *ready_keep(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+/* add(parameters, play, *tensors): keep the play of plain tensors; of too many, all others are dropped. */
+static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Ready *self = (Ready *)object;
     if (count < 3 || !PyTuple_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "keep takes a tuple, a function and tensors");
+        PyErr_SetString(PyExc_TypeError, "add takes a tuple, a function and tensors");
         return NULL;
     }
     int plain = 0;
@@ -502,7 +502,7 @@ static void ready_dealloc(PyObject *object) {
 
 static PyMethodDef ready_methods[] = {
     {"play", (PyCFunction)(void (*)(void))ready_play, METH_FASTCALL, "Carry out what is kept for tensors."},
-    {"keep", (PyCFunction)(void (*)(void))ready_keep, METH_FASTCALL, "Keep the play of plain tensors."},
+    {"add", (PyCFunction)(void (*)(void))ready_add, METH_FASTCALL, "Keep the play of plain tensors."},
     {"clear", ready_clear, METH_NOARGS, "Drop all that is kept."},
     {NULL, NULL, 0, NULL},
 };
