@@ -19,8 +19,8 @@ def test_the_drawn_example() -> None:
 
 def test_reading_and_mutating_counts_as_mutating() -> None:
     a = Variable()
-    assert PendingOperation("both", [a, a], [a, a]).mutate == (a,)
-    assert PendingOperation("both", [a, a], [a]).read == ()
+    assert PendingOperation("both", [a, a], [a, a]).variables == ((a, True),)
+    assert PendingOperation("both", [a, a], [a]).variables == ((a, True),)
 
 
 def test_a_read_behind_a_write_waits_though_others_read() -> None:
@@ -69,5 +69,6 @@ def test_no_deadlock_and_no_conflicting_operations_at_once(data: st.DataObject) 
         for one in running:
             for other in running:
                 if one is not other:
-                    assert not set(one.mutate) & {*other.read, *other.mutate}
+                    mutated = {variable for variable, mutates in one.variables if mutates}
+                    assert mutated.isdisjoint(variable for variable, _ in other.variables)
     assert sorted(int(one.name) for one in ended) == list(range(len(waiting)))

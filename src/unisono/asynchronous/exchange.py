@@ -76,9 +76,9 @@ class WorkerExchange:
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
         """Send this model's buffers, as bytes, and receive the centre's."""
-        came = torch.empty_like(flat)
-        link.swap(flat, came)
-        self.centre_buffers = came
+        received = torch.empty_like(flat)
+        link.swap(flat, received)
+        self.centre_buffers = received
 
     def replied(self) -> None:
         """Take a snapshot if a server has ordered one: all has come, and nothing is applied."""
@@ -89,8 +89,8 @@ class WorkerExchange:
 
     def pull(self, key: int, flat: torch.Tensor, alpha: float) -> None:
         """Move the numbers of a bucket, as they were sent, by the share `alpha` towards the centre, in place."""
-        mine, its = self._known.pop(key)
-        flat.sub_((mine - its).mul_(alpha))
+        sent, centre = self._known.pop(key)
+        flat.sub_((sent - centre).mul_(alpha))
 
     def replies(self) -> list[Reply]:
         """Return the reply of each server to the last exchange."""
@@ -111,15 +111,15 @@ class Coding:
         """Send `mine`, or its change, and receive the other end's. Return both numbers as both ends know them."""
         wire = wire_of(self._wire, mine.dtype)
         if wire is None:
-            came = torch.empty_like(mine)
-            link.swap(mine, came)
-            return mine, came
+            received = torch.empty_like(mine)
+            link.swap(mine, received)
+            return mine, received
         reference = self.references[key]
         change, other = (mine - reference).numpy(), np.empty(len(mine), reference.numpy().dtype)
-        sent, received = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
+        sent, encoded = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
         wire.encode(change, sent)
-        link.swap(torch.from_numpy(sent), torch.from_numpy(received))
-        wire.decode(received, other)
+        link.swap(torch.from_numpy(sent), torch.from_numpy(encoded))
+        wire.decode(encoded, other)
         both = reference + torch.from_numpy(change), reference + torch.from_numpy(other)
         self.references[key] = both[1] if self._worker else both[0]
         return both
@@ -148,7 +148,7 @@ class Centre:
         """Worker that is served."""
         self._codings = codings or (lambda _: Coding())
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._came_buffers: torch.Tensor | None = None
+        self._received_buffers: torch.Tensor | None = None
 
     @property
     def exchange(self) -> Centre:
@@ -174,15 +174,15 @@ class Centre:
 
     def move(self, key: int, alpha: float) -> None:
         """Move a bucket by the share `alpha` towards the worker's."""
-        mine, its = self._known.pop(key)
-        self.flats[key].add_((its - mine).mul_(alpha))
+        centre, weights = self._known.pop(key)
+        self.flats[key].add_((weights - centre).mul_(alpha))
 
     def swap_buffers(self, flat: torch.Tensor, link: Any) -> None:
         """Send the centre's buffers and receive the worker's."""
-        self._came_buffers = torch.empty_like(flat)
-        link.swap(flat, self._came_buffers)
+        self._received_buffers = torch.empty_like(flat)
+        link.swap(flat, self._received_buffers)
 
     def move_buffers(self, alpha: float) -> None:
         """Move the buffers by the share `alpha` towards the worker's."""
-        assert self._came_buffers is not None and self._average is not None, "they were swapped before"
-        self._average(self.buffers(), self._came_buffers, alpha)
+        assert self._received_buffers is not None and self._average is not None, "they were swapped before"
+        self._average(self.buffers(), self._received_buffers, alpha)

@@ -80,20 +80,19 @@ class PendingOperation:
     def __init__(self, name: str, read: Iterable[Variable], mutate: Iterable[Variable]) -> None:
         """Name the operation; a variable that it both reads and mutates counts as mutated."""
         mutated = dict.fromkeys(mutate)
-        self.name, self.mutate = name, tuple(mutated)
-        self.read = tuple(one for one in dict.fromkeys(read) if one not in mutated)
-        self.open = 0
+        self.name, reads = name, (variable for variable in dict.fromkeys(read) if variable not in mutated)
+        self.variables = (*((variable, False) for variable in reads), *((variable, True) for variable in mutated))
+        """Variables that it needs; True for those that it mutates."""
+        self.open = len(self.variables)
         """Number of variables that have not admitted it."""
         self.failure: Failure | None = None
 
 
 def enqueue(operation: PendingOperation) -> bool:
     """Queue the operation up at all its variables. Return True if it is ready."""
-    variables = [*((one, False) for one in operation.read), *((one, True) for one in operation.mutate)]
-    operation.open = len(variables)
-    for variable, mutates in variables:
+    for variable, mutates in operation.variables:
         variable.enter(operation, mutates)
-    for variable, _ in variables:
+    for variable, _ in operation.variables:
         for other in variable.admit():
             assert other is operation, "all others that could be admitted have been"
             operation.open -= 1
@@ -105,18 +104,17 @@ def enqueue(operation: PendingOperation) -> bool:
 def complete(operation: PendingOperation) -> list[PendingOperation]:
     """End the operation. Return those that are ready now, in the order of its variables."""
     ready: list[PendingOperation] = []
-    for variables, mutates in ((operation.read, False), (operation.mutate, True)):
-        for variable in variables:
-            variable.leave(operation, mutates)
-            for other in variable.admit():
-                other.open -= 1
-                if not other.open:
-                    _inherit(other)
-                    ready.append(other)
+    for variable, mutates in operation.variables:
+        variable.leave(operation, mutates)
+        for other in variable.admit():
+            other.open -= 1
+            if not other.open:
+                _inherit(other)
+                ready.append(other)
     return ready
 
 
 def _inherit(operation: PendingOperation) -> None:
     """Take over the failure of any variable that the operation needs."""
-    for variable in (*operation.read, *operation.mutate):
+    for variable, _ in operation.variables:
         operation.failure = operation.failure or variable.failure

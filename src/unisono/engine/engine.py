@@ -213,7 +213,7 @@ class Engine(Closing):
 
         Raises OperationError when one of them, or one that they needed, has failed.
         """
-        probe = Handle(f"a wait for {', '.join(one.name for one in variables)}", variables, ())
+        probe = Handle(f"a wait for {', '.join(variable.name for variable in variables)}", variables, ())
         probe.ended = True
         return self._add(probe).wait(seconds)
 

@@ -42,8 +42,8 @@ def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dic
     The size of a norm's scale and shift, or of a bias, does not make a function rough.
     """
     learning = [parameter for parameter in parameters if parameter.requires_grad]
-    weights = {"params": [one for one in learning if one.ndim > 1], "weight_decay": decay}
-    others = {"params": [one for one in learning if one.ndim <= 1], "weight_decay": 0.0}
+    weights = {"params": [parameter for parameter in learning if parameter.ndim > 1], "weight_decay": decay}
+    others = {"params": [parameter for parameter in learning if parameter.ndim <= 1], "weight_decay": 0.0}
     return [group for group in (weights, others) if group["params"]]
 
 

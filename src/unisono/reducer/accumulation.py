@@ -71,7 +71,7 @@ class Accumulation:
     def forget_replaced(self) -> None:
         """Forget the sum of the last pass where the program has put a gradient of its own in its place."""
         views, parameters = self._memory.views, self._memory.parameters
-        self._summed = {one for one in self._summed if lies_in(parameters[one].grad, views[one])}
+        self._summed = {number for number in self._summed if lies_in(parameters[number].grad, views[number])}
 
     def take_share(self, number: int, contributes: bool) -> bool:
         """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass

@@ -16,7 +16,7 @@ copied only where the host reads it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -34,11 +34,11 @@ class BucketCopies:
     def __init__(self, device: torch.device, host: Mapping[Any, torch.Tensor], stays: bool) -> None:
         """Allocate memory on the device like the host's; `stays`: no sum needs the host."""
         self._stays = stays
-        self.flat = {kind: torch.zeros_like(one, device=device) for kind, one in host.items()}
+        self.flat = {kind: torch.zeros_like(memory, device=device) for kind, memory in host.items()}
         """Memory on the device, by kind."""
-        for one in host.values():
-            pinned(one, device)
-            weakref.finalize(self, unpin, one, device).atexit = False
+        for memory in host.values():
+            pinned(memory, device)
+            weakref.finalize(self, unpin, memory, device).atexit = False
         self._streams = CopyStreams(device)
         self._marks: dict[int, Any] = {}
         self._arriving: dict[int, list[tuple[slice, Any]]] = {}  # pieces on their way to the host, by key of the bucket
@@ -85,17 +85,21 @@ class BucketCopies:
             flat.copy_(host, non_blocking=True)
             self._leaving[key] = self._streams.record()
 
-    def staying(self, key: int) -> Iterator[torch.Tensor]:
-        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own."""
-        if (unfetched := self._unfetched.get(key)) is not None:
-            host, flat, computed = unfetched
-            with self._streams.apart(computed):
-                yield flat
-                self._unfetched[key] = host, flat, self._streams.record()
+    def staying(self, key: int) -> Generator[torch.Tensor, None, bool]:
+        """Yield the bucket on the device, if it was not copied, for a sum on a stream of the thread's own. Return True
+        if so."""
+        if (unfetched := self._unfetched.get(key)) is None:
+            return False
+        host, flat, computed = unfetched
+        with self._streams.apart(computed):
+            yield flat
+            self._unfetched[key] = host, flat, self._streams.record()
+        return True
 
     def arrivals(self, key: int) -> Iterator[slice]:
         """Yield the pieces of a bucket in the host's memory, each once its copy has ended."""
-        self._settle_leaving(key)
+        if (leaving := self._leaving.pop(key, None)) is not None:
+            leaving.synchronize()
         for piece, event in self._arriving.pop(key, ()):
             event.synchronize()
             yield piece
@@ -108,10 +112,6 @@ class BucketCopies:
                 host.copy_(flat)
         for _ in self.arrivals(key):
             pass
-
-    def _settle_leaving(self, key: int) -> None:
-        if (event := self._leaving.pop(key, None)) is not None:
-            event.synchronize()
 
     def join(self) -> None:
         """Let the calling thread's stream wait for all that the incoming stream has got."""

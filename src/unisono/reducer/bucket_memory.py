@@ -54,10 +54,10 @@ class ParameterParts:
         """Return the factor of gradients with `count` parts, of the mean of this rank's group: the group's share of the
         `weights` of all ranks' losses in a `mean`, the number of its losses that count in a sum."""
         ranks = next((group for group in self.groups.get(count, ()) if rank in group), (rank,))
-        group, total = [weights[one] for one in ranks], sum(weights)
+        group, total = [weights[rank] for rank in ranks], sum(weights)
         if mean:
             return sum(group) / total if total else 0.0
-        return float(sum(one > 0 for one in group))
+        return float(sum(weight > 0 for weight in group))
 
     def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
@@ -113,12 +113,10 @@ class BucketMemory:
         elements = required_elements(self._kinds, parts.counts)
         self._flat = {kind: worlds[kind[1]].empty(length, kind[0]) for kind, length in elements.items()}
         device = device_of(parameters, "a model") if parameters else torch.device("cpu")
-        self.copies = (
-            None
-            if device.type == "cpu"
-            else BucketCopies(device, self._flat, world.size == 1 or world.reaches_device(device))
-        )
+        self.copies: BucketCopies | None = None
         """Copies of the buckets, where the parameters are on a device."""
+        if device.type != "cpu":
+            self.copies = BucketCopies(device, self._flat, world.size == 1 or world.reaches_device(device))
         self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -158,10 +156,7 @@ class BucketMemory:
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
-        return [
-            self._bucket_of(one)
-            for one in plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets
-        ]
+        return [*map(self._bucket_of, plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets)]
 
     def _piece_of(self, number: int, place: BucketSlice) -> BucketPiece:
         start, length = self.starts[number], self._kinds[number][0]
@@ -183,7 +178,7 @@ class BucketMemory:
     def bucket(self, key: int) -> torch.Tensor:
         """Return the elements of a bucket that are sent, as a flat tensor, once its copies have ended."""
         self._finish_copies(key)
-        place = self._places[key - 1]
+        place = self.place(key)
         return self._flat[place.memory][place.start : place.stop]
 
     def sums(self, key: int) -> torch.Tensor:
@@ -192,7 +187,7 @@ class BucketMemory:
         return self._sums(key, self._flat)
 
     def _sums(self, key: int, memory: Mapping[MemoryKind, torch.Tensor]) -> torch.Tensor:
-        place = self._places[key - 1]
+        place = self.place(key)
         return memory[place.memory][place.start : place.flags]
 
     def _finish_copies(self, key: int) -> None:
@@ -201,12 +196,12 @@ class BucketMemory:
 
     def flags(self, key: int) -> torch.Tensor:
         """Return the part of a bucket that holds flags: nonzero for a gradient that ends in it, if any rank has one."""
-        place = self._places[key - 1]
+        place = self.place(key)
         return self._flat[place.memory][place.flags : place.stop]
 
     def present(self, key: int) -> dict[int, bool]:
         """Return, for each gradient that ends in a bucket, True where any rank had one."""
-        ends = self._places[key - 1].ends
+        ends = self.place(key).ends
         return dict(zip(ends, (self.flags(key)[: len(ends)] != 0).tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
@@ -218,21 +213,16 @@ class BucketMemory:
         if self.copies is None or not len(sums := self._sums(key, self._flat)):
             yield self.bucket(key)
             return
-        stays = False
-        for flat in self.copies.staying(key):
-            stays = True
-            yield flat
-        if stays:
+        if (yield from self.copies.staying(key)):
             yield self.flags(key)
             return
-        last = None
+        last = slice(0, 0)
         for piece in self.copies.arrivals(key):
-            if last is not None:
+            if last.stop:
                 yield sums[last]
             last = piece
-        place = self._places[key - 1]
-        start = place.start + (last.start if last is not None else 0)
-        yield self._flat[place.memory][start : place.stop]  # with the flags
+        place = self.place(key)
+        yield self._flat[place.memory][place.start + last.start : place.stop]  # with the flags
 
     def incoming(self, marked: bool = False) -> AbstractContextManager[Any]:
         """Return a context for other work: behind all that has come from the host, and the newest mark if `marked`."""
@@ -265,7 +255,7 @@ class BucketMemory:
                 elif weight != 1 or not lies_in(gradient, self.views[number]):
                     torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
         flags = self.flags(key)
-        for place, number in enumerate(self._places[key - 1].ends):
+        for place, number in enumerate(self.place(key).ends):
             flags[place] = fresh[number] is not None
 
     def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
@@ -299,7 +289,7 @@ class BucketMemory:
             for number, here, part in self._pieces[key - 1]:
                 torch.div(self._in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
             self._fetch(key)
-        self.flags(key)[: len(self._places[key - 1].ends)] = 0
+        self.flags(key)[: len(self.place(key).ends)] = 0
 
     def read_weights(self, key: int) -> torch.Tensor:
         """Return the weights of a bucket's parameters, where they would lie in it, with zeros elsewhere."""
@@ -338,8 +328,8 @@ class BucketMemory:
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
-        whole = self._in_order(self.parameters[segment.number].detach(), segment.number)
-        return whole[segment.first : segment.last]
+        weights = self._in_order(self.parameters[segment.number].detach(), segment.number)
+        return weights[segment.first : segment.last]
 
     def _in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         return in_order(tensor, self.views[number].stride())

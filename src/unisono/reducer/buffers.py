@@ -11,6 +11,7 @@ are also each rank's own. Those on a device are gathered there, and copied to th
 from __future__ import annotations
 
 import weakref
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -45,15 +46,14 @@ class Buffers:
     """Floating-point buffers of a model, and memory to send them in."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        found = [(name, one) for name, one in model.named_buffers() if one.is_floating_point() or one.is_complex()]
-        starts, total = list[int](), 0
-        for _, buffer in found:
-            starts.append(total)
-            total += -(-buffer.numel() * buffer.itemsize // ALIGNMENT) * ALIGNMENT
-        device = device_of([one for _, one in found], "the buffers of a model") if found else torch.device(HOST)
+        named = [(name, one) for name, one in model.named_buffers() if one.is_floating_point() or one.is_complex()]
+        buffers = [buffer for _, buffer in named]
+        lines = (-(-buffer.numel() * buffer.itemsize // ALIGNMENT) for buffer in buffers)
+        *starts, total = (ALIGNMENT * line for line in accumulate(lines, initial=0))
+        device = device_of(buffers, "the buffers of a model") if buffers else torch.device(HOST)
         self._streams = None if device.type == HOST else CopyStreams(device)
         self._arrived: Any = None
-        length = total + len(found)  # the buffers, then their flags
+        length = total + len(buffers)  # the buffers, then their flags
         self._flat = torch.zeros(length, dtype=torch.uint8)
         self._own = self._flat[:total]
         if self._streams is not None:
@@ -61,7 +61,7 @@ class Buffers:
             self._own = torch.zeros(total, dtype=torch.uint8, device=device)
         self._flags = self._flat[total:]
         self.slots: list[BufferSlot] = []
-        for (path, buffer), start in zip(found, starts, strict=True):
+        for (path, buffer), start in zip(named, starts, strict=True):
             sent = self._own[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
             parent, _, name = path.rpartition(".")
             self.slots.append(BufferSlot(weakref.ref(model.get_submodule(parent)), name, sent, start))
@@ -75,16 +75,18 @@ class Buffers:
 
     def pack(self) -> None:
         """Copy the buffers to their places, and set their flags. Only rank 0's are sent."""
-        present = [slot.current() for slot in self.slots]
-        pairs = [(slot.sent, one) for slot, one in zip(self.slots, present, strict=True) if one is not None]
-        for number, one in enumerate(present):
-            self._flags[number] = one is not None
+        pairs = list[tuple[torch.Tensor, torch.Tensor]]()
+        for number, slot in enumerate(self.slots):
+            buffer = slot.current()
+            self._flags[number] = buffer is not None
+            if buffer is not None:
+                pairs.append((slot.sent, buffer))
         with torch.no_grad():
             if self._streams is None:
                 for sent, buffer in pairs:
                     sent.copy_(buffer)
             elif pairs:
-                torch._foreach_copy_([sent for sent, _ in pairs], [one for _, one in pairs])
+                torch._foreach_copy_([sent for sent, _ in pairs], [buffer for _, buffer in pairs])
                 self._flat[: len(self._own)].copy_(self._own, non_blocking=True)
                 self._arrived = self._streams.record()
 
@@ -92,8 +94,8 @@ class Buffers:
         """Move buffers, in the form in which they are sent, by a share of the difference towards others, in place."""
         for slot in self.slots:
             here = slice(slot.start, slot.start + slot.sent.numel() * slot.sent.itemsize)
-            one, its = (flat[here].view(slot.sent.dtype) for flat in (mine, other))
-            one.add_((its - one).mul_(share))
+            own, target = (flat[here].view(slot.sent.dtype) for flat in (mine, other))
+            own.add_((target - own).mul_(share))
 
     def unpack(self) -> None:
         """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.
@@ -115,4 +117,4 @@ class Buffers:
                 elif not torch.equal(buffer, slot.sent):
                     buffer.copy_(slot.sent)
             if norms:
-                torch._foreach_copy_([one for one, _ in norms], [sent for _, sent in norms])
+                torch._foreach_copy_([buffer for buffer, _ in norms], [sent for _, sent in norms])

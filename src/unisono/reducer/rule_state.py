@@ -72,11 +72,12 @@ class RuleState:
     def write_anchor(self) -> bool:
         """Copy the anchor to the model's weights. Return False, with nothing copied, where no step has made one."""
         self.lay_out(keeps_anchor=False)
-        there = all((ANCHOR, key) in self.kept for key in self._memory.keys)
-        for key in self._memory.keys if there else ():
+        if any((ANCHOR, key) not in self.kept for key in self._memory.keys):
+            return False
+        for key in self._memory.keys:
             self._memory.write_weights(key, self.kept[ANCHOR, key])
         self._memory.join()
-        return there
+        return True
 
     def _own(self, key: int) -> slice:
         """Return this rank's shard of a bucket."""
@@ -86,23 +87,23 @@ class RuleState:
         """Fill the memory of a bucket. A change in flight of which a part is missing is dropped: it is sent again."""
         elements = sum(here.stop - here.start for _, here, _ in self._memory.pieces(key))
         for name in segments:
-            whole, covered = self._join(key, segments[name])
+            flat, covered = self._join(key, segments[name])
             if name == SUM or (covered < elements if name == SENT else not covered):
                 continue
             if name == SUM_RESIDUAL:
                 own = self._own(key)
-                self.kept[SUM_RESIDUAL, key] = whole[own].clone()
-                whole[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
+                self.kept[SUM_RESIDUAL, key] = flat[own].clone()
+                flat[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
             if name in (SUM_RESIDUAL, RESIDUAL):
-                self.kept.or_zeros(RESIDUAL, key, whole).add_(whole)
+                self.kept.or_zeros(RESIDUAL, key, flat).add_(flat)
             else:
-                self.kept[name, key] = whole
+                self.kept[name, key] = flat
             if name == SENT:
                 self._memory.fill_bucket(key, self._join(key, segments[SUM])[0])
 
     def _join(self, key: int, segments: Sequence[Segment]) -> tuple[torch.Tensor, int]:
         """Return a tensor like a bucket with the segments that lie in it, and the number of their elements."""
-        whole, covered = torch.zeros_like(self._memory.bucket(key)), 0
+        flat, covered = torch.zeros_like(self._memory.bucket(key)), 0
         pieces = {number: (here.start - part.start, part) for number, here, part in self._memory.pieces(key)}
         for number, begin, tensor in segments:
             if number not in pieces:
@@ -110,9 +111,9 @@ class RuleState:
             shift, part = pieces[number]
             low, high = max(part.start, begin), min(part.stop, begin + len(tensor))
             if low < high:
-                whole[low + shift : high + shift] = tensor[low - begin : high - begin]
+                flat[low + shift : high + shift] = tensor[low - begin : high - begin]
                 covered += high - low
-        return whole, covered
+        return flat, covered
 
 
 def without_changes(segments: Segments) -> Segments:

@@ -86,10 +86,10 @@ class ScatteredGradient(torch.Tensor):
             given[0]._add(given[1])
             return given[0]
         if func in (_ZERO, _ZERO_ALL):
-            for one in given[0] if func is _ZERO_ALL else given:
-                one._zero() if isinstance(one, cls) else one.zero_()
+            for gradient in given[0] if func is _ZERO_ALL else given:
+                gradient._zero() if isinstance(gradient, cls) else gradient.zero_()
             return None if func is _ZERO_ALL else given[0]
-        raise next(one for one in tree_leaves((given, named)) if isinstance(one, cls))._refused(func)
+        raise next(leaf for leaf in tree_leaves((given, named)) if isinstance(leaf, cls))._refused(func)
 
     def _add(self, gradient: torch.Tensor) -> None:
         self.stale = True

@@ -58,7 +58,9 @@ class Structure:
         for name, parameter in zip(names, parameters, strict=True):
             if id(parameter) not in self._known and isinstance(parameter, torch.nn.Parameter):
                 return name
-        if all(isinstance(one, torch.nn.Parameter) for one in parameters):  # else `functional_call` lends others
+        if all(
+            isinstance(parameter, torch.nn.Parameter) for parameter in parameters
+        ):  # else `functional_call` lends others
             self._remember(model)
         return None
 
@@ -70,13 +72,13 @@ class Structure:
         modules = list(model.modules())
         self._modules = modules[1:]  # without the model itself
         self._seen = list(_members(modules))
-        self._frozen = [one for one in model.parameters() if id(one) not in self._known]
+        self._frozen = [parameter for parameter in model.parameters() if id(parameter) not in self._known]
 
 
 def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:
     """Return the names of the trainable parameters, and the parameters."""
-    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [name for name, _ in found], [parameter for _, parameter in found]
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return list(named), list(named.values())
 
 
 def _members(modules: Sequence[torch.nn.Module]) -> Iterable[object]:
@@ -108,25 +110,22 @@ def compare_models(model: torch.nn.Module, world: World) -> None:
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:
     """Return a number below 2**52 that tensors with other bits do not share, but by chance."""
-    found = hashlib.sha256()
+    content = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return int.from_bytes(found.digest()[:8], "little") >> 12
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(content.digest()[:8], "little") >> 12
 
 
 def describe(model: torch.nn.Module) -> Description:
     """Return the parameters and buffers of a model in order. A tensor with several names is listed under each."""
-    parameters = [(f"parameter {name}", one) for name, one in model.named_parameters(remove_duplicate=False)]
-    buffers = [(f"buffer {name}", one) for name, one in model.named_buffers(remove_duplicate=False)]
-    first: dict[int, str] = {}
-    return [_described(name, one, first.setdefault(id(one), name)) for name, one in (*parameters, *buffers)]
-
-
-def _described(name: str, tensor: torch.Tensor, first: str) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
-    same = "" if first == name else f", the same as {first}"
-    return f"{name}, {tuple(tensor.shape)} of {dtype}{frozen}{same}"
+    parameters = [(f"parameter {name}", tensor) for name, tensor in model.named_parameters(remove_duplicate=False)]
+    buffers = [(f"buffer {name}", tensor) for name, tensor in model.named_buffers(remove_duplicate=False)]
+    lines, first = list[str](), dict[int, str]()
+    for name, tensor in (*parameters, *buffers):
+        frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
+        same = "" if first.setdefault(id(tensor), name) == name else f", the same as {first[id(tensor)]}"
+        lines.append(f"{name}, {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}{frozen}{same}")
+    return lines
 
 
 def difference(descriptions: Sequence[Description]) -> str:

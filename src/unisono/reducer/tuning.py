@@ -112,8 +112,9 @@ class StepTimes:
         mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
         whole, *local = mean[-4:]
         # a parameter without a gradient counts as ready at the end
-        ready = [one or whole for one in mean[self._parameters : -4]]
-        return Computing(tuple(mean[: self._parameters]), tuple(ready), whole, *(one / nbytes for one in local))
+        complete = tuple(seconds or whole for seconds in mean[self._parameters : -4])
+        per_byte = (seconds / nbytes for seconds in local)
+        return Computing(tuple(mean[: self._parameters]), complete, whole, *per_byte)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
         """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
@@ -186,19 +187,17 @@ class Tuning:
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Adopt the result of an earlier run. Return False if it does not apply, as with another number of ranks."""
-        overlap, bucket_bytes, *more = state["setting"]
-        given: list[Any] = [tuple(one) if isinstance(one, list) else one for one in more]
-        setting = Setting(overlap, bucket_bytes, *given)
+        fields: list[Any] = [tuple(field) if isinstance(field, list) else field for field in state["setting"]]
+        setting = Setting(*fields)
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
-        if not alike or overlap not in self._overlaps or bucket_bytes not in self._sizes:
+        if not alike or setting.overlap not in self._overlaps or setting.bucket_bytes not in self._sizes:
             return False
-        if setting.end_ratio not in end_ratios(overlap, self._sizes, self._world.nodes):
+        if setting.end_ratio not in end_ratios(setting.overlap, self._sizes, self._world.nodes):
             return False
-        buckets = self._memory.plan(state["order"], bucket_bytes, setting.end_ratio)
-        keys = list(range(1, len(buckets) + 1))
-        if setting.sequence and sorted(setting.sequence) != [key - 1 for key in keys]:
+        buckets = range(len(self._memory.plan(state["order"], setting.bucket_bytes, setting.end_ratio)))
+        if setting.sequence and sorted(setting.sequence) != list(buckets):
             return False
-        if setting.halves and sorted(setting.halves) != sorted(2 * keys):
+        if setting.halves and sorted(setting.halves) != sorted(2 * [bucket + 1 for bucket in buckets]):
             return False
         self.order, self.setting = list(state["order"]), setting
         self._finished = True
@@ -210,46 +209,46 @@ class Tuning:
         yield False
         self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
-        if len(self._overlaps) > 1 or len(self._sizes) > 1 or own_order:
-            sizes, seconds = list[float](), list[float]()
-            for size in MEASURED_BUCKET_BYTES if len(self._sizes) > 1 else self._sizes:
-                self.setting = Setting("chain", size)
-                yield True
-                yield False  # the first exchange of each length makes plans for it
-                buckets = self._buckets(size, self.setting.end_ratio)
-                took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
-                sizes.append(mean(one.nbytes for one in buckets))
-                seconds.append(mean(took))  # the mean over buckets
-            holders = self._world.size if self._rule.traits.state is RankState.SHARDED else 1
-            updated = sum(one.nbytes for one in buckets) // holders
-            computing = self._times.computing(self._world, updated)
-            yield from self._try(computing, fit(sizes, seconds), counters)
-        else:
+        if len(self._overlaps) == len(self._sizes) == 1 and not own_order:
             self._finished = True
             yield True
+            return
+        sizes, seconds = list[float](), list[float]()
+        for size in MEASURED_BUCKET_BYTES if len(self._sizes) > 1 else self._sizes:
+            self.setting = Setting("chain", size)
+            yield True
+            yield False  # the first exchange of each length makes plans for it
+            buckets = self._buckets(size, self.setting.end_ratio)
+            took = self._times.exchange_seconds(self._world, range(1, len(buckets) + 1))
+            sizes.append(mean(bucket.nbytes for bucket in buckets))
+            seconds.append(mean(took))  # the mean over buckets
+        holders = self._world.size if self._rule.traits.state is RankState.SHARDED else 1
+        computing = self._times.computing(self._world, sum(bucket.nbytes for bucket in buckets) // holders)
+        yield from self._try(computing, fit(sizes, seconds), counters)
 
     def _try(self, computing: Computing, cost: Cost, counters: Counters) -> Iterator[bool]:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
-        found = candidates(inputs)
-        variants = (finer(found[0], inputs), in_equal_buckets(found[0], inputs))
-        worth = [found[0], *(one for one in variants if one is not None), *found[1:]]
-        near = [one for one in worth if one.prediction.step <= found[0].prediction.step * TRIAL_RATIO]
+        best, *others = candidates(inputs)
+        variants = (finer(best, inputs), in_equal_buckets(best, inputs))
+        predicted = [best, *(variant for variant in variants if variant is not None), *others]
         trials = list[Trial]()
-        for one in near:
-            self.setting = one.setting
+        for candidate in predicted:
+            if candidate.prediction.step > best.prediction.step * TRIAL_RATIO:
+                continue
+            self.setting = candidate.setting
             yield True
             for _ in range(STEPS_PER_TRIAL):
                 yield False
             took = [after - before for before, after in pairwise(self._begins[-STEPS_PER_TRIAL - 1 :])]
             slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
-            trials.append(Trial(one, slowest.tolist()))
+            trials.append(Trial(candidate, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, initial_setting(self._rule, self._buckets, ranks).overlap, use)
         self._finished = True
         if world.rank == 0:
-            for line in _report(computing, cost, chosen, self.choice.doubt, trials, worth):
+            for line in _report(computing, cost, chosen, self.choice.doubt, trials, predicted):
                 self.log(line)
         if chosen.candidate.setting != self.setting:
             self.setting = chosen.candidate.setting
@@ -262,32 +261,30 @@ class Tuning:
 def _report(
     computing: Computing,
     cost: Cost,
-    trial: Trial,
+    chosen: Trial,
     doubt: str,
     trials: Sequence[Trial],
-    found: Sequence[Candidate],
+    predicted: Sequence[Candidate],
 ) -> Iterator[str]:
     """Yield a few lines: the choice, and the reasons for it."""
-    chosen, seconds = trial.candidate, trial.seconds
-    prediction = chosen.prediction
-    off = seconds / prediction.step - 1
+    candidate, prediction = chosen.candidate, chosen.candidate.prediction
     rate = f"{1e-6 / cost.per_byte:,.0f} MB/s" if cost.per_byte else "any speed"
     yield (
-        f"overlap {_name(chosen)}, buckets of at most {_mib(chosen)}: "
-        f"{_ms(seconds)} a step (predicted {_ms(prediction.step)}, {off:+.0%}); "
-        f"computing {_ms(computing.whole)}, communicating {_ms(prediction.communicating)} at {rate}"
+        f"overlap {_name(candidate)}, buckets of at most {_mib(candidate)}: {_ms(chosen.seconds)} a step (predicted "
+        f"{_ms(prediction.step)}, {chosen.seconds / prediction.step - 1:+.0%}); computing {_ms(computing.whole)}, "
+        f"communicating {_ms(prediction.communicating)} at {rate}"
     )
     if doubt:
         yield f"{doubt}: trials decide nothing, so the simplest setting is kept; its prediction is less certain"
-    took = {one.candidate.setting: one.seconds for one in trials}
-    alike = Counter(map(_name, found))
+    took = {trial.candidate.setting: f" (measured {_ms(trial.seconds)})" for trial in trials}
+    alike = Counter(map(_name, predicted))
     others = [
-        _name(one)
-        + (f" of {_mib(one)}" if alike[_name(one)] > 1 else "")
-        + f" {_ms(one.prediction.step)}"
-        + (f" (measured {_ms(took[one.setting])})" if one.setting in took else "")
-        for one in found
-        if one is not chosen
+        _name(other)
+        + (f" of {_mib(other)}" if alike[_name(other)] > 1 else "")
+        + f" {_ms(other.prediction.step)}"
+        + took.get(other.setting, "")
+        for other in predicted
+        if other is not candidate
     ]
     if others:
         yield f"the others as predicted: {', '.join(others)}"

@@ -110,9 +110,9 @@ def separable(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return True where autograd records both gradients of plain real tensors, and nothing watches or changes the
     layer's operations: autocast, modes (selective checkpointing), transforms, tracing, compilation, other classes."""
     given = (inputs, weight) if bias is None else (inputs, weight, bias)
-    if torch.compiler.is_compiling() or any(type(one) not in (Tensor, nn.Parameter) for one in given):
+    if torch.compiler.is_compiling() or any(type(tensor) not in (Tensor, nn.Parameter) for tensor in given):
         return False
-    if any(one.is_complex() or one.is_nested or one.layout is not torch.strided for one in given):
+    if any(tensor.is_complex() or tensor.is_nested or tensor.layout is not torch.strided for tensor in given):
         return False
     modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -143,17 +143,17 @@ def convolution_gradients(
     options: Sequence[Any], gradient: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Return the gradients of inputs (b, in, ...), weight (out, in / groups, ...) and bias (out)."""
-    found: Sequence[Tensor | None] = torch.ops.aten.convolution_backward(
-        gradient, inputs, weight, (len(weight),), *options, wanted
-    )
-    return found
+    bias_sizes = (len(weight),)
+    computed: Sequence[Tensor | None]
+    computed = torch.ops.aten.convolution_backward(gradient, inputs, weight, bias_sizes, *options, wanted)
+    return computed
 
 
 def compute(outputs: Outputs, gradients: Gradients, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the outputs of a layer whose weight gradient comes first."""
     made = _GradInput.apply(inputs, (weight, bias), outputs, gradients)
-    found: Tensor = _GradWeight.apply(made, weight, bias, (inputs,), gradients)
-    return found
+    outcome: Tensor = _GradWeight.apply(made, weight, bias, (inputs,), gradients)
+    return outcome
 
 
 class _GradInput(Function):
@@ -171,9 +171,9 @@ class _GradInput(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.gradients(gradient, *ctx.saved_tensors, (True, False, False))[0]
+        of_inputs = ctx.gradients(gradient, *ctx.saved_tensors, (True, False, False))[0]
         _unread.discard(ctx.weight)
-        return found, None, None, None
+        return of_inputs, None, None, None
 
 
 class _GradWeight(Function):

@@ -18,7 +18,7 @@ Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral
 from operator import index
@@ -33,14 +33,11 @@ from unisono.engine.dependencies import Variable
 from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
-from unisono.step.operations import allreduce
 from unisono.step.overlaps import CollectiveTasks, find_overlap
 from unisono.step.play import Player
-from unisono.step.program import UPDATE, Operation, Task, Value, bucket
+from unisono.step.program import UPDATE, Operation, Role, Task, Value, bucket
+from unisono.step.rule import OUTSTANDING
 from unisono.world import World
-
-OUTSTANDING = 2
-"""Largest number of collectives at once, where the overlap has several and no other number is given."""
 
 Keys = int | Sequence[int]
 """Key, or several."""
@@ -64,22 +61,6 @@ class KeyState(NamedTuple):
     updater: Updater | None
     computed: Any = None
     """Event of the pushed tensor, where it is on a device; None on the host."""
-
-    def bucket(self, _: int) -> torch.Tensor:
-        """Return the memory that is sent."""
-        return self.memory
-
-    def arrivals(self, _: int) -> Iterable[torch.Tensor]:
-        """Return the memory that is sent, in one part."""
-        return (self.memory,)
-
-    def sums(self, _: int) -> torch.Tensor:
-        """Return the memory that is sent."""
-        return self.memory
-
-    def flags(self, _: int) -> torch.Tensor:
-        """Return no flags: every pushed tensor is there."""
-        return self.memory.view(-1)[:0]
 
 
 def _update(state: KeyState, task: Task, _: Any) -> None:
@@ -123,7 +104,10 @@ class KVStore(Closing):
         placed = find_overlap(overlap)
         self._pool, self._rank = CommunicatorPool(world), world.rank
         self._player = Player(self._pool, placed.communicators(outstanding), "a store")
-        self._allreduce, self._updater = allreduce(algorithm, wire), updater
+        self._updater = updater
+        self._allreduce = Operation(
+            "allreduce", lambda state, _, world: world.allreduce(state.memory, algorithm, wire), role=Role.COLLECTIVE
+        )
         self._sends = CollectiveTasks(Layout(world.size, 0, ()), placed, outstanding)
         self._memory: dict[int, torch.Tensor] = {}  # sent for each key
         self._stored: dict[int, torch.Tensor] = {}  # the same memory where there is no updater
