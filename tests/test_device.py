@@ -19,6 +19,26 @@ def accelerators(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
 
 
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Devices on which memory was allocated."""
+    found: list[str] = []
+    monkeypatch.setattr(torch, "zeros", lambda _, device: found.append(device))
+    return found
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_busy_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_: int, device: str) -> None:
+        raise torch.OutOfMemoryError(f"CUDA out of memory on {device}.\nMore lines")
+
+    monkeypatch.setattr(torch, "zeros", busy)
+    open_device("cuda", 0)  # the choice says it on all ranks
+    with pytest.raises(UsageError, match=r"cannot use cuda:1, .*: CUDA out of memory on cuda:1.; end that process"):
+        choose_device("cuda", 1, 2)
+    assert str(choose_device("cpu", 1, 2)) == "cpu"
+
+
 @pytest.mark.usefixtures("accelerators")
 def test_ranks_of_a_node_take_one_after_another() -> None:
     assert [str(choose_device("auto", rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:1"]
@@ -53,9 +73,7 @@ def test_without_accelerators_the_processor_computes() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
-def test_the_device_of_a_rank_is_opened_before_mpi_knows_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(torch, "zeros", lambda _, device: opened.append(device))
+def test_the_device_of_a_rank_is_opened_before_mpi_knows_ranks(opened: list[str]) -> None:
     for name in ("auto", "cuda", "cuda:0", "cpu", "xpu"):
         open_device(name, 3)
     assert opened == ["cuda:1", "cuda:1", "cuda:0"]

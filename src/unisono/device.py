@@ -53,18 +53,34 @@ def choose_device(name: str, local_rank: int, local_ranks: int) -> torch.device:
         )
     if number >= count:
         raise UsageError(f'device = "{name}": this node has {count}, numbered from 0')
-    return torch.device(wanted.type, number)
+    chosen = torch.device(wanted.type, number)
+    if reason := _try(chosen):
+        raise UsageError(
+            f'device = "{name}": rank {local_rank} of this node cannot use {chosen}, which another process may hold: '
+            f'{reason}; end that process, name another device, or take "cpu"'
+        )
+    return chosen
+
+
+def _try(device: torch.device) -> str:
+    """Allocate on a device; return why it cannot be, else an empty text."""
+    try:
+        torch.zeros(1, device=str(device))
+    except RuntimeError as error:  # also torch.OutOfMemoryError
+        return str(error).strip().splitlines()[0]
+    return ""
 
 
 def open_device(name: str, local_rank: int) -> None:
     """Allocate memory on the device that `choose_device` will return, before MPI is started: a CUDA-aware library looks
-    for an open device then, and without one moves its memory by way of the host. Wrong names are left to that."""
+    for an open device then, and without one moves its memory by way of the host. Wrong names and devices that cannot be
+    used are left to that."""
     present, (kind, _, number) = torch.accelerator.current_accelerator(check_available=True), name.partition(":")
     if present is not None and kind in (AUTO, present.type):
         count = torch.accelerator.device_count()
         index = int(number) if number.isdigit() else local_rank % count
         if index < count:
-            torch.zeros(1, device=f"{present.type}:{index}")
+            _try(torch.device(present.type, index))
 
 
 def device_of(tensors: Sequence[torch.Tensor], what: str) -> torch.device:

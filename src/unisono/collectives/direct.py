@@ -11,12 +11,14 @@ Allreduce (ASA of Theano-MPI, section 3.2), 4 ranks:
 chunk's owner alone: all ranks get the same bits. With a wire of 16 bits (ASA16) both rounds carry half as many bytes.
 
 A library that was not built for GPUs would read a device address as a host address and crash, so it is asked first. One
-that was may still fail or be slow with the installed driver, so a first sum is compared and timed (`reaches`).
+that was may still fail or be slow with the installed driver, so a first sum is compared and timed (`reaches`), unless
+the user asks for a transport.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,6 +31,7 @@ from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, name_of, share_memory
 from unisono.device import is_on_host, module_of
+from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
 from unisono.schedules.pieces import bounds
 
@@ -49,6 +52,11 @@ MIN_DIRECT_BYTES = 4 << 20
 PROBE_BYTES = 8 << 20
 """Bytes of the sum by which a library is tried."""
 
+VARIABLE = "UNISONO_DEVICE_TRANSPORT"
+"""Environment variable of rank 0: "staged" or "direct"; else what is tried and faster."""
+
+STAGED, DIRECT = "staged", "direct"
+
 TAG = 1
 """Tag of all messages; one collective of a group is under way at a time."""
 
@@ -62,20 +70,33 @@ def mpi_reports_gpu_support() -> bool:
 def reaches(group: Group, device: torch.device, staged: Callable[[torch.Tensor], object]) -> bool:
     """Return True where MPI moves the memory of a device rightly, and a sum so is faster than a `staged` one.
 
-    Called by all ranks together. The first call for a kind of device tries both.
+    Called by all ranks together. The first call for a kind of device tries both, unless rank 0's environment asks for
+    one. Raises UsageError on all ranks for one that is not there.
     """
     if device.type not in group.reached:
-        able = device.type == "cuda" and mpi_reports_gpu_support()
-        group.reached[device.type] = bool(allreduce_min(group.comm, able)) and _try_both(group, device, staged)
+        asked = group.comm.bcast(os.environ.get(VARIABLE, ""))
+        if asked not in ("", STAGED, DIRECT):
+            raise UsageError(f'{VARIABLE} is "{asked}"; set it to "{STAGED}" or "{DIRECT}", or unset it')
+        able = asked != STAGED and device.type == "cuda" and mpi_reports_gpu_support()
+        right = bool(allreduce_min(group.comm, able)) and _sums_rightly(group, device)
+        if asked == DIRECT and not right:
+            library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+            raise UsageError(
+                f"{VARIABLE}={DIRECT}: {library} does not move memory of {device.type} rightly here; take a library "
+                "that is built for it, or unset the variable"
+            )
+        group.reached[device.type] = right and (asked == DIRECT or _is_faster(group, device, staged))
     return group.reached[device.type]
 
 
-def _try_both(group: Group, device: torch.device, staged: Callable[[torch.Tensor], object]) -> bool:
+def _sums_rightly(group: Group, device: torch.device) -> bool:
     ones = torch.ones(PROBE_BYTES // 4, device=device)
     allreduce_direct(group, ones, "sum")
-    right = bool((ones == group.size).all())
-    if not allreduce_min(group.comm, right):
-        return False
+    return bool(allreduce_min(group.comm, bool((ones == group.size).all())))
+
+
+def _is_faster(group: Group, device: torch.device, staged: Callable[[torch.Tensor], object]) -> bool:
+    ones = torch.ones(PROBE_BYTES // 4, device=device)
     direct = _seconds(group, device, partial(allreduce_direct, group, ones, "sum"))
     return direct < _seconds(group, device, partial(staged, ones))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from unisono.collectives.direct import (
+    VARIABLE,
     all_gather_direct,
     allreduce_direct,
     broadcast_direct,
@@ -14,7 +15,7 @@ from unisono.collectives.direct import (
     reduce_scatter_direct,
 )
 from unisono.collectives.group import Group
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UsageError
 from unisono.world import World
 
 
@@ -94,3 +95,19 @@ def test_a_library_without_gpus_does_not_claim_them() -> None:
     assert mpi_reports_gpu_support() in (True, False)
     if not torch.cuda.is_available():
         assert not mpi_reports_gpu_support(), "a library that was built for GPUs, on a machine without"
+
+
+def test_a_transport_that_is_asked_for(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: torch.Tensor) -> None:
+        pytest.fail("nothing is timed")
+
+    device = torch.device("meta")
+    monkeypatch.setenv(VARIABLE, "staged")
+    assert not reaches(group, device, never)
+    group.reached.clear()
+    monkeypatch.setenv(VARIABLE, "direct")
+    with pytest.raises(UsageError, match=r"direct: .* does not move memory of meta rightly here; take a library"):
+        reaches(group, device, never)
+    monkeypatch.setenv(VARIABLE, "nccl")
+    with pytest.raises(UsageError, match='is "nccl"; set it to "staged" or "direct", or unset it'):
+        reaches(group, device, never)
