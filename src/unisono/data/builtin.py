@@ -69,7 +69,8 @@ class RowReader(Reader):
 
     def __init__(self, data: Dataset, samples: Samples, world: World, observe: Observe | None = None) -> None:
         """Keep the samples, a part of `data`. `observe` is called with the span of each batch that is read."""
-        self.title, self.names, self.channels = data.name, tuple(map(str, range(data.classes))), samples.inputs.shape[1]
+        super().__init__(data.classes, samples.inputs.shape[1], torch.zeros_like(samples.inputs[:1]))
+        self.title, self.names = data.name, tuple(map(str, range(data.classes)))
         self.samples, self.sampler = len(samples), Sampler(len(samples), world)
         self._rows, self._observe = samples, observe
 
@@ -80,10 +81,6 @@ class RowReader(Reader):
             with observed(self._observe, "read batch", "loading"):
                 batch = self._rows.inputs[rows], self._rows.labels[rows]
             yield batch
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape of the inputs of a batch."""
-        return torch.zeros(samples, *self._rows.inputs.shape[1:])
 
 
 def in_memory_feed(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +31,12 @@ from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, STREAMED, read_storage
 from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError
+from unisono.tables import parse
 from unisono.world import World
 
 
 def partitioned_load(
-    pack: str | Path,
-    world: World,
-    *,
-    groups: int | None = None,
-    seed: int = 0,
-    size: int = 0,
-    augment: str = "none",
-    windows: int = 8,
-    context: int = 15,
-    threads: int = 1,
+    pack: str | Path, world: World, *, groups: int | None = None, seed: int = 0, **data: Any
 ) -> InMemoryPartition:
     """Load a training set into the memory of the ranks, a part into each (DIMD 4.1, call i). Collective.
 
@@ -53,7 +46,8 @@ def partitioned_load(
     """
     check_installed()
     place = {"storage": AUTO} if groups is None else {"groups": groups}
-    options = DataOptions(pack=str(pack), size=size, augment=augment, windows=windows, context=context, **place)
+    given = {"threads": 1, **data, **place, "pack": str(pack)}
+    options = parse(DataOptions, given, "partitioned_load", UsageError)
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.packed_feed import check_on_all  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
@@ -64,7 +58,7 @@ def partitioned_load(
     found, reason = resolve_storage(options, index, world)
     if found.storage == STREAMED:
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
-    loader = Prefetcher(index, read_storage(found, index, world), transform, threads)
+    loader = Prefetcher(index, read_storage(found, index, world), transform, max(1, options.threads))
     return InMemoryPartition(world, len(index), loader, seed)
 
 
