@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.kinds import make_transform
-from unisono.data.loading import Batch, Prefetcher
+from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, STREAMED, read_storage
-from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError
 from unisono.tables import parse
 from unisono.world import World
@@ -62,13 +61,12 @@ def partitioned_load(
     return InMemoryPartition(world, len(index), loader, seed)
 
 
-class InMemoryPartition(Closing):
+class InMemoryPartition(Running):
     """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
 
     def __init__(self, world: World, samples: int, loader: Prefetcher, seed: int) -> None:
         """Take the threads that decode from a storage of `samples` samples over all ranks."""
         self._world, self._storage, self._loader, self._seed = world, loader.sampler, loader, seed
-        self._running: Generator[Batch] | None = None
         self._batch, self._draws, self._shuffles = 0, 0, 0
         self.samples = samples
         """Samples of the training set, over all ranks."""
@@ -123,9 +121,3 @@ class InMemoryPartition(Closing):
             draws = range(first, first + len(held) // samples)
             numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in draws)
             yield from self._loader.batches(numbers, self._seed, first)
-
-    def _stop(self) -> None:
-        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None

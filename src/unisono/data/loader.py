@@ -25,7 +25,7 @@ batches are copied, and all ranks have equally many samples in each. Bytes copie
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,12 +33,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from unisono.data.loading import Batch, device_of_rank, to_device
+from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import parse_shuffle, steps_of
 from unisono.data.pack.layout import check_installed
 from unisono.device import is_on_host
-from unisono.engine.closing import Closing
 from unisono.errors import UsageError
 from unisono.processor import HOST
 from unisono.tables import parse
@@ -48,7 +47,7 @@ DEFAULTS = {"shuffle": "epoch"}
 """Settings that states of older releases do not have."""
 
 
-class Loader(Closing):
+class Loader(Running):
     """Batches of a pack, which all ranks iterate together; each step is `batch` samples over all ranks."""
 
     def __init__(
@@ -91,7 +90,6 @@ class Loader(Closing):
             "shuffle": str(parse_shuffle(options.shuffle)),
             "data": self._feed.fingerprint,
         }
-        self._running: Generator[Batch] | None = None
         self.batch = batch
         """Samples of a step, over all ranks."""
         self.epoch, self.step = 0, 0
@@ -182,12 +180,6 @@ class Loader(Closing):
     def _move(self, epoch: int, step: int) -> None:
         self._stop()
         self.epoch, self.step = epoch, step
-
-    def _stop(self) -> None:
-        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
 
 
 def _check_number(name: str, value: int, least: int = 0) -> None:

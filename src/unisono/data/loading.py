@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Observe, observed
+from unisono.engine.closing import Closing
 from unisono.errors import DecodeError
 from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
@@ -110,6 +110,18 @@ def _received(ahead: tuple[Batch, Any], copies: CopyStreams) -> Batch:
     for tensor in batch:  # else its memory may hold another batch, while this stream still reads it
         tensor.record_stream(module_of(copies.device).current_stream(copies.device))
     return batch
+
+
+class Running(Closing):
+    """Object with batches under way, which are stopped before their samples move."""
+
+    _running: Generator[Batch] | None = None
+
+    def _stop(self) -> None:
+        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
 
 
 @dataclass
@@ -262,16 +274,13 @@ class Prefetcher(Reader):
             with observed(self._observe, "decode", DECODING):
                 for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
                     rng = None if drawn is None else CounterRNG(drawn)
-                    self._transform_one(memory[row], samples[row], rng, number)
+                    try:
+                        self._own.transform.into(memory[row], samples[row].data, rng)
+                    except DecodeError as error:
+                        raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
         cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
         return memory, numbers, [self._pool.submit(transform, first, last) for first, last in cuts if first < last]
-
-    def _transform_one(self, out: torch.Tensor, sample: NDArray[np.uint8], rng: CounterRNG | None, number: int) -> None:
-        try:
-            self._own.transform.into(out, sample.data, rng)
-        except DecodeError as error:
-            raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
     def _buffer(self, samples: int) -> torch.Tensor:
         """Return memory for a batch: that of a finished batch if it is large enough, else new memory."""
