@@ -47,7 +47,7 @@ MAX_LINES = {
     "cli": 2_060,
     "collectives": 3_310,
     "compute": 1_238,
-    "data": 5_871,
+    "data": 5_866,
     "engine": 614,
     "foresight": 822,
     "horovod": 1_007,
