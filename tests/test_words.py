@@ -145,7 +145,7 @@ CONVERTERS = {
     "data/kinds/image.py": {"picture"},
     "data/kinds/audio.py": {"sound"},
     "data/pack/index.py": {"deviation"},
-    "data/pack/stripe.py": {"mark"},
+    "data/pack/packing.py": {"mark"},
     "training/state.py": {"meeting"},
 }
 """Files that read what older releases wrote, with the names that stand there in strings."""

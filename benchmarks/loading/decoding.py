@@ -29,7 +29,7 @@ from unisono.data.kinds.image import ImageAugmentation, ImageOptions, choose_aug
 from unisono.data.loading import Prefetcher
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.pack.stripe import read_stretch
 
 BATCH, ROUNDS = 32, 7
 

@@ -12,7 +12,7 @@ from tests.progress import Run
 
 from unisono.data.kinds import RAW
 from unisono.data.order import steps_of
-from unisono.data.pack import stripe
+from unisono.data.pack import packing
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 
@@ -24,7 +24,7 @@ SAMPLES, EPOCHS = 301, 2
 
 def numbered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a pack whose samples have their number in their first two pixels, in many blocks."""
-    monkeypatch.setattr(stripe, "BATCH_BYTES", 64)
+    monkeypatch.setattr(packing, "BATCH_BYTES", 64)
     for part, count in (("train", SAMPLES), ("test", 20)):
         samples = [bytes([number % 256, number // 256, 0, 255]) for number in range(count)]
         labels, sizes, keys = np.arange(count) * 3 // count, np.full(count, 4), [str(each) for each in range(count)]

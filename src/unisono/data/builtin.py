@@ -21,12 +21,6 @@ from unisono.data.storage import Sampler
 from unisono.engine import Observe, observed
 from unisono.world import World
 
-TEST = 360
-"""Number of test images: every fifth one, so that each writer and each digit is in both parts."""
-
-WHITE = 16.0
-"""Brightest value of a pixel in the file."""
-
 
 @dataclass(frozen=True)
 class Samples:
@@ -52,11 +46,10 @@ class Dataset:
 def load_digits() -> Dataset:
     """Return 1,437 training and 360 test images: float32 in [0, 1], shape (samples, 1, 8, 8), and labels 0 to 9."""
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as file:
-        rows = np.loadtxt(file, delimiter=",")  # 64 pixels and a label each
-    inputs = torch.from_numpy((rows[:, :-1] / WHITE).astype(np.float32)).view(-1, 1, 8, 8)
+        rows = np.loadtxt(file, delimiter=",")  # 64 pixels from 0 to 16, and a label each
+    inputs = torch.from_numpy((rows[:, :-1] / 16.0).astype(np.float32)).view(-1, 1, 8, 8)
     targets = torch.from_numpy(rows[:, -1].astype(np.int64))
-    in_test = torch.arange(len(targets)) % 5 == 0
-    assert int(in_test.sum()) == TEST, "the file has 1,797 rows"
+    in_test = torch.arange(len(targets)) % 5 == 0  # so that each writer and each digit is in both parts
     train, test = (Samples(inputs[chosen], targets[chosen]) for chosen in (~in_test, in_test))
     return Dataset(train, test, 10, "digits")
 
@@ -69,7 +62,8 @@ class RowReader(Reader):
 
     def __init__(self, data: Dataset, samples: Samples, world: World, observe: Observe | None = None) -> None:
         """Keep the samples, a part of `data`. `observe` is called with the span of each batch that is read."""
-        self.title, self.names, self.channels = data.name, tuple(map(str, range(data.classes))), samples.inputs.shape[1]
+        super().__init__(data.classes, samples.inputs.shape[1], torch.zeros_like(samples.inputs[:1]))
+        self.title, self.names = data.name, tuple(map(str, range(data.classes)))
         self.samples, self.sampler = len(samples), Sampler(len(samples), world)
         self._rows, self._observe = samples, observe
 
@@ -80,10 +74,6 @@ class RowReader(Reader):
             with observed(self._observe, "read batch", "loading"):
                 batch = self._rows.inputs[rows], self._rows.labels[rows]
             yield batch
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape of the inputs of a batch."""
-        return torch.zeros(samples, *self._rows.inputs.shape[1:])
 
 
 def in_memory_feed(

@@ -18,32 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.kinds import make_transform
-from unisono.data.loading import Batch, Prefetcher
+from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, STREAMED, read_storage
-from unisono.engine.closing import Closing
 from unisono.errors import PackError, UsageError
+from unisono.tables import parse
 from unisono.world import World
 
 
 def partitioned_load(
-    pack: str | Path,
-    world: World,
-    *,
-    groups: int | None = None,
-    seed: int = 0,
-    size: int = 0,
-    augment: str = "none",
-    windows: int = 8,
-    context: int = 15,
-    threads: int = 1,
+    pack: str | Path, world: World, *, groups: int | None = None, seed: int = 0, **data: Any
 ) -> InMemoryPartition:
     """Load a training set into the memory of the ranks, a part into each (DIMD 4.1, call i). Collective.
 
@@ -53,7 +45,8 @@ def partitioned_load(
     """
     check_installed()
     place = {"storage": AUTO} if groups is None else {"groups": groups}
-    options = DataOptions(pack=str(pack), size=size, augment=augment, windows=windows, context=context, **place)
+    given = {"threads": 1, **data, **place, "pack": str(pack)}
+    options = parse(DataOptions, given, "partitioned_load", UsageError)
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
     from unisono.data.packed_feed import check_on_all  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
@@ -64,17 +57,16 @@ def partitioned_load(
     found, reason = resolve_storage(options, index, world)
     if found.storage == STREAMED:
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
-    loader = Prefetcher(index, read_storage(found, index, world), transform, threads)
+    loader = Prefetcher(index, read_storage(found, index, world), transform, max(1, options.threads))
     return InMemoryPartition(world, len(index), loader, seed)
 
 
-class InMemoryPartition(Closing):
+class InMemoryPartition(Running):
     """Part of a training set in this rank's memory. Made by `partitioned_load`, by all ranks together."""
 
     def __init__(self, world: World, samples: int, loader: Prefetcher, seed: int) -> None:
         """Take the threads that decode from a storage of `samples` samples over all ranks."""
         self._world, self._storage, self._loader, self._seed = world, loader.sampler, loader, seed
-        self._running: Generator[Batch] | None = None
         self._batch, self._draws, self._shuffles = 0, 0, 0
         self.samples = samples
         """Samples of the training set, over all ranks."""
@@ -129,9 +121,3 @@ class InMemoryPartition(Closing):
             draws = range(first, first + len(held) // samples)
             numbers = (random_draw(held, self._seed, rank, draw, samples) for draw in draws)
             yield from self._loader.batches(numbers, self._seed, first)
-
-    def _stop(self) -> None:
-        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None

@@ -10,57 +10,26 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
-import torch
-
-from unisono.data.loading import Batch, Reader
+from unisono.data.loading import Batch, InputFacts, Reader
 from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, steps_of
 from unisono.engine import Observe, observed
 
 
-class InputFacts(Protocol):
-    """Facts of a network's inputs, for which it is built."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        ...
-
-    channels: int
-    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        ...
-
-
 @dataclass
-class FeedFacts:
+class FeedFacts(InputFacts):
     """Facts of a run's data: all that a rank without batches, a server's, knows."""
 
     samples: int
     """Number of training samples, on all ranks together."""
     test_samples: int
     """Number of test samples, on all ranks together."""
-    classes: int
-    channels: int
-    first: torch.Tensor
-    """Zeros with the shape and memory layout of a batch of one sample."""
     fingerprint: str
     """Fingerprint of the data, with which a resumed run checks that they are the same."""
     labels_per_sample: int = 1
     """Labels of a sample: 1, its class, or the tokens of a window of text, which are its channels."""
     notes: tuple[str, ...] = ()
     """Lines on what was chosen, for the start of a run."""
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        shape = (samples, *self.first.shape[1:])
-        last = self.first.dim() == 4 and self.first.is_contiguous(memory_format=torch.channels_last)
-        return torch.zeros(shape, dtype=self.first.dtype).contiguous(
-            memory_format=torch.channels_last if last else torch.contiguous_format
-        )
 
     def close(self) -> None:
         """Do nothing."""
@@ -85,8 +54,8 @@ class Feed(FeedFacts):
 
         `observe` is called with the span of each shuffle.
         """
-        facts = train.samples, test.samples, train.classes, train.channels, train.blank(1), fingerprint
-        self.facts = FeedFacts(*facts, train.labels_per_sample, notes)
+        inputs, counts = (train.classes, train.channels, train.first), (train.samples, test.samples)
+        self.facts = FeedFacts(*inputs, *counts, fingerprint, train.labels_per_sample, notes)
         """Facts alone, without batches."""
         super().__init__(**vars(self.facts))
         self._train, self._test, self._world, self._seed = train, test, train.sampler.world, seed

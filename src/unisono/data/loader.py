@@ -25,7 +25,7 @@ batches are copied, and all ranks have equally many samples in each. Bytes copie
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,12 +33,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from unisono.data.loading import Batch, device_of_rank, to_device
+from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
-from unisono.data.order import steps_of
+from unisono.data.order import parse_shuffle, steps_of
 from unisono.data.pack.layout import check_installed
 from unisono.device import is_on_host
-from unisono.engine.closing import Closing
 from unisono.errors import UsageError
 from unisono.processor import HOST
 from unisono.tables import parse
@@ -48,7 +47,7 @@ DEFAULTS = {"shuffle": "epoch"}
 """Settings that states of older releases do not have."""
 
 
-class Loader(Closing):
+class Loader(Running):
     """Batches of a pack, which all ranks iterate together; each step is `batch` samples over all ranks."""
 
     def __init__(
@@ -58,25 +57,17 @@ class Loader(Closing):
         batch: int,
         *,
         seed: int = 0,
-        storage: str = "partitioned",
-        groups: int = 1,
-        shuffle: str = "epoch",
-        buffer_megabytes: int = 1024,
-        cache_megabytes: int = 0,
-        size: int = 0,
-        augment: str = "none",
-        windows: int = 8,
-        context: int = 15,
-        threads: int = 1,
         device: torch.device | str = HOST,
+        **data: Any,
     ) -> None:
         """Read the pack, which has train/ and test/, into memory, or look at what is streamed. Collective.
 
-        Arguments are the keys of `[data]` in a recipe; `seed` is that of the order and of random changes. Batches
+        `data` has the keys of `[data]` in a recipe, the attributes of `DataOptions`: storage, size, augment and others;
+        one thread decodes unless `threads` says otherwise. `seed` is that of the order and of random changes. Batches
         arrive on `device`: one of PyTorch's, or a name as in a recipe ("auto": an accelerator for each rank of a node).
         Raises PackError on every rank if the pack cannot be read, does not fit, or does not take these options;
-        UsageError if some ranks would have no samples or no device, or a number is out of range, RecipeError for
-        another `shuffle`.
+        UsageError if some ranks would have no samples or no device, or a key or value is none of `[data]`, RecipeError
+        for another `shuffle`.
         """
         check_installed()
         from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  of the extra `data`
@@ -86,18 +77,19 @@ class Loader(Closing):
                 f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
+        options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
         _check_number("seed", seed)
-        _check_number("threads", threads, 1)
-        given = {"pack": str(pack), "storage": storage, "groups": groups, "shuffle": shuffle, "augment": augment}
-        given |= {"buffer_megabytes": buffer_megabytes, "cache_megabytes": cache_megabytes}
-        given |= {"size": size, "windows": windows, "context": context, "threads": threads}
-        options = parse(DataOptions, given, "Loader", UsageError)
+        _check_number("threads", options.threads, 1)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
         self._ranks = world.size
-        self._settings = {"batch": batch, "seed": seed, "shuffle": shuffle, "data": self._feed.fingerprint}
-        self._running: Generator[Batch] | None = None
+        self._settings = {
+            "batch": batch,
+            "seed": seed,
+            "shuffle": str(parse_shuffle(options.shuffle)),
+            "data": self._feed.fingerprint,
+        }
         self.batch = batch
         """Samples of a step, over all ranks."""
         self.epoch, self.step = 0, 0
@@ -188,12 +180,6 @@ class Loader(Closing):
     def _move(self, epoch: int, step: int) -> None:
         self._stop()
         self.epoch, self.step = epoch, step
-
-    def _stop(self) -> None:
-        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
 
 
 def _check_number(name: str, value: int, least: int = 0) -> None:

@@ -23,18 +23,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
 from unisono.engine import Observe, observed
+from unisono.engine.closing import Closing
 from unisono.errors import DecodeError
 from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
@@ -111,7 +112,38 @@ def _received(ahead: tuple[Batch, Any], copies: CopyStreams) -> Batch:
     return batch
 
 
-class Reader(ABC):
+class Running(Closing):
+    """Object with batches under way, which are stopped before their samples move."""
+
+    _running: Generator[Batch] | None = None
+
+    def _stop(self) -> None:
+        """Stop the batches that are being prepared: a shuffle would move the samples that they read."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+@dataclass
+class InputFacts:
+    """Facts of a network's inputs, for which it is built."""
+
+    classes: int
+    """Number of classes, or of tokens."""
+    channels: int
+    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
+    first: torch.Tensor
+    """Zeros with the shape and memory layout of a batch of one sample."""
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Return zeros with the shape and memory layout of the inputs of a batch."""
+        last = self.first.dim() == 4 and self.first.is_contiguous(memory_format=torch.channels_last)
+        return self.first.new_zeros(samples, *self.first.shape[1:]).contiguous(
+            memory_format=torch.channels_last if last else torch.contiguous_format
+        )
+
+
+class Reader(InputFacts, ABC):
     """Labelled samples of one set, which the ranks of a world read in batches, by their numbers."""
 
     sampler: Sampler
@@ -122,19 +154,12 @@ class Reader(ABC):
     """Names of the classes, or of the tokens of texts."""
     samples: int
     """Number of samples, on all ranks together."""
-    channels: int
-    """Input channels of the network: channels of an image, or numbers in a window of a recording."""
     labels_are_tokens = False
     """True for texts, which have a label for each token."""
     labels_per_sample = 1
     """Labels of a sample: 1, its class, or the tokens of a window of text."""
     bytes_per_label: int | None = None
     """Bytes of text that a label stands for; None where they differ, and for classes."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes, or of tokens."""
-        return len(self.names)
 
     @abstractmethod
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
@@ -145,14 +170,10 @@ class Reader(ABC):
         world = self.sampler.world
         return self.batches(in_turn(self.samples, batch, *((0, 1) if alone else (world.rank, world.size))))
 
-    @abstractmethod
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-
-    def stop(self) -> None:  # noqa: B027  there may be no threads
+    def stop(self) -> None:
         """Stop the threads: all that a rank does by itself if the others cannot be waited for."""
 
-    def close(self) -> None:  # noqa: B027  there may be no shared memory
+    def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
 
 
@@ -184,7 +205,9 @@ class Prefetcher(Reader):
         self._labels = torch.from_numpy(index.label.astype(np.int64))
         self._dtype = torch.int64 if self.labels_are_tokens else torch.float32
         first = transform()  # loads libraries once here, not in all threads at once
-        self.shape, self.channels, self._batch = first.shape, first.shape[-1], first.batch
+        self.shape, self._batch = first.shape, first.batch
+        blank = torch.zeros(1, *self.shape, dtype=self._dtype)
+        super().__init__(len(about.classes), self.shape[-1], self._batch(blank))
         self._threads, self._own, self._make_transform = threads, threading.local(), transform
         self._pool, self._observe, self._device = ThreadPoolExecutor(threads, name, self._begin), observe, device
         self._spare: list[torch.Tensor] = []
@@ -229,10 +252,6 @@ class Prefetcher(Reader):
             if current is not None:
                 self._spare.append(current)
 
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return self._batch(torch.zeros((samples, *self.shape), dtype=self._dtype))
-
     def stop(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
@@ -255,16 +274,13 @@ class Prefetcher(Reader):
             with observed(self._observe, "decode", DECODING):
                 for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
                     rng = None if drawn is None else CounterRNG(drawn)
-                    self._transform_one(memory[row], samples[row], rng, number)
+                    try:
+                        self._own.transform.into(memory[row], samples[row].data, rng)
+                    except DecodeError as error:
+                        raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
         cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
         return memory, numbers, [self._pool.submit(transform, first, last) for first, last in cuts if first < last]
-
-    def _transform_one(self, out: torch.Tensor, sample: NDArray[np.uint8], rng: CounterRNG | None, number: int) -> None:
-        try:
-            self._own.transform.into(out, sample.data, rng)
-        except DecodeError as error:
-            raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
     def _buffer(self, samples: int) -> torch.Tensor:
         """Return memory for a batch: that of a finished batch if it is large enough, else new memory."""

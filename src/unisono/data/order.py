@@ -174,14 +174,10 @@ def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers
 def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
     """Return the rank that sees the sample at each position of an epoch's order, int32: the inverse of `share`."""
     whole, rest = divmod(samples, batch)
-    seen = np.empty(samples, np.int32)
-    seen[: whole * batch].reshape(whole, batch)[:] = _ranks_of_step(batch, ranks)
-    seen[whole * batch :] = _ranks_of_step(rest, ranks)
-    return seen
-
-
-def _ranks_of_step(length: int, ranks: int) -> Numbers:
-    return ((np.arange(length) + 1) * ranks - 1) // max(1, length)
+    full, last = (
+        ((np.arange(1, length + 1) * ranks - 1) // max(1, length)).astype(np.int32) for length in (batch, rest)
+    )
+    return np.concatenate([np.tile(full, whole), last])
 
 
 DRAWS_PER_SAMPLE = 24

@@ -21,6 +21,7 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.horovod.session import rank, session, size
+from unisono.torch_backend.arguments import Reduction
 from unisono.world import World
 
 Handle = Future[Any]
@@ -29,11 +30,11 @@ Handle = Future[Any]
 class ReduceOp(Enum):
     """Reduction over ranks."""
 
-    AVERAGE = "average"
-    SUM = "sum"
-    MIN = "minimum"
-    MAX = "maximum"
-    PRODUCT = "product"
+    AVERAGE = Reduction("sum", average=True)
+    SUM = Reduction("sum")
+    MIN = Reduction("minimum")
+    MAX = Reduction("maximum")
+    PRODUCT = Reduction("product")
 
 
 Average, Sum = ReduceOp.AVERAGE, ReduceOp.SUM
@@ -102,9 +103,8 @@ class _ScaledReduction(NamedTuple):
         """Reduce a tensor in place, and return it."""
         own = tensor.detach()
         _scale(own, self.before)
-        world.allreduce(own, wire=self.compression.wire, op="sum" if self.op is Average else self.op.value)
-        if self.op is Average:
-            own.copy_(_mean(own, world.size))
+        world.allreduce(own, wire=self.compression.wire, op=self.op.value.op)
+        self.op.value.after(own, world.size)
         _scale(own, self.after)
         return tensor
 
@@ -118,7 +118,7 @@ class _ScaledReduction(NamedTuple):
         own = tensor.clone()
         _scale(own, self.before)
         part = world.reduce_scatter(own, wire=self.compression.wire).view(least, *tensor.shape[1:])
-        part = _mean(part, world.size) if self.op is Average else part
+        self.op.value.after(part, world.size)
         _scale(part, self.after)
         return part
 
@@ -133,11 +133,6 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
         tensor.mul_(int(factor))
     else:
         tensor.copy_(tensor.double() * factor)
-
-
-def _mean(total: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return a sum over `ranks` divided by them; integers are cut off towards 0."""
-    return torch.div(total, ranks, rounding_mode=None if total.is_floating_point() else "trunc")
 
 
 def allreduce_async_(

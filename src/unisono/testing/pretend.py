@@ -15,8 +15,8 @@
 Unlike CUDA, the nodes of a backward pass run in one order (each stream waits for the one before), on the streams that
 the thread that calls `backward` used in the forward pass; gradients are accumulated on the stream that made them. The
 nodes run in the thread that calls if the process has run a backward pass, on any device, before `use_pretend`.
-Streams have no priorities. What the host has no kernel for (fused LSTM cells), graphs, sparse tensors, memory
-statistics, `torch.Event` and `torch.accelerator.current_stream` are not there.
+Streams have no priorities, and autocast changes nothing. What the host has no kernel for (fused LSTM cells), graphs,
+sparse tensors, memory statistics, `torch.Event` and `torch.accelerator.current_stream` are not there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd import Variable
@@ -54,11 +54,10 @@ POISON = 255
 _aten = torch.ops.aten
 _key: Any = torch._C.DispatchKey
 _CPU = torch._C.DispatchKeySet(_key.CPU)
-_AUTOCAST = torch._C.DispatchKeySet(_key.AutocastPrivateUse1)
 _MODES = functools.reduce(
     lambda keys, key: keys | torch._C.DispatchKeySet(key),
-    (_key.ADInplaceOrView, _key.AutocastCPU, _key.Python, _key.PythonTLSSnapshot),
-    _AUTOCAST,
+    (_key.AutocastCPU, _key.Python, _key.PythonTLSSnapshot),
+    torch._C.DispatchKeySet(_key.ADInplaceOrView),
 )
 _addresses = count(0x7000_0000_0000_0000, 1 << 32)  # no process can have such addresses
 _libraries: list[torch.library.Library] = []
@@ -167,27 +166,6 @@ def _queue(index: int, tensors: list[torch.Tensor], work: Callable[[], object]) 
     return stream
 
 
-class _Shape(NamedTuple):
-    """Properties of a tensor on which the shapes of an operation's outputs depend."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    bits: tuple[bool, bool]
-    is_number: bool
-    on_host: bool
-
-
-class _Outline(NamedTuple):
-    """Outputs of an operation before it runs: positions of arguments, shapes of new tensors, or None."""
-
-    resized: dict[int, torch.Size]
-    outputs: list[int | _Shape | None]
-    form: Any
-
-
-_numbers: dict[torch.dtype, torch.Tensor] = {}
-_SHAPED_BY_FLOATS = ("aten::arange", "aten::range")
 _INDEXED = ("aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_", "aten::index_put_")
 
 
@@ -197,50 +175,41 @@ def _is_number(leaf: torch.Tensor) -> bool:
     return torch.result_type(small, leaf) != leaf.dtype
 
 
-def _described(op: Any, leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        on_host = leaf.device.type == "cpu"
-        if is_number := on_host and _is_number(leaf):
-            _numbers.setdefault(leaf.dtype, leaf)
-        bits = (leaf.is_conj(), leaf.is_neg())
-        return _Shape(tuple(leaf.size()), leaf.stride(), leaf.dtype, bits, is_number, on_host)
-    if isinstance(leaf, float) and not op.name().startswith(_SHAPED_BY_FLOATS):
-        return 0.5
-    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+def _shaped(leaf: Any) -> Any:
+    """Return a tensor without memory, or of memory that is not set, in place of a tensor."""
+    if not isinstance(leaf, torch.Tensor):
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+    if (on_host := leaf.device.type == "cpu") and _is_number(leaf):
+        return leaf
+    device = "cpu" if on_host else "meta"
+    tensor = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=device)
+    return _with_bits(tensor, leaf.is_conj(), leaf.is_neg())
 
 
-def _shaped(described: Any) -> Any:
-    if not isinstance(described, _Shape):
-        return described
-    if described.is_number:
-        return _numbers[described.dtype]
-    device = "cpu" if described.on_host else "meta"
-    tensor = torch.empty_strided(described.size, described.stride, dtype=described.dtype, device=device)
-    return _with_bits(tensor, *described.bits)
+def _outline(op: Any, leaves: list[Any], form: Any) -> tuple[list[Any], Any] | None:
+    """Run an operation on meta tensors; return None if its outputs' shapes depend on values.
 
-
-@functools.lru_cache(10_000)
-def _outline(op: Any, form: Any, described: tuple[Any, ...]) -> _Outline | None:
-    """Run an operation on meta tensors; return None if its outputs' shapes depend on values."""
+    Return the outputs and their form: the index of an argument that the operation writes into, a meta tensor, or None.
+    Arguments get the size that the operation gives them.
+    """
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
         raise NotImplementedError(f"{op} is not there on {NAME}, as the host does not have it")
     if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
         return None
-    leaves = [_shaped(one) for one in described]
-    args, options = pytree.tree_unflatten(leaves, form)
+    shaped = [_shaped(leaf) for leaf in leaves]
+    args, options = pytree.tree_unflatten(shaped, form)
     try:
         outputs, output_form = pytree.tree_flatten(op(*args, **options))
     except NotImplementedError:
         return None
     if not all(output is None or isinstance(output, torch.Tensor) for output in outputs):
         return None
-    positions = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    sizes = {positions[id(output)]: output.size() for output in outputs if id(output) in positions}
-    return _Outline(
-        {place: size for place, size in sizes.items() if size != described[place].size},
-        [None if output is None else positions.get(id(output), _described(op, output)) for output in outputs],
-        output_form,
-    )
+    positions = {id(one): place for place, one in enumerate(shaped) if isinstance(one, torch.Tensor)}
+    outputs = [positions.get(id(output), output) for output in outputs]
+    for place in outputs:
+        if isinstance(place, int) and shaped[place].size() != leaves[place].size():
+            _resize(leaves[place], shaped[place].size())
+    return outputs, output_form
 
 
 @functools.cache
@@ -280,11 +249,7 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     index = _place(op, leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == NAME]
     with _apart():
-        outline = _outline(op, form, tuple(_described(op, leaf) for leaf in leaves))
-        if outline is not None and outline.resized:
-            for place, size in outline.resized.items():
-                _resize(leaves[place], size)
-            return _fallback(op, *args, **options)
+        outline = _outline(op, leaves, form)
         hidden = [_hidden(leaf) for leaf in leaves]
     hidden_args, hidden_options = pytree.tree_unflatten(hidden, form)
     if is_random:
@@ -296,8 +261,12 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
         return pytree.tree_map_only(
             torch.Tensor, lambda one: _uploaded(one, index) if id(one) not in written else written[id(one)], values[0]
         )
-    results = [leaves[output] if isinstance(output, int) else output for output in outline.outputs]
-    fresh = {place: _new(*output[:3], index) for place, output in enumerate(results) if isinstance(output, _Shape)}
+    outputs, output_form = outline
+    fresh = {
+        place: _new(output.size(), output.stride(), output.dtype, index)
+        for place, output in enumerate(outputs)
+        if isinstance(output, torch.Tensor)
+    }
     contents = {place: _host(tensor) for place, tensor in fresh.items()}
 
     def work() -> None:
@@ -307,7 +276,8 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
                 content.copy_(values[place])
 
     _queue(index, [*tensors, *fresh.values()], work)
-    return pytree.tree_unflatten([fresh.get(place, output) for place, output in enumerate(results)], outline.form)
+    given = [leaves[output] if isinstance(output, int) else None for output in outputs]
+    return pytree.tree_unflatten([fresh.get(place, one) for place, one in enumerate(given)], output_form)
 
 
 def _uploaded(value: torch.Tensor, index: int) -> torch.Tensor:
@@ -423,28 +393,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "convolution_backward_overrideable": _convolution_backward,
 }
 
-_AUTOCAST_LOW = """linear matmul mm mv addmm addmv bmm baddbmm addbmm prelu scaled_dot_product_attention conv1d conv2d
-conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input"""
-_AUTOCAST_FULL = """softmax.int log_softmax.int layer_norm group_norm cross_entropy_loss nll_loss nll_loss_nd mse_loss
-l1_loss exp log pow.Tensor_Scalar pow.Tensor_Tensor rsqrt norm.Scalar sum sum.dim_IntList prod cumsum softplus"""
-"""Operations that autocast runs in its type, and in float32, as CUDA does: those of networks that tests train."""
-
-
-def _autocast(name: str, full: bool) -> Callable[..., Any]:
-    packet, _, overload = name.partition(".")
-    op = getattr(getattr(_aten, packet), overload or "default")
-
-    def cast(leaf: Any) -> Any:
-        floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
-        return leaf.to(torch.float32 if full else torch.get_autocast_dtype(NAME)) if floats else leaf
-
-    def run(*args: Any, **options: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            args, options = pytree.tree_map(cast, (args, options))
-            return op(*args, **options)
-
-    return run
-
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
@@ -470,9 +418,6 @@ def _register(devices: int) -> None:
         ours.impl("_copy_from", library.fallthrough_kernel, key)
     for name, operation in _OPERATIONS.items():
         ours.impl(name, operation, "PrivateUse1")
-    for names, full in ((_AUTOCAST_LOW, False), (_AUTOCAST_FULL, True)):
-        for name in names.split():
-            ours.impl(name, _autocast(name, full), "AutocastPrivateUse1")
     empty = functools.partial(_host_empty, library.get_kernel("aten::empty.memory_format", "CPU"))
     ours.impl("empty.memory_format", empty, "CPU", allow_override=True)
     ours.impl("is_pinned", _is_pinned, "CPU", allow_override=True)

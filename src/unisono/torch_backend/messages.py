@@ -18,7 +18,7 @@ from unisono.device import computed_of, copy_behind, is_on_host
 from unisono.errors import BackendError, UnisonoError
 from unisono.mpi import MPI
 from unisono.torch_backend.submission_queue import SubmissionQueue
-from unisono.torch_backend.work import Completions, Deadline, Work, profiled
+from unisono.torch_backend.work import Completions, Work, profiled
 from unisono.transports.messages import wait_until
 
 POLL_INTERVAL_SECONDS = 1e-3
@@ -52,9 +52,8 @@ class Message(Work):
         self._tensor, self._buffer, self._request, self._peer = tensor, buffer, request, peer
         self._receives = name.startswith("recv")
         self._computed = computed_of(tensor) if self._receives else None
-        self._deadline = Deadline(seconds)
         self._messages = messages
-        self._peer_checked = time.monotonic()
+        self._begun = self._peer_checked = time.monotonic()
 
     def poll(self) -> bool:
         """Poll the message, and return True if it is over. Called by one thread at a time."""
@@ -97,9 +96,9 @@ class Message(Work):
         queue = self._messages.queue
         if queue.failure:
             raise BackendError(queue.failure)
-        if self._deadline.over:
-            raise BackendError(f"{self._description}: Timed out after {self.seconds:g} s")
         now = time.monotonic()
+        if now - self._begun > self.seconds:
+            raise BackendError(f"{self._description}: Timed out after {self.seconds:g} s")
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
             watch = self._messages.watch
@@ -111,8 +110,8 @@ class Message(Work):
         if not self._messages.take_from_background(self):
             super()._await(seconds)
             return
-        wanted = Deadline(seconds) if seconds is not None else None
-        wait_until(lambda: self.poll() or (wanted is not None and wanted.over), lambda: None)
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        wait_until(lambda: self.poll() or time.monotonic() > end, lambda: None)
         if not self._ended:
             self._messages.poll_in_background(self)
             super()._await(0)

@@ -21,7 +21,6 @@ PyTorch's profiler shows an operation as `unisono:all_reduce`, with the shapes o
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
@@ -209,16 +208,3 @@ def profiled(name: str, inputs: Sequence[torch.Tensor]) -> Event | None:
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     return Event(name, [tensor for tensor in inputs if not tensor.is_sparse])
-
-
-class Deadline:
-    """Time at which an operation times out."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    @property
-    def over(self) -> bool:
-        """True once that time has passed."""
-        return time.monotonic() > self._end

@@ -25,8 +25,8 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
-from unisono.data.feed import Feed, FeedFacts, InputFacts
-from unisono.data.loading import PROCESSOR, cast_inputs, device_of_rank
+from unisono.data.feed import Feed, FeedFacts
+from unisono.data.loading import PROCESSOR, InputFacts, cast_inputs, device_of_rank
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import check_installed
 from unisono.device import module_of

@@ -205,7 +205,7 @@ def mean_pixels(index: Index) -> float:
         return 0.0
     from PIL import Image  # noqa: PLC0415  only packs of images need it
 
-    from unisono.data.pack.stripe_file import read_stretch  # noqa: PLC0415  Arrow takes a while
+    from unisono.data.pack.stripe import read_stretch  # noqa: PLC0415  Arrow takes a while
 
     found = list[int]()
     for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack import packing, stripe
+from unisono.data.pack import packing
 from unisono.data.pack.index import Index, describe, read_index
 from unisono.data.pack.packing import PackOptions, _fingerprint, pack
-from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.pack.stripe import read_stretch
 from unisono.data.sources import Source, find
 from unisono.errors import PackError
 
@@ -92,7 +92,7 @@ def samples_of(index: Index) -> list[bytes]:
 def small_batches() -> Iterator[None]:
     """Batches of a few samples, so that stripes have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe, "BATCH_BYTES", 400)
+        patch.setattr(packing, "BATCH_BYTES", 400)
         yield
 
 

@@ -17,21 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack import stripe
+from unisono.data.pack import packing, stripe
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.packing import PackOptions, pack
+from unisono.data.pack.packing import PackOptions, StripeWriter, WrittenStripe, fingerprints, pack, remove_notes
 from unisono.data.pack.stripe import (
     CHECKSUM,
     UNISONO,
-    StripeWriter,
     checksum,
-    fingerprints,
-    remove_notes,
+    read_stretch,
     samples_of,
     schema,
     to_batch,
 )
-from unisono.data.pack.stripe_file import read_stretch
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 
@@ -66,7 +63,7 @@ FILES = files_of(SAMPLES)
 def small_batches() -> Iterator[None]:
     """Batches of a few samples, so that stripes have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe, "BATCH_BYTES", 600)
+        patch.setattr(packing, "BATCH_BYTES", 600)
         yield
 
 
@@ -234,12 +231,12 @@ def test_a_stripe_of_other_columns_is_reported(own: Index) -> None:
         read(replace(own, about=replace(own.about, stripes=files)), 0, SAMPLES)
 
 
-def finished(folder: Path, number: int, fingerprint: str) -> stripe.WrittenStripe | None:
+def finished(folder: Path, number: int, fingerprint: str) -> WrittenStripe | None:
     return StripeWriter(source_of(FILES), folder, fingerprint, lambda sample: sample, lambda: None).finished(number)
 
 
 def test_a_finished_stripe_is_known_by_its_note(tmp_path: Path) -> None:
-    def make() -> stripe.WrittenStripe:
+    def make() -> WrittenStripe:
         return StripeWriter(source_of(FILES), tmp_path, "mark", lambda sample: sample, lambda: None).write(4, 3, 9)
 
     assert finished(tmp_path, 4, "mark") is None

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from unisono.data.kinds import RAW
 from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
-from unisono.data.pack import stripe
+from unisono.data.pack import packing
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.pack.stripe_file import OpenStripes
+from unisono.data.pack.stripe import OpenStripes
 from unisono.data.sources import Source
 from unisono.data.storage import free_memory
 from unisono.data.storage.streamed import StreamedStorage, choose_cached
@@ -40,7 +40,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Any:
     labels = np.arange(SAMPLES) // 100
     source = Source(RAW, ("a", "b", "c", "d"), keys, labels, sizes, samples.__getitem__, (1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe, "BATCH_BYTES", 2 * BLOCK)
+        patch.setattr(packing, "BATCH_BYTES", 2 * BLOCK)
         return pack(source, tmp_path_factory.mktemp("packs") / "small", PackOptions(stripes=8), 1, lambda: None)
 
 

@@ -14,7 +14,7 @@ from tests.data.pack.test_packing import samples_of
 from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.stripe_file import OpenStripes
+from unisono.data.pack.stripe import OpenStripes
 from unisono.data.storage import STORAGES, Storage, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage

@@ -79,14 +79,13 @@ class FileTokenizer:
         number_of = self._library.get_vocab()
         names = {number: name for name, number in number_of.items()}
         numbers = range(max(names, default=-1) + 1)
-        self.tokens: tuple[str, ...] = tuple(names.get(number, f"unused {number}") for number in numbers)
-        ends = [number_of[name] for name in END_OF_TEXT if name in number_of]
-        if not ends:
+        self.tokens, self.files = tuple(names.get(number, f"unused {number}") for number in numbers), (path,)
+        end = next((name for name in END_OF_TEXT if name in number_of), None)
+        if end is None:
             raise PackError(
                 f"--tokenizer {path} has no token that ends a text, none of {', '.join(END_OF_TEXT)}: add one"
             )
-        self.end_of_text = ends[0]
-        self.files: tuple[Path, ...] = (path,)
+        self.end_of_text: int = number_of[end]
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the tokens of a text; half of a surrogate pair, which is no text, becomes a question mark."""

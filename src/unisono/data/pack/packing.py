@@ -1,26 +1,36 @@
-"""Packing of a data set: plan the stripes, write them in threads; then measure some images, and write the index."""
+"""Packing of a data set: plan the stripes, write them in threads; then measure some images, and write the index.
+
+Stripes are written atomically. A note beside each finished stripe records its origin, so that packing can resume where
+it stopped:
+
+    stripe-00003.arrow.5f0c.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json    all done: the index; notes go
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from unisono.data.kinds import Bytes, find_kind
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
-from unisono.data.pack.layout import INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import StripeWriter, WrittenStripe, fingerprints, remove_notes
-from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_name
+from unisono.data.pack.stripe import read_stretch, schema, to_batch
 from unisono.data.sources import Source
-from unisono.errors import PackError
+from unisono.errors import DecodeError, PackError
 from unisono.files import PARTIAL, write_atomically
+from unisono.tables import parse
 
 
 def pack(source: Source, folder: Path, options: PackOptions, threads: int, advance: Callable[[], None]) -> Index:
@@ -61,6 +71,115 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     return index
 
 
+@dataclass(frozen=True)
+class WrittenStripe:
+    """Finished stripe: lengths and labels of its samples, the ends of its batches, and the samples skipped."""
+
+    number: int
+    nbytes: int
+    lengths: tuple[int, ...]
+    labels: tuple[int, ...]
+    batches: tuple[int, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class StripeWriter:
+    """Writer of the stripes of a pack, in any threads."""
+
+    source: Source
+    folder: Path
+    fingerprint: str
+    """Fingerprint of the samples and options, by which a later run knows stripes that are finished."""
+    encode: Callable[[bytes], bytes]
+    """Function that returns the bytes to pack of a sample that is not empty. Raises DecodeError."""
+    advance: Callable[[], None]
+    """Function that is called after each sample."""
+    stop: Event = field(default_factory=Event)
+    """Event that ends the work of all threads, by CancelledError."""
+
+    def finished(self, number: int) -> WrittenStripe | None:
+        """Return the stripe if an earlier run finished it from the same samples and options, else None."""
+        content, path = _read_note(_note(self.folder, number)), self.folder / stripe_name(number)
+        if content.get("fingerprint") != self.fingerprint:
+            return None
+        found = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
+        return found if not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes) else None
+
+    def write(self, number: int, first: int, last: int) -> WrittenStripe:
+        """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
+        source, path = self.source, self.folder / stripe_name(number)
+        columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
+        lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
+        with write_atomically(path) as partial:
+            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
+                for made, numbers in self._batches(first, last, skipped):
+                    own = [int(source.labels[each]) for each in numbers]
+                    batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
+                    writer.write_batch(batch, custom_metadata=metadata)
+                    lengths += map(len, made)
+                    labels += own
+                    batches.append(len(lengths))
+            nbytes = partial.stat().st_size if lengths else 0
+        if not nbytes:
+            path.unlink()
+        done = WrittenStripe(number, nbytes, tuple(lengths), tuple(labels), tuple(batches), tuple(skipped))
+        with write_atomically(_note(self.folder, number)) as partial:
+            partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
+        return done
+
+    def _batches(
+        self, first: int, last: int, skipped: list[tuple[str, str]]
+    ) -> Iterator[tuple[list[bytes], list[int]]]:
+        """Yield converted samples and their numbers in batches; `skipped` gets those that cannot be converted."""
+        made, numbers, held = list[bytes](), list[int](), 0
+        for number in range(first, last):
+            if self.stop.is_set():
+                raise CancelledError
+            try:
+                if not (sample := self.source.read(number)):
+                    raise DecodeError("it is empty")  # noqa: TRY301
+                sample = self.encode(sample)
+            except (DecodeError, OSError) as error:
+                skipped.append((self.source.keys[number], getattr(error, "strerror", None) or str(error)))
+            else:
+                if made and held + len(sample) > BATCH_BYTES:
+                    yield made, numbers
+                    made, numbers, held = [], [], 0
+                made.append(sample)
+                numbers.append(number)
+                held += len(sample)
+            self.advance()
+        if made:
+            yield made, numbers
+
+
+def fingerprints(folder: Path) -> set[str]:
+    """Return the fingerprints from which the finished stripes in a folder were made."""
+    return {content["fingerprint"] for note in folder.glob("stripe-*.json") if (content := _read_note(note))}
+
+
+def remove_notes(folder: Path) -> None:
+    """Remove the notes, once the index has all that they record."""
+    for note in folder.glob("stripe-*.json"):
+        note.unlink()
+
+
+def _note(folder: Path, number: int) -> Path:
+    return folder / stripe_name(number).replace(".arrow", ".json")
+
+
+def _read_note(note: Path) -> dict[str, Any]:
+    """Return the content of a note, also of an older release; empty if it is missing or incomplete (a power cut)."""
+    try:
+        content: dict[str, Any] = json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    if "mark" in content:  # older releases
+        content["fingerprint"] = content.pop("mark")
+    return content
+
+
 def _write_stripes(
     writer: StripeWriter, stretches: Sequence[tuple[int, int]], threads: int, done: dict[int, WrittenStripe]
 ) -> None:
@@ -88,8 +207,6 @@ def _write_stripes(
 
 def _packed(folder: Path, fingerprint: str) -> Index | None:
     """Return the index of the pack in the folder if it is complete and has the same `fingerprint`, else None."""
-    if not (folder / INDEX).is_file():
-        return None
     with suppress(PackError):
         index = read_index(folder)
         sizes = {path.name: path.stat().st_size for path in folder.glob("stripe-*.arrow")}

@@ -1,35 +1,51 @@
-"""Stripes: Arrow files of record batches with a checksum each, written atomically.
+"""Stripes: Arrow files of record batches with a checksum each, which stay open: a batch is one read.
 
     image (or audio)   label   key          beside the batch: crc32 of all of it
     binary             int64   string
 
-The checksum covers the content of the columns, not Arrow's bytes: padding may differ. While a data set is being packed,
-a note beside each finished stripe records its origin, so that packing can resume where it stopped:
+The checksum covers the content of the columns, not Arrow's bytes: padding may differ. Batches are read into memory of
+our own:
 
-    stripe-00003.arrow.5f0c.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json    all done: the index; notes go
+    file      schema │ batch 0 │ batch 1 │ batch 2 │ footer         the footer is read once, when the stripe is opened
+                                 └─ one read ─▶ memory ─▶ Arrow: columns, checksum     nothing is copied: samples are
+                                                                                       views of the memory
+
+Arrow's own memory is not writable, as PyTorch wants it, and its pages would be new for each batch. A map of the file
+would end the process if the file were cut off meanwhile; a read of too few bytes is an error.
+
+New memory costs as much as the read itself: the system clears its pages one by one when they are first touched. So it
+is used again. Views of samples outlive the block: only the end of the last view, which a weak reference sees, says that
+memory is spare:
+
+    read block 0 ──▶ memory A ── views of its samples ── the last one is dropped ──▶ A is spare
+    read block 1 ──▶ memory B                                                        read block 2 ──▶ memory A
+
+Sizes are rounded up, so that blocks of a pack, of 4 MB each, fit the same memory. Memory that fits no block is dropped
+for each that is allocated, so there is never more than was in use at once.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.kinds import find_kind
-from unisono.data.pack.layout import BATCH_BYTES, stripe_name
-from unisono.data.sources import Source
-from unisono.errors import DecodeError, PackError
-from unisono.files import write_atomically
-from unisono.tables import parse
+from unisono.data.kinds import Bytes, find_kind
+from unisono.errors import PackError
+
+if TYPE_CHECKING:
+    from unisono.data.pack.index import Index
 
 try:  # the same number as zlib's, in a sixth of the time
     from zlib_ng.zlib_ng import crc32
@@ -102,110 +118,191 @@ def _content(column: pa.Array) -> EncodedSamples:
     return EncodedSamples(whole[bounds[0] : bounds[-1]], bounds - bounds[0])
 
 
-@dataclass(frozen=True)
-class WrittenStripe:
-    """Finished stripe: lengths and labels of its samples, the ends of its batches, and the samples skipped."""
-
-    number: int
-    nbytes: int
-    lengths: tuple[int, ...]
-    labels: tuple[int, ...]
-    batches: tuple[int, ...]
-    skipped: tuple[tuple[str, str], ...]
+KEPT_STRIPES = 64
+"""Largest number of stripes that stay open between reads: a process may open 1,024 files by default."""
 
 
-@dataclass(frozen=True)
-class StripeWriter:
-    """Writer of the stripes of a pack, in any threads."""
+class OpenStripes:
+    """Stripes of a pack, which any thread reads. Each is opened for the first read, and again if it was replaced."""
 
-    source: Source
-    folder: Path
-    fingerprint: str
-    """Fingerprint of the samples and options, by which a later run knows stripes that are finished."""
-    encode: Callable[[bytes], bytes]
-    """Function that returns the bytes to pack of a sample that is not empty. Raises DecodeError."""
-    advance: Callable[[], None]
-    """Function that is called after each sample."""
-    stop: Event = field(default_factory=Event)
-    """Event that ends the work of all threads, by CancelledError."""
+    def __init__(self, index: Index) -> None:
+        """Begin without an open stripe."""
+        self._index, self._memory, self._lock = index, BlockMemory(), threading.Lock()
+        self._idle: list[StripeFile] = []
+        self._kept = KEPT_STRIPES
 
-    def finished(self, number: int) -> WrittenStripe | None:
-        """Return the stripe if an earlier run finished it from the same samples and options, else None."""
-        content, path = _read_note(_note(self.folder, number)), self.folder / stripe_name(number)
-        if content.get("fingerprint") != self.fingerprint:
-            return None
-        found = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
-        return found if not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes) else None
+    def read(self, first: int, last: int) -> Iterator[EncodedSamples]:
+        """Yield the samples `first` to `last` - 1 in order, batch by batch, from as few stripes as have them.
 
-    def write(self, number: int, first: int, last: int) -> WrittenStripe:
-        """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
-        source, path = self.source, self.folder / stripe_name(number)
-        columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
-        lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
-        with write_atomically(path) as partial:
-            with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
-                for made, numbers in self._batches(first, last, skipped):
-                    own = [int(source.labels[each]) for each in numbers]
-                    batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
-                    writer.write_batch(batch, custom_metadata=metadata)
-                    lengths += map(len, made)
-                    labels += own
-                    batches.append(len(lengths))
-            nbytes = partial.stat().st_size if lengths else 0
-        if not nbytes:
-            path.unlink()
-        done = WrittenStripe(number, nbytes, tuple(lengths), tuple(labels), tuple(batches), tuple(skipped))
-        with write_atomically(_note(self.folder, number)) as partial:
-            partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
-        return done
+        Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
+        """
+        at = first
+        while at < last:
+            number = int(self._index.stripe[at])
+            stop = min(last, int(np.searchsorted(self._index.stripe, number, side="right")))
+            yield from self._read(number, at, stop)
+            at = stop
 
-    def _batches(
-        self, first: int, last: int, skipped: list[tuple[str, str]]
-    ) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Yield converted samples and their numbers in batches; `skipped` gets those that cannot be converted."""
-        made, numbers, held = list[bytes](), list[int](), 0
-        for number in range(first, last):
-            if self.stop.is_set():
-                raise CancelledError
-            try:
-                if not (sample := self.source.read(number)):
-                    raise DecodeError("it is empty")  # noqa: TRY301
-                sample = self.encode(sample)
-            except (DecodeError, OSError) as error:
-                skipped.append((self.source.keys[number], getattr(error, "strerror", None) or str(error)))
-            else:
-                if made and held + len(sample) > BATCH_BYTES:
-                    yield made, numbers
-                    made, numbers, held = [], [], 0
-                made.append(sample)
-                numbers.append(number)
-                held += len(sample)
-            self.advance()
-        if made:
-            yield made, numbers
+    def close(self) -> None:
+        """Close the stripes; one that is being read is closed after that."""
+        with self._lock:
+            self._kept, closed = 0, self._idle
+            self._idle = []
+        for stripe in closed:
+            stripe.close()
 
+    def _read(self, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
+        index, path = self._index, self._index.folder / self._index.about.stripes[number][0]
+        try:
+            with self._lent(number) as stripe:
+                at = first
+                while at < last:
+                    batch, begin = int(index.batch[at]), int(index.row[at])
+                    data, offsets = stripe.samples(batch)
+                    inside = offsets[begin : begin + last - at + 1]
+                    count = len(inside) - 1
+                    if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
+                        raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
+                    yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
+                    at += count
+        except DAMAGE_ERRORS as error:
+            raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
 
-def fingerprints(folder: Path) -> set[str]:
-    """Return the fingerprints from which the finished stripes in a folder were made."""
-    return {content["fingerprint"] for note in folder.glob("stripe-*.json") if (content := _read_note(note))}
+    @contextmanager
+    def _lent(self, number: int) -> Iterator[StripeFile]:
+        """Lend a stripe to one thread, and keep it open for the next read unless that fails.
+
+        It is opened anew if the file of its name is another by now.
+        """
+        path, status = path_of(self._index, number)
+        identity = number, status.st_dev, status.st_ino
+        with self._lock:
+            stripe = next((one for one in self._idle if one.identity[0] == number), None)
+            if stripe is not None:
+                self._idle.remove(stripe)
+        if stripe is not None and stripe.identity != identity:
+            stripe.close()
+            stripe = None
+        with ExitStack() as unless_whole:
+            stripe = stripe or StripeFile(path, identity, self._memory)
+            unless_whole.callback(stripe.close)
+            yield stripe
+            unless_whole.pop_all()
+        with self._lock:
+            self._idle.append(stripe)
+            too_many = self._idle.pop(0) if len(self._idle) > self._kept else None
+        if too_many is not None:
+            too_many.close()
 
 
-def remove_notes(folder: Path) -> None:
-    """Remove the notes, once the index has all that they record."""
-    for note in folder.glob("stripe-*.json"):
-        note.unlink()
+NOTHING = np.empty(0, np.uint8)
 
 
-def _note(folder: Path, number: int) -> Path:
-    return folder / stripe_name(number).replace(".arrow", ".json")
+class StripeFile(io.FileIO):
+    """Open stripe, for one thread. Arrow reads it by `seek` and `read`."""
+
+    def __init__(self, path: Path, identity: tuple[int, int, int], memory: Callable[[int], Bytes]) -> None:
+        """Open the file and read its footer. `identity` is its number, device and inode; `memory` allocates.
+
+        Raises PackError if it is no stripe, and DAMAGE_ERRORS.
+        """
+        super().__init__(path)
+        self.identity, self._path, self._memory, self._found = identity, path, memory, NOTHING
+        self._nbytes = os.fstat(self.fileno()).st_size
+        with ExitStack() as unless_whole:
+            unless_whole.callback(self.close)
+            self._reader = pa.ipc.open_file(pa.PythonFile(self, "r"))
+            if tuple(self._reader.schema.types) != TYPES:
+                raise PackError(f"{path} is no stripe of a pack; copy the pack again")
+            unless_whole.pop_all()
+
+    def samples(self, batch: int) -> EncodedSamples:
+        """Return the samples of a batch, writable; none if there is no such batch. Raises PackError, DAMAGE_ERRORS."""
+        if batch >= self._reader.num_record_batches:
+            return EncodedSamples(NOTHING, np.zeros(1, np.int64))
+        try:
+            rows, metadata = self._reader.get_batch_with_custom_metadata(batch)
+            rows.validate()
+            data, offsets = samples_of(self._path, batch, rows, metadata)
+            return EncodedSamples(writable(data, self._found), offsets)
+        finally:
+            self._found = NOTHING  # the memory belongs to the samples alone
+
+    def read(self, nbytes: int | None = -1) -> memoryview:  # type: ignore[override]  # Arrow takes any buffer
+        """Return the next bytes, fewer at the end of the file."""
+        memory = self._memory(max(0, min(nbytes or 0, self._nbytes)))  # a damaged footer may ask for any number
+        got = 0
+        while got < len(memory) and (count := self.readinto(memory[got:].data)):
+            got += count
+        self._found = memory[:got]
+        return self._found.data
+
+    def close(self) -> None:
+        """Close the file; samples that were read stay valid."""
+        self._reader = None  # it refers to the file
+        super().close()
 
 
-def _read_note(note: Path) -> dict[str, Any]:
-    """Return the content of a note, also of an older release; empty if it is missing or incomplete (a power cut)."""
+def writable(data: Bytes, memory: Bytes) -> Bytes:
+    """Return `data`, an array that may only be read, as a part of `memory`, in which it lies; a copy if it does not."""
+    begin = data.ctypes.data - memory.ctypes.data
+    if 0 <= begin <= len(memory) - len(data) and len(data):
+        return memory[begin : begin + len(data)]
+    return data.copy()
+
+
+def path_of(index: Index, number: int) -> tuple[Path, os.stat_result]:
+    """Return the path and status of a stripe. Raises PackError if it is missing or has another size than written."""
+    name, nbytes = index.about.stripes[number]
+    path = index.folder / name
     try:
-        content: dict[str, Any] = json.loads(note.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    if "mark" in content:  # older releases
-        content["fingerprint"] = content.pop("mark")
-    return content
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise PackError(f"{index.folder} is incomplete: {name} is missing; copy the pack again") from None
+    if status.st_size != nbytes:
+        raise PackError(f"{path} has {status.st_size} bytes, but {nbytes} were written; copy the pack again")
+    return path, status
+
+
+UNIT = 256 << 10
+"""Bytes to whose multiple sizes are rounded up; smaller reads get memory that is not kept."""
+
+MAX_EXCESS = 2
+"""Largest size of spare memory that is used, as a multiple of the size that is needed."""
+
+
+class BlockMemory:
+    """Memory for blocks; any thread asks for it, and any thread drops the last view."""
+
+    def __init__(self) -> None:
+        """Begin without memory."""
+        self._spare: list[Bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, nbytes: int) -> Bytes:
+        """Return memory of `nbytes` bytes, writable, with any content."""
+        if nbytes < UNIT:
+            return np.empty(nbytes, np.uint8)
+        size = -(-nbytes // UNIT) * UNIT
+        with self._lock:
+            rows = sorted(range(len(self._spare)), key=lambda row: (len(self._spare[row]), -row))
+            fits = [row for row in rows if size <= len(self._spare[row]) <= MAX_EXCESS * size]
+            # if none fits, the largest is dropped for the memory that is allocated
+            found = self._spare.pop((fits or rows[-1:])[0]) if rows else None
+        memory = found if found is not None and fits else np.empty(size, np.uint8)
+        # by way of a memoryview: NumPy would make views of views refer to `memory` itself, and not to `lease`
+        lease = np.frombuffer(memory.data, np.uint8, nbytes)
+        weakref.finalize(lease, self._spare.append, memory).atexit = False
+        return lease
+
+
+def read_stretch(index: Index, first: int, last: int) -> Iterator[EncodedSamples]:
+    """Yield the samples `first` to `last` - 1 in order, batch by batch, as `OpenStripes.read` does, and close them."""
+    with closing(OpenStripes(index)) as stripes:
+        yield from stripes.read(first, last)
+
+
+def check_stripes(index: Index, first: int, last: int) -> None:
+    """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
+    for number in np.unique(index.stripe[first:last]).tolist():
+        path_of(index, number)

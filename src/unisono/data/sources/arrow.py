@@ -55,8 +55,7 @@ def _read(files: list[Path], where: Path) -> Source:
         raise PackError(f"{where} has the columns {', '.join(table.schema.names)}; one of bytes and a label are needed")
     samples = table[column]
     if pa.types.is_struct(samples.type):
-        inner = samples.type.field("bytes").type
-        samples = pa.chunked_array([chunk.field("bytes") for chunk in samples.chunks], inner)
+        samples = compute.struct_field(samples, "bytes")
     if samples.null_count:
         raise PackError(
             f"{where}: {samples.null_count} of {len(samples)} samples in {column!r} are empty or only paths"
@@ -73,14 +72,11 @@ def _read(files: list[Path], where: Path) -> Source:
         raise PackError(
             f"{where}: {missing} of {len(labels)} samples have no label; pack the splits that have labels one by one"
         )
-    sizes = np.concatenate([[0], *(np.asarray(compute.binary_length(chunk)) for chunk in samples.chunks)])[1:]
+    sizes = compute.binary_length(samples).to_numpy().astype(np.int64)
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
-    first = samples[0].as_py() if len(samples) else b""
-    kind = current_name(own["kind"]) if own.get("kind") else kind_of_content(first)
+    kind = current_name(own.get("kind") or kind_of_content(samples[0].as_py() if len(samples) else b""))
     shape = tuple(own["shape"]) if own.get("shape") else None
-    return Source(
-        kind, classes, keys, labels, sizes.astype(np.int64), lambda number: bytes(samples[number].as_py()), shape, files
-    )
+    return Source(kind, classes, keys, labels, sizes, lambda number: bytes(samples[number].as_py()), shape, files)
 
 
 def _open(path: Path) -> pa.Table:

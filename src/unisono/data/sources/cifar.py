@@ -30,18 +30,13 @@ Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 def find(path: Path) -> Splits | None:
     """Return the splits in a folder of CIFAR's files; None if it has none."""
-    if not path.is_dir():
-        return None
     for ending, read in ((".bin", _binary), ("", _pickled)):
-        names = [f"data_batch_{number}{ending}" for number in range(1, 6)]
-        files = [path / name for name in names if (path / name).is_file()]
-        splits = {"train": files or [path / f"train{ending}"]}
-        splits["test"] = [path / f"test_batch{ending}" if files else path / f"test{ending}"]
+        ten = [file for number in range(1, 6) if (file := path / f"data_batch_{number}{ending}").is_file()]
+        splits = {"train": ten or [path / f"train{ending}"], "test": [path / f"test{'_batch' * bool(ten)}{ending}"]}
         present = {name: files for name, files in splits.items() if all(file.is_file() for file in files)}
-        if present and (files or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):
-            coarse = not files
+        if present and (ten or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):
             return {
-                name: _source([read(file, coarse) for file in splits], path, splits) for name, splits in present.items()
+                name: _source([read(file, not ten) for file in files], path, files) for name, files in present.items()
             }
     return None
 
@@ -66,8 +61,7 @@ def _binary(path: Path, coarse: bool) -> Rows:
 
 
 def _pickled(path: Path, coarse: bool) -> Rows:
-    with _errors_named(path):
-        content = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    with _unpickled(path) as content:
         labels = np.asarray(content[b"fine_labels" if coarse else b"labels"], np.int64)
         pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
         if len(pixels) != len(labels):
@@ -81,17 +75,16 @@ def _names(path: Path) -> tuple[str, ...]:
             return tuple((path / name).read_text().split())
     for name, key in (("batches.meta", b"label_names"), ("meta", b"fine_label_names")):
         if (path / name).is_file():
-            with _errors_named(path / name):
-                names = _Arrays(io.BytesIO((path / name).read_bytes()), encoding="bytes").load()[key]
-                return tuple(name.decode() for name in names)
+            with _unpickled(path / name) as content:
+                return tuple(each.decode() for each in content[key])
     return ()
 
 
 @contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
-    """Turn any error in a pickle into a PackError that names the file."""
+def _unpickled(path: Path) -> Iterator[Any]:
+    """Yield the content of a file, and turn any error in it into a PackError that names the file."""
     try:
-        yield
+        yield _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise PackError(f"{path} is no CIFAR file: {error}") from error
 

@@ -64,10 +64,9 @@ def find(path: Path, options: TextOptions) -> Splits:
     """Return the windows of each split of texts; empty if there are none. Raises PackError if they cannot be read."""
     streams = _streams(path, options)
     if set(streams) == {""}:
-        whole = streams[""]
-        cut = len(whole.tokens) - len(whole.tokens) // TEST_SHARE
-        train, test = whole._replace(tokens=whole.tokens[:cut]), whole._replace(tokens=whole.tokens[cut:])
-        streams = {"train": train, "test": test}
+        whole, tokens = streams[""], streams[""].tokens
+        cut = len(tokens) - len(tokens) // TEST_SHARE
+        streams = {"train": whole._replace(tokens=tokens[:cut]), "test": whole._replace(tokens=tokens[cut:])}
     return {name: windows_source(stream, options.window, path, name) for name, stream in streams.items()}
 
 

@@ -51,9 +51,8 @@ def choose_storage(
     is partitioned over all ranks.
     """
     if any(None in (node.free, node.shared) for node in nodes):
-        return replace(
-            wanted, storage=PARTITIONED
-        ), "partitioned over all ranks: the free memory of the nodes is not known"
+        unknown = "partitioned over all ranks: the free memory of the nodes is not known"
+        return replace(wanted, storage=PARTITIONED), unknown
     free, shared = [node.free or 0 for node in nodes], [node.shared or 0 for node in nodes]
     fits, words = _compare([pack] * len(nodes), shared)
     if fits:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ShuffleOptions, ranks_of, share
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe_file import read_stretch
+from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory, node_memory
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, nbytes_of

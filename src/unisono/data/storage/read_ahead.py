@@ -143,8 +143,12 @@ class ReadAhead:
         # all are under way before the first is waited for
         reads = {block: self._reads.get(block) or self._submit(block) for block in uses}
         found = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
-        for block, count in uses.items():
-            self._release(block, turns[block], count)
+        for block in uses.keys() & self._reads.keys():
+            turn = turns[block]
+            self._left[turn] -= uses[block]
+            if self._left[turn] <= 0:  # views that are in use keep their memory
+                del self._reads[block]
+                self.nbytes -= int(self._plan.nbytes[turn])
         if not self.all_begun:
             self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
         return [found[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
@@ -176,15 +180,6 @@ class ReadAhead:
         read = Future[Samples]()
         self._queue.put((block, read))
         return read
-
-    def _release(self, block: int, turn: int, count: int) -> None:
-        """Drop a block if all planned samples have been taken: views that are in use keep their memory."""
-        if block not in self._reads:
-            return
-        self._left[turn] -= count
-        if self._left[turn] <= 0:
-            del self._reads[block]
-            self.nbytes -= int(self._plan.nbytes[turn])
 
     def _wait(self, block: int, read: Future[Samples]) -> Samples:
         """Return the samples of a block; report a file that does not answer once. Raises PackError."""

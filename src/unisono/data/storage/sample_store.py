@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.kinds import Bytes
 from unisono.data.order import joined_ranges
 from unisono.data.pack.stripe import EncodedSamples
 from unisono.data.storage.free_memory import check_free_memory
@@ -41,16 +42,8 @@ from unisono.world import World
 COPY_BYTES = 512 << 10
 """Approximate bytes copied at once for one rank: samples between them are for other ranks, and still in cache."""
 
-Bytes = NDArray[np.uint8]
-
 Counts = NDArray[np.int64]
 """Numbers of rows and blocks, in the last axis."""
-
-Lengths = NDArray[np.int32]
-"""Bytes of every sample of the pack."""
-
-Ranks = NDArray[np.integer]
-"""Rank that each row goes to."""
 
 
 class SampleBuffer(NamedTuple):
@@ -64,7 +57,7 @@ class SampleBuffer(NamedTuple):
 class SampleStore:
     """Samples of a rank. Creation, growth and freeing are collective over `world`."""
 
-    def __init__(self, world: World, lengths: Lengths, capacity: tuple[int, int], shared: bool) -> None:
+    def __init__(self, world: World, lengths: NDArray[np.int32], capacity: tuple[int, int], shared: bool) -> None:
         """Allocate `capacity`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
         `shared` requires several ranks on one node.
@@ -126,7 +119,7 @@ class SampleStore:
         memory = self.own.blocks.reshape(-1)
         return [memory[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
-    def counts(self, to: Ranks) -> Counts:
+    def counts(self, to: NDArray[np.integer]) -> Counts:
         """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
         found = np.empty((self.world.size, len(self.cuts) - 1, 2), np.int64)
         for segment, (first, last) in enumerate(pairwise(self.rows.tolist())):
@@ -135,7 +128,7 @@ class SampleStore:
             found[:, segment, 1] = np.bincount(to[first:last], sizes, self.world.size)
         return found
 
-    def copy_segment(self, segment: int, to: Ranks, buffers: list[SampleBuffer], begins: Counts) -> None:
+    def copy_segment(self, segment: int, to: NDArray[np.integer], buffers: list[SampleBuffer], begins: Counts) -> None:
         """Copy the samples of a segment that are for rank r to begins[r] (row and block) of buffers[r].
 
         Sample i of the segment is for rank to[i]; samples for one rank keep their order.
@@ -208,7 +201,7 @@ MAX_RANKS_BY_PASSES = 8
 """Largest number of ranks for which there is one pass for each rank."""
 
 
-def rows_for(to: Ranks, ranks: int) -> list[NDArray[np.int64]]:
+def rows_for(to: NDArray[np.integer], ranks: int) -> list[NDArray[np.int64]]:
     """Return the rows that go to each of `ranks` ranks, in ascending order."""
     if ranks <= MAX_RANKS_BY_PASSES:
         return [np.flatnonzero(to == rank) for rank in range(ranks)]
@@ -222,7 +215,7 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 8, 512
 """Bytes of a block, if lengths differ: a multiple of the first, up to the second."""
 
 
-def block_of(lengths: Lengths) -> int:
+def block_of(lengths: NDArray[np.int32]) -> int:
     """Return the bytes of a block, for samples of these lengths in bytes."""
     if not len(lengths):
         return MIN_BLOCK_BYTES
@@ -234,6 +227,6 @@ def block_of(lengths: Lengths) -> int:
     )
 
 
-def blocks_of(lengths: Lengths, block: int) -> NDArray[np.int32]:
+def blocks_of(lengths: NDArray[np.int32], block: int) -> NDArray[np.int32]:
     """Return the number of blocks of each sample, for lengths and `block` in bytes."""
     return -(-lengths // np.int32(block))

@@ -15,7 +15,6 @@ So nothing but `read` and `close` is collective, and a rank out of step reads in
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ShuffleOptions, epoch_rng, joined_ranges
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe_file import OpenStripes, check_stripes
+from unisono.data.pack.stripe import OpenStripes, check_stripes
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.data.storage.read_ahead import ReadAhead, ReadPlan, memory_limit, plan_reads, seen_by
@@ -35,13 +34,8 @@ from unisono.world import World
 NOTHING = np.empty(0, np.int64)
 
 
-class PreparedEpoch(NamedTuple):
-    """Order of a later epoch, and what this rank reads for it."""
-
-    position: tuple[int, int, int]
-    """Seed, epoch, and samples of a step."""
-    order: Numbers
-    plan: ReadPlan
+Position = tuple[int, int, int]
+"""Seed, epoch, and samples of a step."""
 
 
 class StreamedStorage(Storage):
@@ -64,23 +58,23 @@ class StreamedStorage(Storage):
         held = self._blocks.firsts[self._cached], self._blocks.stops[self._cached]
         self._cache = ReplicatedStorage(index, world, stretches=held) if options.cache else None
         self._stripes = OpenStripes(index)
-        self._position: tuple[int, int, int] | None = None
-        self._next: Future[PreparedEpoch] | None = None
+        self._position: Position | None = None
+        self._next: Future[tuple[Position, Numbers, ReadPlan]] | None = None  # the order, and what this rank reads
         self._ahead: ReadAhead | None = None
         self._reader = self._read_ahead(self._plan(NOTHING), self._limit)
 
     def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:  # noqa: ARG002
         """Return the streamed order of an epoch; no samples move between ranks, so there is no interval."""
         self._position = seed, epoch, batch
-        if self._next is not None and (prepared := self._next.result()).position == self._position:
-            return prepared.order
+        if self._next is not None and (prepared := self._next.result())[0] == self._position:
+            return prepared[1]
         return streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch))
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
         """Begin to read what this rank will see of `order` from step `done` on, or go on if that has begun."""
         prepared, ahead = self._next, self._ahead
         self._next = self._ahead = None
-        if ahead is not None and prepared is not None and prepared.result().order is order and not done:
+        if ahead is not None and prepared is not None and prepared.result()[1] is order and not done:
             self._reader.stop()
             self._reader, ahead.limit = ahead, self._limit
             return
@@ -135,13 +129,13 @@ class StreamedStorage(Storage):
             self._next = pool.submit(self._prepare, *self._position)
             pool.shutdown(wait=False)
         if self._next.done() and self._reader.all_begun and 2 * self._reader.nbytes <= self._limit:
-            self._ahead = self._read_ahead(self._next.result().plan, self._limit // 2)
+            self._ahead = self._read_ahead(self._next.result()[2], self._limit // 2)
 
-    def _prepare(self, seed: int, epoch: int, batch: int) -> PreparedEpoch:
+    def _prepare(self, seed: int, epoch: int, batch: int) -> tuple[Position, Numbers, ReadPlan]:
         """Return the order and the plan of the epoch after this one."""
         order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
         seen = seen_by(order, batch, 0, self.world.rank, self.world.size)
-        return PreparedEpoch((seed, epoch + 1, batch), order, self._plan(seen))
+        return (seed, epoch + 1, batch), order, self._plan(seen)
 
     def _begin(self, seen: Numbers) -> None:
         """Drop what was read, and read ahead for the samples `seen`."""

@@ -27,9 +27,8 @@ from unisono.binding import CoreShare
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import StepContext, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, RowReader
-from unisono.data.feed import InputFacts
 from unisono.data.kinds import make_transform
-from unisono.data.loading import PROCESSOR, Batch, Prefetcher, Reader, cast_inputs, to_device
+from unisono.data.loading import PROCESSOR, Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of

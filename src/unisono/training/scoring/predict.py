@@ -36,6 +36,7 @@ import torch
 from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import KINDS, RAW, find_kind
 from unisono.data.kinds.text import BYTES, Tokenizer, make_tokenizer
+from unisono.data.loading import InputFacts
 from unisono.data.options import DataOptions
 from unisono.data.pack.index import About, Index, read_index
 from unisono.data.pack.layout import TRAIN_SPLITS, split_folder
@@ -116,7 +117,7 @@ def open_inputs(data: DataOptions, tokenizer: str, batch: int = 1) -> FileInputs
     return FileInputs(index, data if data.pack else DataOptions())
 
 
-class FileInputs:
+class FileInputs(InputFacts):
     """Network inputs from files of the kind that a run was trained on."""
 
     def __init__(self, index: Index, options: DataOptions) -> None:
@@ -129,13 +130,9 @@ class FileInputs:
             )
         self._kind = find_kind(name or about.kind)
         self._transform = self._kind.transform(index, options)()
-        self.names = about.classes
+        self.names, shape = about.classes, self._transform.shape
         """Names of the classes."""
-        self.classes, self.channels = len(about.classes), self._transform.shape[-1]
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return zeros with the shape and memory layout of the inputs of a batch."""
-        return self._transform.batch(torch.zeros((samples, *self._transform.shape)))
+        super().__init__(len(about.classes), shape[-1], self._transform.batch(torch.zeros(1, *shape)))
 
     def read(self, path: Path) -> torch.Tensor:
         """Return the input of a file, a batch of one sample.
@@ -163,7 +160,7 @@ class FileInputs:
         return words, {"classes": [{"class": name, "probability": share} for name, share in best]}
 
 
-class TextInputs:
+class TextInputs(InputFacts):
     """Files of text, for a network that was trained on windows of tokens."""
 
     def __init__(self, index: Index, tokenizer: str, batch: int = 1) -> None:
@@ -173,13 +170,8 @@ class TextInputs:
         """
         about = index.about
         self._tokenizer, self._batch = tokenizer_of(index, tokenizer), batch
-        self.classes = len(about.classes)
-        self.channels = find_kind(about.kind).labels_per_sample(about.shape)
-        """Tokens of a window."""
-
-    def blank(self, samples: int) -> torch.Tensor:
-        """Return windows of token 0."""
-        return torch.zeros((samples, self.channels), dtype=torch.int64)
+        window = find_kind(about.kind).labels_per_sample(about.shape)
+        super().__init__(len(about.classes), window, torch.zeros((1, window), dtype=torch.int64))
 
     def predict(self, forward: Forward, path: Path, most: int) -> Prediction:
         """Return the prediction of a file. Raises OSError where it cannot be read, DecodeError where it is no text."""

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import RAW
-from unisono.data.pack import stripe, stripe_file
+from unisono.data.pack import packing, stripe
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.pack.stripe_file import BlockMemory, OpenStripes, StripeFile
+from unisono.data.pack.stripe import BlockMemory, OpenStripes, StripeFile
 from unisono.data.sources import Source
 from unisono.errors import PackError
 
@@ -32,7 +32,7 @@ def index(tmp_path: Path) -> Any:
     sizes, keys = np.full(SAMPLES, 2), [str(number) for number in range(SAMPLES)]
     source = Source(RAW, ("a",), keys, np.zeros(SAMPLES, np.int64), sizes, samples.__getitem__, (1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe, "BATCH_BYTES", 2 * BLOCK)
+        patch.setattr(packing, "BATCH_BYTES", 2 * BLOCK)
         return pack(source, tmp_path / "pack", PackOptions(stripes=STRIPES), 1, lambda: None)
 
 
@@ -74,7 +74,7 @@ def test_each_stripe_is_opened_once(index: Any, opened: list[int]) -> None:
 
 
 def test_no_more_stay_open_than_the_limit(index: Any, opened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_file, "KEPT_STRIPES", 2)
+    monkeypatch.setattr(stripe, "KEPT_STRIPES", 2)
     stripes = OpenStripes(index)
     assert read(stripes, 0, 60) == list(range(60))
     assert len(stripes._idle) == 2
@@ -86,10 +86,10 @@ def test_no_more_stay_open_than_the_limit(index: Any, opened: list[int], monkeyp
 
 
 def test_a_read_is_one_request_and_nothing_is_copied(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_file, "UNIT", 64)
+    monkeypatch.setattr(stripe, "UNIT", 64)
     stripes, requests, leases = OpenStripes(index), list[int](), list[Any]()
     assert read(stripes, 0, 5) == [0, 1, 2, 3, 4]
-    readinto, memory = stripe_file._ArrowInput.readinto, stripes._memory
+    readinto, memory = stripe.StripeFile.readinto, stripes._memory
 
     def counting(file: Any, buffer: memoryview) -> int | None:
         requests.append(len(buffer))
@@ -99,8 +99,8 @@ def test_a_read_is_one_request_and_nothing_is_copied(index: Any, monkeypatch: py
         leases.append(memory(nbytes))
         return leases[-1]
 
-    monkeypatch.setattr(stripe_file._ArrowInput, "readinto", counting)
-    stripes._idle[0]._file._memory = lending
+    monkeypatch.setattr(stripe.StripeFile, "readinto", counting)
+    stripes._idle[0]._memory = lending
     ((data, _),) = stripes.read(5, 10)
     assert (len(requests), len(leases)) == (1, 1)
     assert np.shares_memory(data, leases[0])
@@ -113,9 +113,9 @@ def test_memory_in_which_the_samples_do_not_lie_is_copied_from() -> None:
     data, memory = np.arange(9, dtype=np.uint8), np.zeros(100, np.uint8)
     data.flags.writeable = False
     for place in (memory, memory[:0], memory[:5]):
-        found = stripe_file.writable(data, place)
+        found = stripe.writable(data, place)
         assert (found.tolist(), found.flags.writeable) == (list(range(9)), True)
-    assert stripe_file.writable(memory[7:9], memory).base is not None
+    assert stripe.writable(memory[7:9], memory).base is not None
 
 
 def test_a_stripe_that_was_replaced_is_opened_again(index: Any, opened: list[int], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_open_stripe_that_breaks_is_named(index: Any, harm: Callable[[Path], 
 
 def test_a_stripe_that_is_cut_off_during_a_read_is_named(index: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stripes = OpenStripes(index)
-    monkeypatch.setattr(stripe_file._ArrowInput, "readinto", lambda file, buffer: 0)
+    monkeypatch.setattr(stripe.StripeFile, "readinto", lambda file, buffer: 0)
     with pytest.raises(PackError, match=r"stripe-00000\.arrow is damaged: "):
         read(stripes, 0, 5)
     stripes.close()
@@ -186,7 +186,7 @@ def test_a_stripe_that_is_read_while_the_rest_is_closed_is_closed_after_that(ind
 
 @pytest.fixture(autouse=True)
 def small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_file, "UNIT", 64)
+    monkeypatch.setattr(stripe, "UNIT", 64)
 
 
 def place_of(memory: np.ndarray) -> int:
