@@ -41,11 +41,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_047,
+    ".": 3_065,
     "asynchronous": 1_098,
-    "bench": 1_265,
+    "bench": 1_275,
     "cli": 2_060,
-    "collectives": 3_310,
+    "collectives": 3_345,
     "compute": 1_238,
     "data": 5_866,
     "engine": 614,
@@ -65,7 +65,7 @@ MAX_LINES = {
     "testing": 1_519,
     "torch_backend": 1_954,
     "training": 6_495,
-    "transports": 2_480,
+    "transports": 2_490,
     "view": 939,
     "wires": 268,
 }

@@ -45,6 +45,9 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 
 MAX_UNWRITTEN_BYTES = 4 << 10
 
+SETTLING_SECONDS = 0.3
+"""Seconds of barriers before the first call, in which the kernel distributes the ranks over the cores."""
+
 WARMUP_CALLS = 10
 MIN_CALLS, MAX_CALLS = 5, 2000
 TIMING_SECONDS = 0.08
@@ -96,6 +99,9 @@ def time_calls(
 ) -> list[dict[str, Any]]:
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
     found = []
+    settled, barrier = time.perf_counter() + SETTLING_SECONDS, next(iter(contenders.values())).barrier
+    while not comm.allreduce(time.perf_counter() > settled):
+        barrier()
     for collective in collectives:
         for nbytes in (0,) if collective == BARRIER else sizes:
             for name, contender in contenders.items():

@@ -24,7 +24,7 @@ from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
 
-MAX_FLAT_SHARED_BYTES = 2 << 10
+MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
 
 

@@ -84,6 +84,9 @@ SLEEP_AFTER_SECONDS = 2e-3
 SLEEP_SECONDS = 5e-5
 """Seconds of such a sleep."""
 
+MAX_BARRIERS = 256
+"""Largest number of prepared barriers that are kept."""
+
 SLEEPS_PER_PROGRESS = 64
 """Sleeps between two calls for MPI's progress."""
 
@@ -121,12 +124,14 @@ class Signals:
         """Addresses of that memory."""
         self._state = memoryview(bytearray(8 * len(STATE))).cast("q")
         self._label = ""
+        self._barriers: dict[int, Callable[[], None]] = {}  # by the number of the call
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
         own, masks = available_cores(), comm.allgather(available_cores())
         sharing = [mask for mask in masks if mask & own] or masks
         single = len(own) == 1  # on which this rank's other threads wait
-        shared = oversubscribed(sharing)
+        self.share_cores = shared = oversubscribed(sharing)
+        """True where the ranks of the node are more than its cores: each barrier then switches between them."""
         self._spins = SHARED_SPINS if shared else SINGLE_SPINS if single else POLLS_PER_PROGRESS
         self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
         self.compiled = is_compiled()
@@ -147,7 +152,12 @@ class Signals:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
-        self.prepare_barrier(call)()
+        barrier = self._barriers.get(call.number)
+        if barrier is None:
+            if len(self._barriers) == MAX_BARRIERS:
+                self._barriers.clear()
+            barrier = self._barriers[call.number] = self.prepare_barrier(call)
+        barrier()
 
     def prepare_barrier(self, call: Call) -> Callable[[], None]:
         """Return the barrier of a call as a function, for calls that are repeated."""
