@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
-    ("errors", "weak"),
+    ("errors",),
     ("files", "formats", "registry", "tables"),
     ("call", "launch", "placement", "user_function", "witness"),
     ("processor", "startup", "uncaught"),
@@ -41,14 +41,14 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_047,
+    ".": 3_029,
     "asynchronous": 1_098,
     "bench": 1_265,
     "cli": 2_060,
     "collectives": 3_310,
-    "compute": 1_238,
+    "compute": 1_237,
     "data": 5_866,
-    "engine": 614,
+    "engine": 626,
     "foresight": 822,
     "horovod": 1_007,
     "lab": 483,
@@ -66,13 +66,13 @@ MAX_LINES = {
     "torch_backend": 1_954,
     "training": 6_495,
     "transports": 2_480,
-    "view": 939,
-    "wires": 268,
+    "view": 932,
+    "wires": 266,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 325
+MAX_FILES = 324
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
