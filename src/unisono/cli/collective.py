@@ -241,8 +241,9 @@ def _simulated(
             left_out.append(LeftOut((name,), f"{format_bytes(nbytes)}: {error}"))
             continue
         delays = [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays]
-        beside = {"price_seconds": price_schedule(case, name, [nbytes])[0].seconds, "bottleneck": done.bottleneck}
-        rows.append({**done._asdict(), **beside, "delays": delays})
+        row = {"schedule": name, "seconds": done.seconds, "ends": done.ends, "delays": delays, "exact": done.exact}
+        priced = price_schedule(case, name, [nbytes])[0].seconds
+        rows.append({**row, "price_seconds": priced, "bottleneck": done.bottleneck})
     return rows
 
 
