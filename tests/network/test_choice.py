@@ -85,8 +85,8 @@ def test_the_default_table() -> None:
     table = read_table()
     here = regular(1, 1, 4)
     assert table.choose("allreduce", here, 4) == Choice("flat", "windows")
-    assert table.choose("allreduce", here, 16384) == Choice("flat", "windows")
-    assert table.choose("allreduce", here, 65537) == Choice("direct", "windows")
+    assert table.choose("allreduce", here, 2048) == Choice("flat", "windows")
+    assert table.choose("allreduce", here, 2049) == Choice("direct", "windows")
     assert {(collective, "one node") for collective in COLLECTIVES} == set(table.rows)
 
 
@@ -129,13 +129,13 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, halving, "),
-        ("up_to = 16384", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
-        ("up_to = 16384", "limit = 65536", "unknown key allreduce row 0.limit"),
-        ("up_to = 16384\n", "", "up_to is none, none; it must rise from row to row"),
+        ("up_to = 2048", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
+        ("up_to = 2048", "limit = 65536", "unknown key allreduce row 0.limit"),
+        ("up_to = 2048\n", "", "up_to is none, none; it must rise from row to row"),
         (
             'where = "one node"\nalgorithm = "direct"\n',
             'where = "one node"\nup_to = 9\nalgorithm = "direct"\n',
-            "up_to is 16384, 9; it must rise",
+            "up_to is 2048, 9; it must rise",
         ),
         ('where = "one node"\nalgorithm', 'where = "one node"\nup_to = 99999\nalgorithm', "and the last row has none"),
         (
