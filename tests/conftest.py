@@ -36,9 +36,12 @@ collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
 LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
 """Fixtures that start ranks."""
 
+LONGEST = ("test_on_ranks[", "tests/training/test_worker.py", "test_four_ranks.py", "tests/faults/test_containers.py")
+"""Parts of names of what takes longest."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts ranks: the Makefile runs two of the other tests at a time. Mark what needs an accelerator.
+    """Mark what starts ranks, whose files stay together, for what they share. Mark what needs an accelerator.
 
     What takes longest comes first. What needs a device comes last: one that only pretends stays in the process.
     """
@@ -48,7 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
-    items.sort(key=lambda item: (item.get_closest_marker("device") is not None, "test_on_ranks[" not in item.name))
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        last = next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
+        return item.get_closest_marker("device") is not None, last
+
+    items.sort(key=place)
 
 
 def clean_environment() -> dict[str, str]:

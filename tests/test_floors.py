@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 
 FLOORS = [
-    ("errors", "weak"),
+    ("errors",),
     ("files", "formats", "registry", "tables"),
     ("call", "launch", "placement", "user_function", "witness"),
     ("processor", "startup", "uncaught"),
@@ -41,38 +41,38 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_065,
-    "asynchronous": 1_098,
+    ".": 3_045,
+    "asynchronous": 1_100,
     "bench": 1_275,
-    "cli": 2_060,
-    "collectives": 3_345,
-    "compute": 1_238,
-    "data": 5_866,
-    "engine": 614,
-    "foresight": 822,
-    "horovod": 1_007,
-    "lab": 483,
-    "measure": 1_520,
+    "cli": 2_025,
+    "collectives": 3_335,
+    "compute": 1_240,
+    "data": 5_870,
+    "engine": 630,
+    "foresight": 825,
+    "horovod": 1_010,
+    "lab": 485,
+    "measure": 1_445,
     "models": 760,
-    "network": 1_800,
-    "optimizers": 529,
-    "plan": 3_540,
-    "reducer": 3_651,
-    "rules": 1_157,
-    "schedules": 1_333,
-    "step": 2_698,
+    "network": 1_790,
+    "optimizers": 530,
+    "plan": 3_490,
+    "reducer": 3_655,
+    "rules": 1_160,
+    "schedules": 1_335,
+    "step": 2_700,
     "tensor_parallel": 1_420,
-    "testing": 1_519,
-    "torch_backend": 1_954,
-    "training": 6_495,
+    "testing": 1_520,
+    "torch_backend": 1_955,
+    "training": 6_490,
     "transports": 2_490,
-    "view": 939,
-    "wires": 268,
+    "view": 935,
+    "wires": 270,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 325
+MAX_FILES = 324
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

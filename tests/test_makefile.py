@@ -28,8 +28,8 @@ def test_a_half_that_fails_does_not_hide_the_other(fails: str, code: int, tmp_pa
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert log.read_text().splitlines() == [
-        "-m pytest -q --durations=50 -n 2 -m not launches",
-        "-m pytest -q --durations=50 -m launches",
+        "-m pytest -q --durations=50 -n 2 --dist worksteal -m not launches",
+        "-m pytest -q --durations=50 -n 2 --dist loadfile --no-loadscope-reorder -m launches",
     ]
 
 

@@ -64,12 +64,12 @@ batch = 16
 """
 
 
-def test_a_text_has_perplexity_and_no_confusion(unisono: Run, in_process: Run, tmp_path: Path) -> None:
+def test_a_text_has_perplexity_and_no_confusion(unisono: Run, on_ranks: Run, in_process: Run, tmp_path: Path) -> None:
     """Evaluated as a person would: the command starts the ranks."""
     (tmp_path / "text.txt").write_text(" ".join(map(str, range(400))))
     (tmp_path / "recipe.toml").write_text(TEXT_RECIPE)
     assert in_process("pack", "text.txt", "packs", "--window", "8").returncode == 0
-    done = unisono("train", "recipe.toml", "--ranks", "1", "--run", "mine")
+    done = on_ranks("train", "recipe.toml", "--run", "mine")
     assert done.returncode == 0, done.stderr
     reported = json.loads((tmp_path / "mine/metrics.jsonl").read_text())
     done = unisono("evaluate", "mine", "--ranks", "2", "--throughput")

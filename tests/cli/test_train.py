@@ -223,7 +223,7 @@ def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, recipe: str) -> None:
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
 
-def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run, recipe: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_ends_with_the_same_bits(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """With what was found by trying kept; `benchmarks/faults` kills more runs, at more moments."""
     rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
     epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
@@ -237,7 +237,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(unisono: Run, on_ranks: Run,
         assert watched.process.poll() is None, "the run ended by itself"
         os.killpg(watched.process.pid, signal.SIGKILL)
         assert watched.finish().returncode == -signal.SIGKILL  # once the launcher's helpers have killed the ranks
-    done = unisono("train", recipe, "--resume", "killed")
+    done = on_ranks("train", recipe, "--resume", "killed")
     assert done.returncode == 0, done.stderr
     assert re.search(rf"the run's own recipe is used; {recipe} differs from it in .*training\.epochs", done.stdout)
     step = int(re.search(r"resumes after step (\d+)", done.stdout).group(1))
@@ -547,18 +547,7 @@ def test_a_folder_that_holds_a_run_starts_no_rank(in_process: Run, recipe: str, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--set", "training.epoch=3"], "unknown key training.epoch; did you mean training.epochs?"),
         (["--set", "model.name=cd_dnn"], "model.name = 'cd_dnn' does not take samples of 1 x 8 x 8, as the data has"),
-    ],
-)
-def test_bad_input(unisono: Run, recipe: str, options: list[str], words: str) -> None:
-    """As a person meets it: once before ranks are started, once where these find it."""
-    assert_one_line_error(unisono("train", recipe, *options), words)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         (["--set", "model.name=torch:tensr"], "has no function tensr; did you mean torch:tensor?"),
         (["--run", "/proc/nowhere"], "cannot create the run's folder /proc/nowhere"),
     ],

@@ -20,7 +20,14 @@ from unisono.measure.facts import (
 )
 from unisono.measure.links import Links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading
-from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
+from unisono.measure.probes import (
+    Probe,
+    collective_probe,
+    decoding_probe,
+    disk_probe,
+    memory_probe,
+    product_probe,
+)
 from unisono.network import Network
 from unisono.network.choice import SupernodeRow
 from unisono.placement import one_rank_per_node, place
@@ -35,15 +42,15 @@ def reading(probe: Probe, *trials: tuple[tuple[float, ...], ...], schedule: str 
     return ProbeReading(probe, trials, 0.0, schedule)
 
 
-SMALL, LARGE = ProductProbe("linear", 10, 5000, 10_000), ProductProbe("convolution", 1, 64, 128, 10, 3)
+SMALL, LARGE = product_probe("linear", 10, 5000, 10_000), product_probe("convolution", 1, 64, 128, 10, 3)
 READINGS = (
     reading(SMALL, ((0.01, 0.02), (0.01, 0.02), (0.02, 0.04), (0.02, 0.04))),
     reading(LARGE, ((0.01, 0.04),) * 4, ((0.01, 0.04),) * 4, ((0.02, 0.04),) * 4),
-    reading(MemoryProbe(1000), ((1e-6,),) * 4),
-    reading(DecodingProbe(10, 10), ((1e-6,), (1e-6,), (1e-6,), (4e-6,))),
-    reading(DiskProbe(1000), ((1e-3,), (), (1e-3,), ())),
-    reading(DiskProbe(9000), ((1e-3,), (), (3e-3,), ())),
-    reading(CollectiveProbe("allreduce", "bfloat16", 4096), ((1.0,), (2.0,), (1.0,), (1.0,)), schedule="ring"),
+    reading(memory_probe(1000), ((1e-6,),) * 4),
+    reading(decoding_probe(10, 10), ((1e-6,), (1e-6,), (1e-6,), (4e-6,))),
+    reading(disk_probe(1000), ((1e-3,), (), (1e-3,), ())),
+    reading(disk_probe(9000), ((1e-3,), (), (3e-3,), ())),
+    reading(collective_probe("allreduce", "bfloat16", 4096), ((1.0,), (2.0,), (1.0,), (1.0,)), schedule="ring"),
 )
 SPEEDS = (((0, 1), 1e6), ((0, 1), 1e6))
 LINKS = Links(Network(1e-5, 1e-6, overhead=2e-6), (0, 0), SPEEDS)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.measure.probe_plan import SHARES, fits, plan_probe, share_of, trials
-from unisono.measure.probes import CollectiveProbe
 from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 
@@ -43,8 +42,8 @@ def test_a_part_that_cannot_be_measured_has_a_reason(nodes: int, ranks: int, dis
 def test_collectives_are_those_of_both_rules_in_both_wires() -> None:
     def calls(nodes: int) -> set[tuple[str, str]]:
         found = next(part.probes for part in plan_probe(60, nodes, 2, False).parts if part.name == "collectives")
-        assert {probe.bytes for probe in found if isinstance(probe, CollectiveProbe)} > set(MEASURED_BUCKET_BYTES)
-        return {(probe.collective, probe.wire) for probe in found if isinstance(probe, CollectiveProbe)}
+        assert {probe.work for probe in found} > set(MEASURED_BUCKET_BYTES)
+        return {probe.row[:2] for probe in found}
 
     narrow = {("allreduce", "bfloat16"), ("reduce_scatter", "bfloat16")}
     assert calls(2) == calls(1) | narrow

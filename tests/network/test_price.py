@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -80,7 +81,7 @@ def test_the_price_of_a_ring_is_what_a_simulation_takes(
     """One node enters and one leaves a supernode, whose uplink carries one node's bytes, not those of all."""
     of_rank = [node for node in range(len(supernodes)) for _ in range(ranks_per_node)]
     placement = place(of_rank, [supernodes[node] for node in of_rank])
-    network = shaped(10e9, max(Counter(supernodes).values()), oversubscription, gamma=0, within_alpha=0)
+    network = replace(shaped(10e9, max(Counter(supernodes).values()), oversubscription), gamma=0, within_alpha=0)
     ring, nbytes = find("ring", placement).allreduce, placement.ranks << 18
     simulated = simulate(ring, placement, network, nbytes, piece_bytes=nbytes)
     assert price(ring, placement, network, nbytes) == pytest.approx(simulated.seconds, rel=0.02)
@@ -88,7 +89,7 @@ def test_the_price_of_a_ring_is_what_a_simulation_takes(
 
 def test_twelve_hosts_on_three_switches() -> None:
     """A ring takes the time of a node's links, 147 ms for 100 MB, and is cheaper than an exchange of all with all."""
-    placement, network = regular(3, 4, 1), shaped(10e9, 4, 4, gamma=0)
+    placement, network = regular(3, 4, 1), replace(shaped(10e9, 4, 4), gamma=0)
     found = {name: price(find(name, placement).allreduce, placement, network, 100e6) for name in ("ring", "direct")}
     assert found["ring"] == pytest.approx(2 * 11 / 12 * 100e6 * 8e-10, rel=0.01)
     assert found["direct"] == pytest.approx(0.427, rel=0.01)

@@ -49,7 +49,7 @@ def test_signals_become_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: asked == ["save"])
         assert not signals.stop
-        signals.clear_pending()
+        signals.pending_since = None
         os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: asked == ["save", "stop"])
         assert signals.stop
@@ -75,7 +75,7 @@ def test_a_long_step_is_reported_once_and_a_finished_request_never(monkeypatch: 
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: len(asked) == 2)
         monkeypatch.setattr(module, "SLOW_STEP_SECONDS", 0.0)
-        signals.clear_pending()
+        signals.pending_since = None
     assert len(reported) == 1
 
 

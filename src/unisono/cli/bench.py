@@ -70,7 +70,7 @@ def collectives(
 
     found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
     files = {"results.json": json.dumps(found, indent=1), "table.md": table(found)}
-    done = _write_report(partial(write, world, output), output, files, "plot.svg", partial(draw, found))
+    done = write(world, output, partial(_write_report, output, files, "plot.svg", partial(draw, found)))
     log(f"\n{files['table.md']}\n\n{done}")
 
 
@@ -106,13 +106,12 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     rounds = 3 if rounds is None else rounds
     if ranks < 2 or rounds < 1:
         raise UsageError(f"--ranks {ranks} --rounds {rounds}: needs 2 ranks and 1 round, or more")
-    peers = _chosen("--against", against, PEERS)
-    collectives = _chosen("--collectives", compared, COLLECTIVES)
+    peers, collectives = _chosen("--against", against, PEERS), _chosen("--collectives", compared, COLLECTIVES)
     make_folder(output)  # known before anything is measured
     log = partial(print, flush=True)
     found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
     files = {"results.json": json.dumps(found, indent=1), "table.md": "\n".join([table(found), "", *summary(found)])}
-    done = _write_report(partial(write_alone, output), output, files, "plot.svg", partial(draw, found))
+    done = write_alone(output, partial(_write_report, output, files, "plot.svg", partial(draw, found)))
     log(f"\n{files['table.md']}\n\n{done}")
 
 
@@ -126,19 +125,13 @@ def _chosen(option: str, given: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def _write_report(
-    write_output: Callable[[Callable[[], object]], None],
-    output: Path,
-    files: Mapping[str, str],
-    picture: str = "",
-    draw: Callable[[], bytes] = bytes,
-) -> str:
+def _write_report(output: Path, files: Mapping[str, str], picture: str = "", draw: Callable[[], bytes] = bytes) -> str:
     """Write files of text into a folder, and a picture where matplotlib is installed. Return a line about them."""
     for name, content in files.items():
-        write_output(partial((output / name).write_text, content + "\n"))
+        (output / name).write_text(content + "\n")
     names, missing = list(files), no_pictures() if picture else ""
     if picture and not missing:
-        write_output(lambda: (output / picture).write_bytes(draw()))
+        (output / picture).write_bytes(draw())
         names.append(picture)
     return f"wrote {output}/{' and '.join(names)}{f'; {missing}' if missing else ''}"
 
@@ -152,8 +145,6 @@ def networks(
     steps: Annotated[int, typer.Option(help="Timed steps of each contender.")] = 3,
 ) -> None:
     """Time training steps of the papers' networks: images/s of Unisono and of stock PyTorch."""
-    from unisono.models import check_name
-
     if batch < 1 or steps < 1:
         raise UsageError(f"--batch {batch} --steps {steps}: both must be at least 1")
     chosen = [name for name in names.split(",") if name]
@@ -174,7 +165,7 @@ def networks(
     table = as_markdown(found)
     whole = {**about, "networks": found, "plan": plan.measured}
     files = {"networks.json": json.dumps(whole, indent=1), "networks.md": table}
-    done = _write_report(partial(write_alone, output), output, files)
+    done = write_alone(output, partial(_write_report, output, files))
     print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n\n{done}")
 
 
@@ -244,8 +235,8 @@ def layers(
 
         title = f"{model}, batch {batch}, {about['dtype']}"
         files = {"layers.json": json.dumps(as_data(rows, peak, about), indent=1)}
-        picture = "layers.svg", partial(draw, rows, peak, title)
-        console.print(_write_report(partial(write_alone, output), output, files, *picture), markup=False)
+        report = partial(_write_report, output, files, "layers.svg", partial(draw, rows, peak, title))
+        console.print(write_alone(output, report), markup=False)
 
 
 def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> None:

@@ -127,10 +127,10 @@ def price(
 
     The formula prices the busiest rank and knows no waits between ranks; `unisono simulate` plays all of them.
     """
-    from unisono.plan.collective_costs import price_schedule, schedules_of
+    from unisono.plan.collective_costs import price_schedule
 
     payloads = sizes_of(sizes)
-    schedules, left_out = schedules_of(case, names_of(algorithms))
+    schedules, left_out = _schedules_of(case, algorithms)
     by_schedule = [price_schedule(case, name, payloads) for name in schedules]
     found = [
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
@@ -159,11 +159,9 @@ def simulate(
     The slow links of a machine file count; --slow-link goes before them. The price beside it knows neither slow links
     nor late ranks. --slow-link and --late may be repeated.
     """
-    from unisono.plan.collective_costs import schedules_of
-
     payloads = sizes_of(sizes)
     uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
-    schedules, left_out = schedules_of(case, names_of(algorithms))
+    schedules, left_out = _schedules_of(case, algorithms)
     found = [
         _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
         for nbytes in payloads
@@ -179,9 +177,11 @@ def sizes_of(text: str) -> list[int]:
     return [parse_bytes(size) for size in text.split(",")]
 
 
-def names_of(text: str | None) -> list[str]:
-    """Return the schedules that were named."""
-    return [name for name in (text or "").split(",") if name]
+def _schedules_of(case: CollectiveCase, names: str | None) -> tuple[list[str], list[LeftOut]]:
+    """Return the schedules that were named, else all of the collective, and those that are left out."""
+    from unisono.plan.collective_costs import schedules_of
+
+    return schedules_of(case, [name for name in (names or "").split(",") if name])
 
 
 def _uneven(own: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
@@ -217,31 +217,13 @@ def _rank_and_value(text: str, option: str, form: str, ranks: int) -> tuple[int,
 # Results, as data for JSON
 
 
-def as_data(case: CollectiveCase, left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """Return the case, and the schedules that are left out."""
-    return {
-        "collective": case.collective,
-        "ranks": case.placement.ranks,
-        "nodes": len(case.placement.nodes),
-        "supernodes": len(set(case.placement.supernodes)) or 1,
-        "wire": case.wire,
-        "network": {name: None if value is None else float(value) for name, value in vars(case.table.network).items()},
-        "left_out": {name: one.reason for one in left_out for name in one.schedules},
-    }
-
-
 def _size(case: CollectiveCase, nbytes: int, bound: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the rows of a size, quickest first, with the bound of the links and the choice of `auto`."""
     from unisono.plan.collective_costs import choose_auto
 
-    return {
-        "bytes": nbytes,
-        "bound_seconds": bound,
-        "auto": choose_auto(case, nbytes),
-        "schedules": [
-            {**row, "share_of_bound": bound / row["seconds"]} for row in sorted(rows, key=lambda row: row["seconds"])
-        ],
-    }
+    quickest_first = sorted(rows, key=lambda row: row["seconds"])
+    schedules = [{**row, "share_of_bound": bound / row["seconds"]} for row in quickest_first]
+    return {"bytes": nbytes, "bound_seconds": bound, "auto": choose_auto(case, nbytes), "schedules": schedules}
 
 
 def _simulated(
@@ -259,14 +241,21 @@ def _simulated(
             left_out.append(LeftOut((name,), f"{format_bytes(nbytes)}: {error}"))
             continue
         delays = [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays]
-        beside = {"price_seconds": price_schedule(case, name, [nbytes])[0].seconds, "bottleneck": done.bottleneck}
-        rows.append({**done._asdict(), **beside, "delays": delays})
+        row = {"schedule": name, "seconds": done.seconds, "ends": done.ends, "delays": delays, "exact": done.exact}
+        priced = price_schedule(case, name, [nbytes])[0].seconds
+        rows.append({**row, "price_seconds": priced, "bottleneck": done.bottleneck})
     return rows
 
 
 # Results, as text
 
 Row = Mapping[str, Any]
+
+
+Column = tuple[str, Callable[[Row], str]]
+
+FIRST: Column = "schedule", lambda row: row["schedule"]
+LAST: Column = "", lambda row: row["mark"]
 
 
 def _end(which: Callable[[Sequence[float]], float]) -> Callable[[Row], str]:
@@ -301,25 +290,36 @@ def _show(
 ) -> None:
     """Print a table of these columns for each size, or all as JSON, with what is `beside` the sizes there."""
     if as_json:
-        print(json.dumps({**as_data(case, left_out), **beside, "sizes": found}, indent=1))
+        network = {name: None if number is None else float(number) for name, number in vars(case.table.network).items()}
+        data = {
+            "collective": case.collective,
+            "ranks": case.placement.ranks,
+            "nodes": len(case.placement.nodes),
+            "supernodes": len(set(case.placement.supernodes)) or 1,
+            "wire": case.wire,
+            "network": network,
+            "left_out": {name: one.reason for one in left_out for name in one.schedules},
+        }
+        print(json.dumps({**data, **beside, "sizes": found}, indent=1))
         return
     print(describe(case))
     for size in found:
-        _print_size(size, columns)
-        print("\n" * (columns is SIMULATED), end="")
-        for row in size["schedules"] if columns is SIMULATED else ():
-            print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
-    print_left_out(left_out)
-
-
-def _print_size(size: Mapping[str, Any], columns: Mapping[str, Callable[[Row], str]]) -> None:
-    """Print the table of a size, under a title."""
-    auto = size["auto"]
-    takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
-    bound = format_seconds(size["bound_seconds"])
-    print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
-    first, last = ("schedule", lambda row: row["schedule"]), ("", lambda row: "auto" * (row["schedule"] == auto))
-    print("\n".join(column_table([first, *columns.items(), last], size["schedules"], left={0})))
+        auto = size["auto"]
+        rows = [{**row, "mark": "auto" * (row["schedule"] == auto)} for row in size["schedules"]]
+        takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
+        bound = format_seconds(size["bound_seconds"])
+        print(f"\n{format_bytes(size['bytes'])}: bound of the links {bound}, auto takes {takes}")
+        print("\n".join(column_table([FIRST, *columns.items(), LAST], rows, left={0})))
+        if columns is SIMULATED:
+            print()
+            for row in rows:
+                print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
+    print()
+    for one in left_out:
+        of_base = Counter(name.partition("/")[0] for name in one.schedules)
+        groups = [name for name in one.schedules if of_base[name.partition("/")[0]] == 1]
+        groups += [f"{base} (all {count})" for base, count in of_base.items() if count > 1]
+        print(f"left out: {', '.join(groups)}: {one.reason}")
 
 
 def describe(case: CollectiveCase) -> str:
@@ -339,16 +339,6 @@ def describe(case: CollectiveCase) -> str:
     if not network.measured:
         words.append("an unknown network (no --machine, --table or --rate)")
     return ", ".join(words)
-
-
-def print_left_out(left_out: Sequence[LeftOut]) -> None:
-    """Print a line for each reason for which schedules are left out."""
-    print()
-    for one in left_out:
-        of_base = Counter(name.partition("/")[0] for name in one.schedules)
-        groups = [name for name in one.schedules if of_base[name.partition("/")[0]] == 1]
-        groups += [f"{base} (all {count})" for base, count in of_base.items() if count > 1]
-        print(f"left out: {', '.join(groups)}: {one.reason}")
 
 
 def _ends(ends: Sequence[float]) -> str:

@@ -76,11 +76,9 @@ def _step(
     for option, number in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
         if number < 1:
             raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
-    _check_most("ranks", ranks, MAX_DRAWN_RANKS)
-    _check_most("buckets", buckets, MAX_DRAWN_BUCKETS)
-    _check_most("steps", steps, MAX_DRAWN_BUCKETS // buckets)
-    for option, number in options.items():
-        _check_most(option, number, MAX_DRAWN_BUCKETS)
+    most = {"ranks": MAX_DRAWN_RANKS, "steps": MAX_DRAWN_BUCKETS // buckets}
+    for option, number in {"ranks": ranks, "buckets": buckets, "steps": steps, **options}.items():
+        _check_most(option, number, most.get(option, MAX_DRAWN_BUCKETS))
     kind = find_rule(name)
     names = {entry.name for entry in fields(kind)}
     beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -18,6 +19,7 @@ from unisono.formats import MAX_DIGITS
 if TYPE_CHECKING:
     from unisono.plan.machines import MachineFacts
     from unisono.plan.planned_run import PlannedRun
+    from unisono.plan.run_report import PlannedLayer
     from unisono.plan.run_row import RunPlan
     from unisono.training.planned_run import PlanRecipe
 
@@ -98,11 +100,18 @@ def plan(
     before = _predict(settings, facts, counts, ranks_per_node)
     after = {words: _predict(*changed(settings, facts, words), counts, ranks_per_node) for words in what_if or ()}
     if chart is not None:
-        _draw(before, after, chart)
+        from unisono.plan.run_report import changed_rules
+        from unisono.view.chart import write_picture
+        from unisono.view.predictions import draw_plans
+
+        others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
+        picture = draw_plans([*before.rows, *others], before.title, before.run.machine.name)
+        write_picture(chart, picture, "--chart")
+    wanted = counts if layers else ()
     if as_json:
-        print(json.dumps(_data(before, after, worthwhile, counts if layers else ()), indent=1))
+        print(json.dumps(_data(before, after, worthwhile, wanted), indent=1))
     else:
-        _print(before, after, worthwhile, counts if layers else ())
+        _print(before, after, worthwhile, wanted)
 
 
 class _Planned(NamedTuple):
@@ -112,9 +121,12 @@ class _Planned(NamedTuple):
     run: PlannedRun
     rows: list[RunPlan]
 
-    def splits(self, nodes: int) -> Mapping[str, str]:
-        """Return the split layers of the run on so many nodes."""
-        return next(row.split for row in reversed(self.rows) if row.nodes == nodes)
+    def layers_on(self, nodes: int) -> list[PlannedLayer]:
+        """Return the layers of the run on so many nodes, split as the plan has them there."""
+        from unisono.plan.run_report import layers_of
+
+        split = next(row.split for row in reversed(self.rows) if row.nodes == nodes)
+        return layers_of(replace(self.run, nodes=nodes), split)
 
 
 def _predict(recipe: PlanRecipe, machine: MachineFacts, counts: tuple[int, ...], ranks_per_node: int) -> _Planned:
@@ -127,9 +139,7 @@ def _predict(recipe: PlanRecipe, machine: MachineFacts, counts: tuple[int, ...],
 
 def _print(before: _Planned, after: Mapping[str, _Planned], least: float, layers: tuple[int, ...]) -> None:
     """Print the plan as a table, what the changes make of it, and its layers on these numbers of nodes."""
-    from dataclasses import replace
-
-    from unisono.plan.run_report import as_lines, compare, comparison_lines, layer_lines, layers_of
+    from unisono.plan.run_report import as_lines, compare, comparison_lines, layer_lines
 
     print(f"{before.title}, on {before.run.machine.name}\n")
     print("\n".join(as_lines(before.rows, before.run, least)))
@@ -138,14 +148,12 @@ def _print(before: _Planned, after: Mapping[str, _Planned], least: float, layers
         print("\n" + "\n".join(comparison_lines(changes)))
     for nodes in layers:
         print(f"\nlayers on {nodes} node{'s' * (nodes > 1)}\n")
-        print("\n".join(layer_lines(layers_of(replace(before.run, nodes=nodes), before.splits(nodes)))))
+        print("\n".join(layer_lines(before.layers_on(nodes))))
 
 
 def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers: tuple[int, ...]) -> dict[str, object]:
     """Return the plan as data, with what the changes make of it, and its layers on these numbers of nodes."""
-    from dataclasses import replace
-
-    from unisono.plan.run_report import as_data, compare, comparison_data, layers_of
+    from unisono.plan.run_report import as_data, compare, comparison_data
 
     data: dict[str, object] = as_data(before.rows, before.run, least)
     if after:
@@ -158,21 +166,8 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
             for words, found in after.items()
         ]
     if layers:
-        data["layers"] = {
-            nodes: [one._asdict() for one in layers_of(replace(before.run, nodes=nodes), before.splits(nodes))]
-            for nodes in layers
-        }
+        data["layers"] = {nodes: [layer._asdict() for layer in before.layers_on(nodes)] for nodes in layers}
     return data
-
-
-def _draw(before: _Planned, after: Mapping[str, _Planned], path: Path) -> None:
-    """Write a chart of the plan, and of what the changes make of it."""
-    from unisono.plan.run_report import changed_rules
-    from unisono.view.chart import write_picture
-    from unisono.view.predictions import draw_plans
-
-    others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
-    write_picture(path, draw_plans([*before.rows, *others], before.title, before.run.machine.name), "--chart")
 
 
 def _check(run: Path, as_json: bool, other: str | Path | None) -> None:

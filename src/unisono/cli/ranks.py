@@ -22,7 +22,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -44,6 +44,8 @@ from unisono.witness import LISTENER_VARIABLE, Listener
 
 if TYPE_CHECKING:
     from unisono.world import World
+
+Result = TypeVar("Result")
 
 RanksOption = Annotated[
     int | None,
@@ -223,16 +225,16 @@ def write_text(world: World, path: Path, text: str) -> None:
     write(world, path, action)
 
 
-def write(world: World, path: Path, action: Callable[[], object]) -> None:
-    """Write something into `path`, on rank 0. Raises UsageError, on all ranks, where that fails."""
+def write(world: World, path: Path, action: Callable[[], Result]) -> Result:
+    """Write something into `path`, on rank 0. Return its result. Raises UsageError, on all ranks, where that fails."""
     with world.agree_on_errors():
-        world.call_on_root(partial(write_alone, path, action))
+        return world.call_on_root(partial(write_alone, path, action))
 
 
-def write_alone(path: Path, action: Callable[[], object]) -> None:
-    """Write something into `path`, in this process. Raises UsageError where that fails."""
+def write_alone(path: Path, action: Callable[[], Result]) -> Result:
+    """Write something into `path`, in this process. Return its result. Raises UsageError where that fails."""
     try:
-        action()
+        return action()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
@@ -262,24 +264,19 @@ class Shutdown:
 
     def exit(self, code: int) -> None:
         """Exit with a code. All ranks call it together."""
+        interrupted = "was interrupted (SIGINT)", INTERRUPTED  # MPI_Finalize would wait for the others forever
         if self._size > 1 and code == INTERRUPTED:
-            self.interrupt()
+            self._abort(*interrupted)
         if self._active:
             self._code = code
             atexit.unregister(witness.notify)
-            signal.signal(signal.SIGINT, lambda *_: self.interrupt())
-            signal.signal(signal.SIGTERM, lambda *_: self.terminate())
+            terminated = "got SIGTERM during its exit, after everything was saved", 128 + signal.SIGTERM
+            signal.signal(signal.SIGINT, lambda *_: self._abort(*interrupted))
+            signal.signal(signal.SIGTERM, lambda *_: self._abort(*terminated))
         sys.exit(code)
 
-    def interrupt(self) -> None:
-        """End all ranks when this one is interrupted: MPI_Finalize would wait for the others forever."""
-        self._abort("was interrupted (SIGINT)", INTERRUPTED)
-
-    def terminate(self) -> None:
-        """End all ranks when this one gets SIGTERM during its exit, after everything was saved."""
-        self._abort("got SIGTERM during its exit, after everything was saved", 128 + signal.SIGTERM)
-
     def _abort(self, what: str, code: int) -> None:
+        """End all ranks, and say what has happened to this one."""
         number = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
         witness.report_abort(f"unisono: rank {number} of {self._size} {what}: all ranks end\n")
         mpi = sys.modules.get("unisono.mpi")

@@ -68,7 +68,7 @@ def evaluate(
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
 
 
-def _print(found: Evaluation) -> None:
+def _print(evaluation: Evaluation) -> None:
     """Print the measures, and under them the throughput if it was measured."""
     from rich.console import Console
     from rich.markup import escape
@@ -77,22 +77,16 @@ def _print(found: Evaluation) -> None:
     console, table = Console(), Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, value in found.rows():
-        table.add_row(name, escape(value))
+    for name, words in evaluation.rows():
+        table.add_row(name, escape(words))
     console.print(table)
-    if found.throughput:
-        console.print(_throughput_table(found))
-
-
-def _throughput_table(found: Evaluation) -> object:
-    from rich.table import Table
-
-    table = Table(title="forward passes, one rank")
-    for head in ("batch", "ms", found.speed_unit):
-        table.add_column(head, justify="right")
-    for entry in found.throughput:
-        table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{found.speed(entry):,.0f}")
-    return table
+    if evaluation.throughput:
+        table = Table(title="forward passes, one rank")
+        for head in ("batch", "ms", evaluation.speed_unit):
+            table.add_column(head, justify="right")
+        for entry in evaluation.throughput:
+            table.add_row(f"{entry.batch}", f"{1e3 * entry.seconds:.2f}", f"{evaluation.speed(entry):,.0f}")
+        console.print(table)
 
 
 def predict(

@@ -64,7 +64,7 @@ class Watch:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
         self._comm = comm.Dup()
         self._worlds: dict[str, Calls] = {}
-        self._lock = threading.Lock()  # over the worlds that are watched, and what is seen of them
+        self._lock = threading.RLock()  # over the worlds that are watched, and what is seen of them
         self._pending: list[CallNotice] = []  # of calls that this rank may not have entered
         self._ended = False
         self._stop = threading.Event()
@@ -95,10 +95,7 @@ class Watch:
                 del self._worlds[calls.name]
 
     def has_ended(self, calls: Calls, member: int) -> bool:
-        """Return True if a rank of a world is known to have ended its program.
-
-        One of another node is asked, and its answer is known at a later call.
-        """
+        """Return True if a rank is known to have ended its program; one of another node is asked, for a later call."""
         rank = calls.ranks[member]
         self._queries.send(None, {rank} - set(self._queries.node.ranks))
         state = self._queries.last_state(rank)
@@ -141,7 +138,7 @@ class Watch:
         while not self._stop.wait(POLL_SECONDS):
             with self._lock:
                 if self._queries.node.queried:
-                    self._queries.node.write(self._state_now())
+                    self._queries.node.write(self._state())
                 for calls in self._worlds.values():
                     self._check(calls)
 
@@ -213,22 +210,17 @@ class Watch:
 
     def _state(self) -> State:
         with self._lock:
-            return self._state_now()
-
-    def _state_now(self) -> State:
-        worlds = list(self._worlds.values())
-        waits = [
-            Wait(calls.name, current.number, current.words, calls.progress.seconds)
-            for calls in worlds
-            if (current := calls.current) is not None
-            and current.number == calls.progress.number
-            and calls.failure is None
-        ]
-        numbers = {calls.name: calls.position for calls in worlds}
-        broken = tuple(calls.name for calls in worlds if calls.failure is not None)
-        # another watch of this process may have left, and wait for other ranks
-        ended = self._ended or is_outermost(Watch._leave)
-        return State("" if ended else call_site(), () if ended else tuple(waits), numbers, broken, ended)
+            worlds = list(self._worlds.values())
+            waits = tuple(
+                Wait(calls.name, current.number, current.words, calls.progress.seconds)
+                for calls in worlds
+                if (current := calls.current) and current.number == calls.progress.number and not calls.failure
+            )
+            numbers = {calls.name: calls.position for calls in worlds}
+            broken = tuple(calls.name for calls in worlds if calls.failure is not None)
+            # another watch of this process may have left, and wait for other ranks
+            ended = self._ended or is_outermost(Watch._leave)
+            return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)
 
     def _on_notice(self, notice: CallNotice) -> None:
         with self._lock:

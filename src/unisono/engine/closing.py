@@ -1,10 +1,12 @@
-"""Base class of objects that are closed at the end of a `with` block."""
+"""Ends of objects: of those that a `with` block closes, and of those that others do not keep alive."""
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Closing(ABC):
@@ -22,3 +24,14 @@ class Closing(ABC):
     ) -> None:
         if error is None:
             self.close()
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method as long as its object lives, and then does nothing."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        living = reference()
+        return None if living is None else living(*arguments, **named)
+
+    return call

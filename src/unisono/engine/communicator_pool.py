@@ -17,11 +17,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from unisono.engine.closing import Closing
+from unisono.engine.closing import Closing, weakly
 from unisono.engine.dependencies import ExclusiveVariable
 from unisono.engine.engine import Engine
 from unisono.placement import Partition
-from unisono.weak import weakly
 from unisono.world import World
 
 Result = TypeVar("Result")

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from unisono.data_parallel import parallel
+from unisono.engine.closing import weakly
 from unisono.errors import UsageError
 from unisono.horovod.collectives import Compression, Compressor, ReduceOp, allreduce
 from unisono.horovod.session import session
 from unisono.horovod.state import broadcast_optimizer_state, broadcast_parameters
 from unisono.reducer import Reducer, reducer_of
 from unisono.rules import BSP, Exchange
-from unisono.weak import weakly
 from unisono.world import World
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]

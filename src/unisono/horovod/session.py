@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from unisono.engine.closing import weakly
 from unisono.errors import UnisonoError, UsageError
 from unisono.initialize import init as make_world
-from unisono.weak import weakly
 from unisono.world import World
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 from unisono.launch import available_cores
 from unisono.measure.links import Links, slow_links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
-from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
 from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
 from unisono.plan.machines import (
@@ -52,14 +51,14 @@ DIGITS = 5
 """Digits of a value in the file: trials differ by more."""
 
 
-class Found(NamedTuple):
-    """Value of the file, and how it was found."""
+class MeasuredValue(NamedTuple):
+    """Value of the file, and how it was measured."""
 
     value: float
     words: str
 
 
-Values = dict[str, Found]
+Values = dict[str, MeasuredValue]
 """Values by their key, "link.latency": those of the tables, and the words of [measured]."""
 
 
@@ -70,10 +69,13 @@ def machine_facts(
 
     An empty `name` becomes the hosts and ranks.
     """
-    readings, links = _by_kind(findings.readings), findings.links
-    products = tuple(_product_row(one, placement) for one in readings[ProductProbe])
+    readings, links = defaultdict[str, list[ProbeReading]](list), findings.links
+    for reading in findings.readings:
+        readings[reading.probe.kind].append(reading)
+    products = tuple(_product_row(reading, placement) for reading in readings["product"])
     hosts = tuple(sites[ranks[0]].host for ranks in placement.nodes)
-    slow = {} if links is None else _slow_nodes(links)
+    ratios = {} if links is None else slow_links(len(links.supernodes), links.speeds)
+    slow = {node: _rounded(ratio) for node, ratio in ratios.items()}
     sizes = () if links is None else _supernode_sizes(links, slow)
     values = {
         **_system(sites, placement),
@@ -91,20 +93,13 @@ def machine_facts(
         choices=choice_tables(links, hosts, findings.rows),
         probe=ProbeFacts(date, version, hosts, placement.ranks, len(hosts), seconds, reasons),
         products=products,
-        collectives=tuple(_collective_row(one, placement) for one in readings[CollectiveProbe]),
+        collectives=tuple(_collective_row(reading, placement) for reading in readings["collective"]),
     )
 
 
 def _of_table(table: str, values: Values) -> dict[str, Any]:
     of_keys = ((key.partition("."), found.value) for key, found in values.items())
     return {name: value for (prefix, _, name), value in of_keys if prefix == table}
-
-
-def _by_kind(readings: Sequence[ProbeReading]) -> Mapping[type[Probe], list[ProbeReading]]:
-    found: defaultdict[type[Probe], list[ProbeReading]] = defaultdict(list)
-    for one in readings:
-        found[type(one.probe)].append(one)
-    return found
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -130,13 +125,10 @@ def node_rates(reading: ProbeReading, placement: Placement, index: int = 0, work
 
 
 def _product_row(reading: ProbeReading, placement: Placement) -> ProductRow:
-    probe = reading.probe
-    assert isinstance(probe, ProductProbe)
+    kind, rows, inner, columns, kernel = reading.probe.row
     forward, spread = median_and_spread(node_rates(reading, placement))
-    backward, other = median_and_spread(node_rates(reading, placement, 1, 2 * probe.work))
-    return ProductRow(
-        probe.kind, probe.rows, probe.inner, probe.outputs, probe.kernel**2, forward, backward, max(spread, other)
-    )
+    backward, other = median_and_spread(node_rates(reading, placement, 1, 2 * reading.probe.work))
+    return ProductRow(kind, rows, inner, columns, kernel, forward, backward, max(spread, other))
 
 
 def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
@@ -146,10 +138,10 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
     cores = statistics.median_low(len(frozenset().union(*(site.cores for site in ranks))) for ranks in of_nodes)
     memory = min(ranks[0].system.memory_bytes for ranks in of_nodes)
     values = {
-        "node.cores": Found(cores, "cores that the ranks of a node may use"),
-        "node.memory_bytes": Found(memory, "by the system: least of the nodes"),
-        "node.cache_bytes": Found(system.cache_bytes, "by the system: level 2 of a core"),
-        "node.simd_width": Found(system.simd_width, "by the system: widest vectors"),
+        "node.cores": MeasuredValue(cores, "cores that the ranks of a node may use"),
+        "node.memory_bytes": MeasuredValue(memory, "by the system: least of the nodes"),
+        "node.cache_bytes": MeasuredValue(system.cache_bytes, "by the system: level 2 of a core"),
+        "node.simd_width": MeasuredValue(system.simd_width, "by the system: widest vectors"),
     }
     return {key: found for key, found in values.items() if found.value}
 
@@ -161,29 +153,29 @@ def _computing(products: Sequence[ProductRow]) -> Values:
     best = max(products, key=lambda row: max(row.forward, row.backward))
     flops, shape = max(best.forward, best.backward), f"({best.rows}, {best.inner}) x ({best.inner}, {best.columns})"
     words = f"best of {len(products)} products: {best.kind} of {shape}, on all ranks at once, spread {best.spread:.0%}"
-    values = {"node.flops": Found(flops, words)}
+    values = {"node.flops": MeasuredValue(flops, words)}
     for kind in (CONVOLUTION_KIND, LINEAR_KIND):
         steps = [row.step / flops for row in products if row.kind == kind]
         if steps and (share := _rounded(statistics.median(steps))) < 1:
-            values[f"efficiency.{kind}"] = Found(share, "median of the products' steps, over node.flops")
+            values[f"efficiency.{kind}"] = MeasuredValue(share, "median of the products' steps, over node.flops")
     return values
 
 
-def _rates(readings: Mapping[type[Probe], Sequence[ProbeReading]], placement: Placement) -> Values:
+def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement) -> Values:
     """Return the median rates of memory, disk and decoding in the largest probe of each."""
     values = Values()
-    for kind, key in ((MemoryProbe, "node.memory_bandwidth"), (DiskProbe, "disk.bandwidth")):
+    for kind, key in (("memory", "node.memory_bandwidth"), ("disk", "disk.bandwidth")):
         for largest in readings[kind][-1:]:
             values[key] = _rate(largest, node_rates(largest, placement))
-    for largest in readings[DecodingProbe][-1:]:
+    for largest in readings["decoding"][-1:]:
         each = [largest.probe.work / took[0] for trial in largest.trials for took in trial if took]
         values["decoding.pixels"] = _rate(largest, each)
     return values
 
 
-def _rate(reading: ProbeReading, rates: Sequence[float]) -> Found:
+def _rate(reading: ProbeReading, rates: Sequence[float]) -> MeasuredValue:
     rate, spread = median_and_spread(rates)
-    return Found(rate, f"{reading.probe.words}: median of {len(rates)}, spread {spread:.0%}")
+    return MeasuredValue(rate, f"{reading.probe.words}: median of {len(rates)}, spread {spread:.0%}")
 
 
 def _links(links: Links) -> Values:
@@ -191,21 +183,17 @@ def _links(links: Links) -> Values:
     bandwidth, spread = median_and_spread([speed for _, speed in links.speeds])
     pairs = f"{len(links.speeds)} exchanges of pairs of nodes, both ways, all at once: median {bandwidth:.4g} bytes/s"
     values = {
-        "link.bandwidth": Found(
+        "link.bandwidth": MeasuredValue(
             1 / float(links.network.beta), f"long exchanges inside supernodes; before, {pairs}, spread {spread:.0%}"
         ),
-        "link.latency": Found(
+        "link.latency": MeasuredValue(
             float(links.network.alpha), "half the time of 4 bytes there and back, mean of a node, median of nodes"
         ),
-        "link.overhead": Found(
+        "link.overhead": MeasuredValue(
             float(links.network.overhead), "16 messages of 1 KiB at once beside one, each way, median of nodes"
         ),
     }
     return {key: found._replace(value=_rounded(found.value)) for key, found in values.items() if found.value}
-
-
-def _slow_nodes(links: Links) -> dict[int, float]:
-    return {node: _rounded(factor) for node, factor in slow_links(len(links.supernodes), links.speeds).items()}
 
 
 def _supernode_sizes(links: Links, slow: Container[int]) -> tuple[int, ...]:
@@ -218,10 +206,12 @@ def _topology(links: Links, sizes: Sequence[int]) -> Values:
     """Return the supernodes, if there are several of one size, and how much narrower their uplinks are than links."""
     if len(sizes) < 2 or len(set(sizes)) > 1:
         return {}
-    values = {"topology.supernode": Found(sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")}
+    values = {
+        "topology.supernode": MeasuredValue(sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")
+    }
     if (ratio := float((links.network.uplink_beta or 0.0) / links.network.beta) * sizes[0]) > 1:
         words = "exchanges of all nodes of a group with others, over those inside"
-        values["topology.oversubscription"] = Found(_rounded(ratio), words)
+        values["topology.oversubscription"] = MeasuredValue(_rounded(ratio), words)
     return values
 
 
@@ -254,11 +244,9 @@ def _left_out(sizes: Sequence[int], hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _collective_row(reading: ProbeReading, placement: Placement) -> CollectiveRow:
-    probe = reading.probe
-    assert isinstance(probe, CollectiveProbe)
+    collective, wire, nbytes = reading.probe.row
     seconds = median_and_spread([slowest(trial) for trial in reading.trials])
-    sizes = len(placement.nodes), placement.ranks
-    return CollectiveRow(probe.collective, reading.schedule, probe.wire, *sizes, probe.bytes, *seconds)
+    return CollectiveRow(collective, reading.schedule, wire, len(placement.nodes), placement.ranks, nbytes, *seconds)
 
 
 def _rounded(value: float) -> float:

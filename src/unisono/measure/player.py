@@ -237,7 +237,8 @@ def _timings(world: World, collective: str, network: Network, max_bytes: int, lo
 def _names(collective: str, placement: Placement) -> list[str]:
     """Return the names of the candidates."""
     if placement.one_node and collective in SHARED_MEMORY_COLLECTIVES:
-        return [LIBRARY, *(["flat"] if collective == "allreduce" else []), "direct"]
+        fused = {"allreduce": ["flat", "direct"], "broadcast": ["tree"]}
+        return [LIBRARY, *fused.get(collective, ["direct"])]
     return [LIBRARY, *candidates(collective, placement)]
 
 

@@ -21,7 +21,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from unisono.measure.links import Links
-from unisono.measure.probes import CollectiveProbe, DecodingProbe, DiskProbe, MemoryProbe, Probe, ProductProbe
+from unisono.measure.probes import (
+    Probe,
+    collective_probe,
+    decoding_probe,
+    disk_probe,
+    memory_probe,
+    product_probe,
+)
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
 from unisono.network.choice import ChoiceRow
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
@@ -90,12 +97,12 @@ def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
     probes: dict[str, Sequence[Probe]] = {
         "links": [],
         "products": [
-            *(ProductProbe(LINEAR_KIND, *sizes) for sizes in LINEAR_SIZES),
-            *(ProductProbe(CONVOLUTION_KIND, *sizes) for sizes in CONVOLUTION_SIZES),
+            *(product_probe(LINEAR_KIND, *sizes) for sizes in LINEAR_SIZES),
+            *(product_probe(CONVOLUTION_KIND, *sizes) for sizes in CONVOLUTION_SIZES),
         ],
-        "memory": [MemoryProbe(SUM_BYTES)],
-        "decoding": [DecodingProbe(500, 375)],
-        "disk": [DiskProbe(nbytes) for nbytes in DISK_BYTES],
+        "memory": [memory_probe(SUM_BYTES)],
+        "decoding": [decoding_probe(500, 375)],
+        "disk": [disk_probe(nbytes) for nbytes in DISK_BYTES],
         "collectives": list(_collectives(nodes)),
     }
     ends = accumulate(SHARES.values())
@@ -107,13 +114,13 @@ def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
     return ProbePlan(parts, tuple(f"{name}: {reason}" for name, reason in reasons.items() if reason))
 
 
-def _collectives(nodes: int) -> Iterator[CollectiveProbe]:
+def _collectives(nodes: int) -> Iterator[Probe]:
     """Yield the collectives of BSP and of Sharded, whose weights are not encoded. Within a node nothing is encoded."""
     for nbytes in COLLECTIVE_BYTES:
         for wire in (FLOAT32_WIRE, NARROW_WIRE)[: 1 + (nodes > 1)]:
-            yield CollectiveProbe("allreduce", wire, nbytes)
-            yield CollectiveProbe("reduce_scatter", wire, nbytes)
-        yield CollectiveProbe("all_gather", FLOAT32_WIRE, nbytes)
+            yield collective_probe("allreduce", wire, nbytes)
+            yield collective_probe("reduce_scatter", wire, nbytes)
+        yield collective_probe("all_gather", FLOAT32_WIRE, nbytes)
 
 
 def share_of(remaining: float, works: Sequence[float]) -> float:

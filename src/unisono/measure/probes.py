@@ -18,11 +18,10 @@ import io
 import os
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,27 +44,22 @@ MeasuredCall = Callable[[], tuple[float, ...]]
 """Function that returns the seconds of a call, or of its passes; none where this rank takes no part."""
 
 
-@dataclass(frozen=True)
-class Probe(ABC):
+class Probe(NamedTuple):
     """Measurement that all ranks make together."""
 
-    @property
-    @abstractmethod
-    def work(self) -> float:
-        """FLOPs, bytes or pixels of a rank's call: what its seconds stand for."""
-
-    @property
-    @abstractmethod
-    def words(self) -> str:
-        """Name with the sizes."""
-
-    @abstractmethod
-    def prepare(self, world: World, folder: Path | None) -> AbstractContextManager[MeasuredCall]:
-        """Return the context with the call on this rank. Entered by all ranks; disks read from `folder`."""
-
-    def schedule(self, world: World) -> str:  # noqa: ARG002
-        """Return the schedule that is measured, of a collective."""
-        return ""
+    kind: str
+    """"product", "memory", "decoding", "disk" or "collective"."""
+    words: str
+    """Name with the sizes."""
+    work: float
+    """FLOPs, bytes or pixels of a rank's call: what its seconds stand for."""
+    prepare: Callable[[World, Path | None], AbstractContextManager[MeasuredCall]]
+    """Function (world, folder) that returns the context with the call on this rank. Entered by all ranks; disks read
+    from the folder."""
+    row: tuple[Any, ...] = ()
+    """First values of its row in a machine file."""
+    schedule: Callable[[World], str] = lambda _: ""
+    """Function that returns the schedule that is measured, of a collective."""
 
 
 def timed(action: Callable[[], object]) -> MeasuredCall:
@@ -79,101 +73,55 @@ def timed(action: Callable[[], object]) -> MeasuredCall:
     return call
 
 
-@dataclass(frozen=True)
-class ProductProbe(Probe):
-    """Linear layer, or convolution of square images with a square kernel, stride 1, for the samples of a rank.
+def product_probe(kind: str, samples: int, inputs: int, outputs: int, side: int = 1, kernel: int = 1) -> Probe:
+    """Return the probe of a linear layer, or of a convolution of stride 1, for the samples of a rank.
 
-    Its work are the FLOPs of the forward pass; the backward pass has twice as many.
+    `side` is that of the square output in pixels, `kernel` that of the square kernel. Its work are the FLOPs of the
+    forward pass; the backward pass has twice as many.
     """
-
-    kind: str
-    samples: int
-    inputs: int
-    outputs: int
-    side: int = 1
-    """Side of the output in pixels."""
-    kernel: int = 1
-    """Side of the kernel."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the product."""
-        return self.samples * self.side**2
-
-    @property
-    def inner(self) -> int:
-        """Multiply-adds of an output."""
-        return self.inputs * self.kernel**2
-
-    @property
-    def work(self) -> float:
-        return 2.0 * self.rows * self.inner * self.outputs
-
-    @property
-    def words(self) -> str:
-        area = f" on {self.side}x{self.side}, kernel {self.kernel}x{self.kernel}" if self.kind != LINEAR_KIND else ""
-        return f"{self.kind} {self.inputs} to {self.outputs}{area}, {self.samples} samples"
+    linear, rows, inner = kind == LINEAR_KIND, samples * side**2, inputs * kernel**2
+    area = "" if linear else f" on {side}x{side}, kernel {kernel}x{kernel}"
 
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
-        layer: nn.Module
-        if self.kind == LINEAR_KIND:
-            layer, inputs = nn.Linear(self.inputs, self.outputs), torch.ones(self.samples, self.inputs)
-        else:
-            layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, padding=self.kernel // 2)
-            inputs = torch.ones(self.samples, self.inputs, self.side, self.side)
-        inputs.requires_grad_()
+    def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
+        layer = nn.Linear(inputs, outputs) if linear else nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+        given = torch.ones((samples, inputs) if linear else (samples, inputs, side, side), requires_grad=True)
 
         def call() -> tuple[float, float]:
             layer.zero_grad()
-            inputs.grad = None
+            given.grad = None
             start = time.perf_counter()
-            outputs = layer(inputs)
+            found = layer(given)
             between = time.perf_counter()
-            outputs.backward(outputs.detach())
+            found.backward(found.detach())
             return between - start, time.perf_counter() - between
 
         yield call
 
+    words, row = f"{kind} {inputs} to {outputs}{area}, {samples} samples", (kind, rows, inner, outputs, kernel**2)
+    return Probe("product", words, 2.0 * rows * inner * outputs, prepare, row)
 
-@dataclass(frozen=True)
-class MemoryProbe(Probe):
-    """Sum of two tensors of `bytes` bytes into one of them, on each rank; its work are the bytes read and written."""
 
-    bytes: int
-
-    @property
-    def work(self) -> float:
-        return BYTES_OF_A_SUM * self.bytes
-
-    @property
-    def words(self) -> str:
-        return f"sum of {self.bytes >> 20} MiB on each rank"
+def memory_probe(nbytes: int) -> Probe:
+    """Return the probe of a sum of two tensors into one of them, on each rank; its work are the bytes read and
+    written."""
 
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
-        total, part = torch.zeros(self.bytes // 4), torch.ones(self.bytes // 4)
+    def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
+        total, part = torch.zeros(nbytes // 4), torch.ones(nbytes // 4)
         yield timed(lambda: total.add_(part))
 
+    return Probe("memory", f"sum of {nbytes >> 20} MiB on each rank", BYTES_OF_A_SUM * nbytes, prepare)
 
-@dataclass(frozen=True)
-class DecodingProbe(Probe):
-    """JPEG of a smooth image with some noise, decoded as a whole; its work are its pixels."""
 
-    width: int
-    height: int
+def decoding_probe(width: int, height: int) -> Probe:
+    """Return the probe of a JPEG of a smooth image with some noise, decoded as a whole; its work are its pixels.
 
-    @property
-    def work(self) -> float:
-        return self.width * self.height
-
-    @property
-    def words(self) -> str:
-        return f"JPEG of {self.width}x{self.height} pixels"
+    Its context raises UsageError where the packages that decode images are missing.
+    """
 
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
-        """Return the context with the call. Raises UsageError where the packages that decode images are missing."""
+    def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
         try:
             from PIL import Image  # noqa: PLC0415  packages of images are optional
 
@@ -181,43 +129,37 @@ class DecodingProbe(Probe):
             from unisono.data.kinds.image import Box  # noqa: PLC0415
         except ImportError as error:
             raise UsageError(f"{error.name} is missing: {install_command('data')}") from error
-        shape = (self.height, self.width)
-        slope = np.add.outer(np.arange(self.height), np.arange(self.width))[..., None] * 255 // sum(shape)
-        noise = np.random.default_rng(0).integers(-16, 16, (*shape, 3))
+        slope = np.add.outer(np.arange(height), np.arange(width))[..., None] * 255 // (height + width)
+        noise = np.random.default_rng(0).integers(-16, 16, (height, width, 3))
         file = io.BytesIO()
         Image.fromarray((slope + noise).clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=JPEG_QUALITY)
         decoder, jpeg = ImageDecoder(3), file.getvalue()
 
         def decode() -> None:
             header = decoder.header(jpeg)
-            decoder.decode(Box(0, 0, header.width, header.height), min(shape))
+            decoder.decode(Box(0, 0, header.width, header.height), min(height, width))
 
         yield timed(decode)
 
+    return Probe("decoding", f"JPEG of {width}x{height} pixels", width * height, prepare)
 
-@dataclass(frozen=True)
-class DiskProbe(Probe):
-    """File that one rank of each node reads from one end to the other, past the system's memory of files."""
 
-    bytes: int
+def disk_probe(nbytes: int) -> Probe:
+    """Return the probe of a file that one rank of each node reads from one end to the other, past the system's memory
+    of files.
 
-    @property
-    def work(self) -> float:
-        return self.bytes
-
-    @property
-    def words(self) -> str:
-        return f"file of {self.bytes >> 20} MiB"
+    Its context writes the file in the folder, None for the system's for temporary files. Raises OSError where that
+    fails.
+    """
 
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:
-        """Write the file in `folder`, None for the system's for temporary files. Raises OSError where that fails."""
+    def prepare(world: World, folder: Path | None) -> Iterator[MeasuredCall]:
         if world.rank != world.placement.nodes[world.node][0]:
             yield lambda: ()
             return
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             block = os.urandom(BLOCK_BYTES)  # a disk that compresses gains nothing
-            for _ in range(self.bytes // BLOCK_BYTES):
+            for _ in range(nbytes // BLOCK_BYTES):
                 file.write(block)
             os.fsync(file.fileno())
             buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -225,39 +167,27 @@ class DiskProbe(Probe):
             def call() -> tuple[float]:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 start = time.perf_counter()
-                for offset in range(0, self.bytes, BLOCK_BYTES):
+                for offset in range(0, nbytes, BLOCK_BYTES):
                     os.preadv(file.fileno(), [buffer], offset)
                 return (time.perf_counter() - start,)
 
             yield call
 
+    return Probe("disk", f"file of {nbytes >> 20} MiB", nbytes, prepare)
 
-@dataclass(frozen=True)
-class CollectiveProbe(Probe):
-    """Collective with the schedule that `auto` takes."""
 
-    collective: str
-    wire: str
-    bytes: int
-    """Bytes of the payload in float32."""
-
-    @property
-    def work(self) -> float:
-        return self.bytes
-
-    @property
-    def words(self) -> str:
-        return f"{self.collective} of {self.bytes >> 10} KiB, {self.wire}"
-
-    @property
-    def _encoding(self) -> str | None:
-        return None if self.wire == FLOAT32_WIRE else self.wire
+def collective_probe(collective: str, wire: str, nbytes: int) -> Probe:
+    """Return the probe of a collective with the schedule that `auto` takes, on so many bytes in float32."""
+    encoding = None if wire == FLOAT32_WIRE else wire
 
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:  # noqa: ARG002
-        payload = world.empty(self.bytes // 4, torch.float32)
-        yield timed(collective_call(world, self.collective, payload, wire=self._encoding))
+    def prepare(world: World, _: Path | None) -> Iterator[MeasuredCall]:
+        payload = world.empty(nbytes // 4, torch.float32)
+        yield timed(collective_call(world, collective, payload, wire=encoding))
 
-    def schedule(self, world: World) -> str:
-        sent, encoded = int(self.bytes * encoded_share(self._encoding)), self._encoding is not None
-        return world.table.choose(self.collective, world.placement, sent, encoded).algorithm
+    def schedule(world: World) -> str:
+        sent = int(nbytes * encoded_share(encoding))
+        return world.table.choose(collective, world.placement, sent, encoding is not None).algorithm
+
+    words = f"{collective} of {nbytes >> 10} KiB, {wire}"
+    return Probe("collective", words, nbytes, prepare, (collective, wire, nbytes), schedule)

@@ -74,18 +74,19 @@ def estimate(
     to be equally busy.
     """
     slow = {node: times for node, times in enumerate(uneven.factors(placement)) if times > 1}
-    nodes = sorted({placement.node_of(rank) for rank in _examined(algorithm, placement)} | set(slow))
+    few, examined = placement.ranks <= MAX_EXAMINED_RANKS, list(range(placement.ranks))
+    if not few:  # the fewer, the more transfers a program has
+        examined = examined_ranks(algorithm(0, placement.ranks), placement, MIN_EXAMINED_RANKS)
+    nodes = sorted({placement.node_of(rank) for rank in examined} | set(slow))
     programs = {rank: algorithm(rank, placement.ranks) for node in nodes for rank in placement.nodes[node]}
     chunks = programs[placement.nodes[0][0]].chunks
     pieces = max(1, int(-(-nbytes // (chunks * PIECE_BYTES))))
     chunk = nbytes / (pieces * chunks)
     busy = _busy(programs, placement, network, chunk, slow)
     shared, crossing = replace(network, beta=network.beta * busy.mates), busy.crossing * busy.mates
-    if placement.ranks <= MAX_EXAMINED_RANKS:
-        chain = chain_seconds(programs, placement, shared, chunk, crossing, slow)
-    else:
-        some = with_sources(_ends(placement, slow), algorithm, placement.ranks)
-        chain = chain_seconds(some, placement, shared, chunk, crossing, slow)
+    followed = programs if few else with_sources(_ends(placement, slow), algorithm, placement.ranks)
+    chain = chain_seconds(followed, placement, shared, chunk, crossing, slow)
+    if not few:
         chain = max(chain, _largest_price(programs, placement, network, nbytes / pieces, busy.crossing, slow))
     pace = max(busy.seconds, chain / min(IN_FLIGHT, pieces))
     return max(chain, busy.seconds) + (pieces - 1) * pace
@@ -112,13 +113,6 @@ def _largest_price(
         for links, ranks in groups
         if ranks
     )
-
-
-def _examined(algorithm: Algorithm, placement: Placement) -> list[int]:
-    """Return the ranks that are examined: all of up to 256, else fewer the more transfers a program has."""
-    if placement.ranks <= MAX_EXAMINED_RANKS:
-        return list(range(placement.ranks))
-    return examined_ranks(algorithm(0, placement.ranks), placement, MIN_EXAMINED_RANKS)
 
 
 class LeastCost(NamedTuple):

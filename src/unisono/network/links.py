@@ -70,7 +70,7 @@ class Network:
         """True if this network is known; DEFAULT stands for unknown networks."""
         return self != DEFAULT
 
-    def crossing_beta(self, nodes: int) -> Amount:
+    def crossing_beta(self, nodes: Amount) -> Amount:
         """Return the seconds per byte to another supernode while `nodes` nodes of the supernode share its uplink.
 
         For all its nodes, this is swCaffe's beta_2. Never below beta, because a byte passes its node's link as well.
@@ -83,12 +83,7 @@ DEFAULT = Network(alpha=25e-6, beta=8e-10, gamma=2.5e-10, within_alpha=2e-6, wit
 
 
 def shaped(
-    rate_bits_per_second: float,
-    hosts_per_supernode: int = 1,
-    oversubscription: float = 0,
-    alpha: float = 25e-6,
-    gamma: float = 2.5e-10,
-    within_alpha: float = 2e-6,
+    rate_bits_per_second: float, hosts_per_supernode: int = 1, oversubscription: float = 0, alpha: float = 25e-6
 ) -> Network:
     """Return a network of hosts with links of `rate_bits_per_second` per direction, `hosts_per_supernode` per switch.
 
@@ -102,7 +97,7 @@ def shaped(
         raise NetworkError(f"{hosts_per_supernode} hosts at {rate_bits_per_second} bit/s; both must be positive")
     beta = 8 / rate_bits_per_second
     uplink_beta = oversubscription * beta / hosts_per_supernode if oversubscription else None
-    return Network(alpha, beta, gamma, uplink_beta, within_alpha, within_beta=2e-10)
+    return Network(alpha, beta, DEFAULT.gamma, uplink_beta, DEFAULT.within_alpha, DEFAULT.within_beta)
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,7 @@ def sharing_beta(of_node: Mapping[int, Load], placement: Placement, network: Net
     swCaffe's beta_2.
     """
     most = max((max(load.uplink_out, load.uplink_in) for load in of_node.values()), default=0)
-    shared = uplink_chunks(of_node, placement) / most if most else 0
-    return max(network.beta, (network.uplink_beta or 0) * shared)
+    return network.crossing_beta(uplink_chunks(of_node, placement) / most if most else 0)
 
 
 def uplink_chunks(of_node: Mapping[int, Load], placement: Placement) -> Fraction:

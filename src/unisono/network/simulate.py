@@ -24,6 +24,7 @@ the most seconds of traffic in all; so are those of earlier messages of the same
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unisono.network.links import EVEN, Network, Uneven
-from unisono.network.play import MAX_EXACT_FLOWS, Play
+from unisono.network.play import EXACT_RESOLUTION, MAX_EXACT_FLOWS, Play
 from unisono.network.traffic import Numbers, Routes, traffic
 from unisono.placement import Placement
 from unisono.schedules.schedule import Algorithm
@@ -39,23 +40,43 @@ from unisono.schedules.schedule import Algorithm
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a simulation: the time, and the loads of the busiest links."""
+    """Result of a simulation."""
 
     seconds: float
     messages: int
-    node_bytes: float
-    """Bytes over the busiest link of a node, in its busier direction."""
-    uplink_bytes: float
-    """Bytes over the busiest uplink of a supernode, in its busier direction."""
     steps: int
     """Number of events at different times."""
-    resolution: float
-    """Fraction of the elapsed time within which events counted as simultaneous: 1e-9, or 2e-3 at the end of a play of
-    very many unsynchronized flows."""
+    exact: bool
+    """False for very many unsynchronized flows, of which nearly simultaneous events were handled together."""
     ends: tuple[float, ...]
     """Seconds after which each rank ends its last round; that of its start for a rank without rounds."""
     delays: tuple[Delay, ...]
     """Waits of the rank that ends last, longest first; together they last as long as the collective."""
+
+    @property
+    def bottleneck(self) -> str:
+        """Sentence with the rank that ends last, and the shares of what it waits for."""
+        if not self.delays:
+            return "no rank waits"
+        by_cause: defaultdict[Cause, list[Delay]] = defaultdict(list)
+        for delay in self.delays:
+            by_cause[delay.cause].append(delay)
+        seconds = {cause: sum(delay.seconds for delay in delays) for cause, delays in by_cause.items()}
+        words = [
+            f"{seconds[cause] / self.seconds:.0%} {cause.value}{_places(by_cause[cause])}"
+            for cause in sorted(by_cause, key=lambda cause: -seconds[cause])
+        ]
+        return f"rank {self.ends.index(max(self.ends))} ends last, its time is {', '.join(words)}"
+
+
+def _places(delays: Sequence[Delay]) -> str:
+    """Return where the delays of one cause are: the one place, or the most frequent of several."""
+    if not delays[0].place:
+        return ""
+    if len(delays) == 1:
+        return f" ({delays[0].place})"
+    share = delays[0].seconds / sum(delay.seconds for delay in delays)
+    return f" ({len(delays)}, most {delays[0].place}: {share:.0%})"
 
 
 def simulate(
@@ -93,9 +114,8 @@ def simulate(
     return Simulated(
         play.now,
         len(every.nbytes) * every.pieces,
-        *routes.busiest(every),
         play.steps,
-        play.resolution,
+        play.resolution == EXACT_RESOLUTION,
         tuple(play.ends().tolist()),
         critical_path(play),
     )

@@ -213,20 +213,18 @@ class Routes:
         self.nodes, self.supernodes = len(placement.nodes), int(supernode.max()) + 1
         from_node, to_node = node[every.sender], node[every.receiver]
         self.within = from_node == to_node
-        self.across = supernode[from_node] != supernode[to_node]
+        across = supernode[from_node] != supernode[to_node]
         rates = [1 / (float(network.beta) * factor) for factor in uneven.factors(placement)]
-        self.unlimited = 2 * (self.nodes + self.supernodes)
-        links, limits = [from_node, to_node + self.nodes], rates * 2
-        if network.oversubscribed and self.across.any():
+        links, limits, unlimited = [from_node, to_node + self.nodes], rates * 2, 2 * (self.nodes + self.supernodes)
+        if network.oversubscribed and across.any():
             out = 2 * self.nodes + supernode[from_node]
             into = 2 * self.nodes + self.supernodes + supernode[to_node]
-            links += [np.where(self.across, link, self.unlimited) for link in (out, into)]
+            links += [np.where(across, link, unlimited) for link in (out, into)]
         limits += [1 / float(network.uplink_beta or 0) if network.oversubscribed else np.inf] * (2 * self.supernodes)
         ends, self.pair = np.unique(every.sender * every.ranks + every.receiver, return_inverse=True)
         self.pairs = len(ends)
         self.links = np.stack(links, axis=1)
         self.capacities = np.array([*limits, np.inf])
-        self.from_supernode, self.to_supernode = supernode[from_node], supernode[to_node]
 
     def seconds(self, every: Traffic) -> Seconds:
         """Return the seconds that each link needs for all its bytes at its full rate."""
@@ -245,12 +243,3 @@ class Routes:
                 return f"{kind} {link}"
             link -= count
         return "no link"
-
-    def busiest(self, every: Traffic) -> tuple[float, float]:
-        """Return the bytes over the busiest node link and over the busiest uplink."""
-
-        def most(links: Numbers, some: NDArray[np.bool_]) -> float:
-            return float(np.bincount(links[some], every.nbytes[some], minlength=1).max()) * every.pieces
-
-        node = max(most(self.links[:, 0], ~self.within), most(self.links[:, 1], ~self.within))
-        return node, max(most(self.from_supernode, self.across), most(self.to_supernode, self.across))

@@ -21,11 +21,10 @@ from math import ceil
 from typing import NamedTuple
 
 from unisono.errors import UsageError
-from unisono.network import EVEN, Network, NetworkError, Uneven, bound, price, simulate
+from unisono.network import EVEN, Network, NetworkError, Simulated, Uneven, bound, price, simulate
 from unisono.network.choice import COLLECTIVES, LIBRARY, ScheduleTable
 from unisono.network.pace import pace_of
 from unisono.network.price import examined_ranks
-from unisono.network.simulate import Cause, Delay
 from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, check, find, names
 from unisono.schedules.numbering import round_robin
@@ -219,45 +218,7 @@ MAX_SIMULATED_RANKS = 2048
 """Largest number of ranks all of whose messages are played."""
 
 
-class ScheduleSimulation(NamedTuple):
-    """Simulated time of a schedule."""
-
-    schedule: str
-    seconds: float
-    ends: tuple[float, ...]
-    """Seconds after which each rank ends."""
-    delays: tuple[Delay, ...]
-    """Waits of the rank that ends last, longest first."""
-    exact: bool
-    """False if nearly simultaneous events were handled together (`simulate`)."""
-
-    @property
-    def bottleneck(self) -> str:
-        """Sentence with the rank that ends last, and the shares of what it waits for."""
-        rank = self.ends.index(max(self.ends))
-        if not self.delays:
-            return "no rank waits"
-        by_cause: dict[Cause, list[Delay]] = {}
-        for delay in self.delays:
-            by_cause.setdefault(delay.cause, []).append(delay)
-        seconds = {cause: sum(delay.seconds for delay in some) for cause, some in by_cause.items()}
-        words = [
-            f"{seconds[cause] / self.seconds:.0%} {cause.value}{_places(by_cause[cause])}"
-            for cause in sorted(by_cause, key=lambda cause: -seconds[cause])
-        ]
-        return f"rank {rank} ends last, its time is {', '.join(words)}"
-
-
-def _places(delays: Sequence[Delay]) -> str:
-    """Return where the delays of one cause are: the one place, or the most frequent of several."""
-    if not delays[0].place:
-        return ""
-    if len(delays) == 1:
-        return f" ({delays[0].place})"
-    return f" ({len(delays)}, most {delays[0].place}: {delays[0].seconds / sum(one.seconds for one in delays):.0%})"
-
-
-def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Uneven = EVEN) -> ScheduleSimulation:
+def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Uneven = EVEN) -> Simulated:
     """Return the simulated time of a schedule, in the pieces in which a call of `nbytes` bytes sends it.
 
     Raises NetworkError for more than 2,048 ranks, and for too many messages.
@@ -275,5 +236,4 @@ def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Unev
     whole = case.collective == "all_to_all"  # it is sent in one piece
     piece_bytes = case.chunk_bytes(nbytes) or 1 if whole else ELEMENT_BYTES * pace.chunk_length
     network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(nbytes)
-    done = simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
-    return ScheduleSimulation(name, done.seconds, done.ends, done.delays, done.resolution < 1e-6)
+    return simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)

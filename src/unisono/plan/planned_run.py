@@ -122,15 +122,13 @@ def unknown_rates(machine: MachineFacts, facts: SampleFacts) -> list[str]:
     lacks = {"node.cores": machine.node.cores, "decoding.pixels": machine.decoding.pixels} if facts.pixels else {}
     lacks |= {"disk.bandwidth": machine.disk.bandwidth} if facts.from_disk else {}
     lines = [
-        f"{_part(key)} takes no time here: the machine file has no {key}" for key, value in lacks.items() if not value
+        f"{'reading' if key.startswith('disk') else 'decoding'} takes no time here: the machine file has no {key}"
+        for key, value in lacks.items()
+        if not value
     ]
     if facts.from_disk and not facts.nbytes:
         lines.append("reading takes no time here: --set samples.bytes=N")
     return lines
-
-
-def _part(key: str) -> str:
-    return "reading" if key.startswith("disk") else "decoding"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unisono.weak import weakly
+from unisono.engine.closing import weakly
 
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer

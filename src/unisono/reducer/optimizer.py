@@ -36,6 +36,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from unisono.engine.closing import weakly
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.segments import Segment, State, cut, join
@@ -54,7 +55,6 @@ from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import GradientUse, scatter, use_of
 from unisono.step.layout import Updates
-from unisono.weak import weakly
 
 PER_PARAMETER_MODULES = ("torch.optim.", "unisono.optimizers.")
 """Module prefixes of the optimizers that update each parameter independently."""

@@ -30,6 +30,7 @@ from torch.autograd.graph import get_gradient_edge
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import ServerLinks
 from unisono.engine import OperationSpan
+from unisono.engine.closing import weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep
@@ -51,7 +52,6 @@ from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
 from unisono.step.layout import Layout, Updates
 from unisono.step.rule import RankState
-from unisono.weak import weakly
 from unisono.world import World
 
 

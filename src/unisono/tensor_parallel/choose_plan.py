@@ -224,12 +224,12 @@ def facts_of(
     `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
     """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
-    uses = Counter(id(one) for module in modules.values() for one in module.parameters(recurse=False))
+    uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
 
     def facts(layer: TracedLayer) -> LayerFacts:
         module = modules[layer.name]
-        weights = layer.parameter_bytes if any(one.requires_grad for one in module.parameters()) else 0
-        untied = all(uses[id(one)] == 1 for one in module.parameters(recurse=False))
+        weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
+        untied = all(uses[id(weight)] == 1 for weight in module.parameters(recurse=False))
         sizes = _sizes(module, ranks) if weights and layer.name and layer.name in once and untied else {}
         return LayerFacts(
             layer.name,
@@ -263,7 +263,7 @@ def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
     `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
             continue
@@ -274,8 +274,8 @@ def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
             alone = names[id(child)] == own and own in once and not child._forward_hooks
             if alone and type(child) is nn.Linear:
                 if first is not None:
-                    found[first] = own
+                    pairs[first] = own
                 first = own
             elif not alone or type(child) not in ELEMENTWISE:
                 first = None
-    return found
+    return pairs

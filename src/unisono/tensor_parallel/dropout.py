@@ -65,11 +65,11 @@ def mixed(*numbers: int) -> int:
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> dict[str, SampleDropout]:
     """Make the model's dropouts draw from `numbers`. Return them by name; modules and names stay."""
-    found = dict[str, SampleDropout]()
+    dropouts = dict[str, SampleDropout]()
     for name, module in model.named_modules():
         if type(module) is nn.Dropout:
             module.__class__ = SampleDropout
             assert isinstance(module, SampleDropout)
-            module.numbers, module.layer, module.inplace = numbers, len(found), False
-            found[name] = module
-    return found
+            module.numbers, module.layer, module.inplace = numbers, len(dropouts), False
+            dropouts[name] = module
+    return dropouts

@@ -50,11 +50,11 @@ class ModelSplit:
         return any(link.has_share(average) for link in self.links.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelSplit:
-        found = object.__new__(ModelSplit)
-        found.__dict__ |= self.__dict__
-        found.numbers = copy.deepcopy(self.numbers, memo)
-        found.links = {size: copy.deepcopy(link, memo) for size, link in self.links.items()}
-        return found
+        copied = object.__new__(ModelSplit)
+        copied.__dict__ |= self.__dict__
+        copied.numbers = copy.deepcopy(self.numbers, memo)
+        copied.links = {size: copy.deepcopy(link, memo) for size, link in self.links.items()}
+        return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -68,10 +68,10 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     """
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
-    found = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
+    made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
     modules, cut = dict(model.named_modules()), set[int]()
-    dropouts = use_sample_dropout(model, found.numbers)
-    splits = [(name, split, found.links[split.ranks]) for name, split in found.plan.layers if split.ranks > 1]
+    dropouts = use_sample_dropout(model, made.numbers)
+    splits = [(name, split, made.links[split.ranks]) for name, split in made.plan.layers if split.ranks > 1]
     layers = [(modules[name], split, link) for name, split, link in splits if split.how != DROPOUT]
     parts = [parts_of(layer, split, link.world.rank) for layer, split, link in layers]  # before any tied weight is cut
     for (layer, split, link), own in zip(layers, parts, strict=True):
@@ -79,7 +79,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     for name, split, link in splits:
         if split.how == DROPOUT:
             dropouts[name].link, dropouts[name].dim = link, split.dim
-    setattr(model, ATTRIBUTE, found)
+    setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
     model.register_forward_hook(_free_gathered, always_call=True)
     return model
@@ -87,14 +87,14 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
 
 def split_of(model: nn.Module) -> ModelSplit | None:
     """Return the split of a model; None for one that is not split."""
-    found: ModelSplit | None = getattr(model, ATTRIBUTE, None)
-    return found
+    split: ModelSplit | None = getattr(model, ATTRIBUTE, None)
+    return split
 
 
 def exchanges_activations(model: nn.Module) -> bool:
     """Return True where the ranks of a group have to call the model equally often, as they exchange activations."""
-    found = split_of(model)
-    return found is not None and bool(found.plan.sizes)
+    split = split_of(model)
+    return split is not None and bool(split.plan.sizes)
 
 
 def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
@@ -109,22 +109,22 @@ def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
 
 def parameter_parts(model: nn.Module) -> ParameterParts:
     """Return the number of parts of each trainable parameter, and who holds the same ones: for the reducer."""
-    found, parts = split_of(model), named_parts(model)
-    if found is None:
+    split, parts = split_of(model), named_parts(model)
+    if split is None:
         return UNSPLIT
     trainable = (id(parameter) for parameter in model.parameters() if parameter.requires_grad)
     counts = tuple(parts[key][0].ranks if key in parts else 1 for key in trainable)
-    return ParameterParts(counts, {size: groups for size, groups in found.groups.items() if size in counts})
+    return ParameterParts(counts, {size: groups for size, groups in split.groups.items() if size in counts})
 
 
 def agree_on_state(model: nn.Module, world: World) -> None:
     """Copy the weights and buffers of rank 0 to all ranks; a part of a split weight to the ranks that hold the same."""
-    parts, found = named_parts(model), split_of(model)
+    parts, split = named_parts(model), split_of(model)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             alike = world
-            if found is not None and id(tensor) in parts:
-                alike = world.group_world(holders_of(found.groups[parts[id(tensor)][0].ranks]))
+            if split is not None and id(tensor) in parts:
+                alike = world.group_world(holders_of(split.groups[parts[id(tensor)][0].ranks]))
             alike.broadcast(tensor)
 
 
@@ -135,25 +135,25 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
     parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
     UsageError for a model that is not parallel.
     """
-    found = split_of(model)
-    if found is None:
+    split = split_of(model)
+    if split is None:
         if reducer_of(model) is None:
             raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
         return
-    found.numbers.seed, found.numbers.step, found.numbers.first, found.numbers.counts = seed, step, first, False
+    split.numbers.seed, split.numbers.step, split.numbers.first, split.numbers.counts = seed, step, first, False
 
 
 def _free_gathered(model: nn.Module, *_: object) -> None:
     """Free activations that were gathered in a forward pass."""
-    found = split_of(model)
-    for link in found.links.values() if found is not None else ():
+    split = split_of(model)
+    for link in split.links.values() if split is not None else ():
         link.gathered = None
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
     _free_gathered(model)
-    found = split_of(model)
+    split = split_of(model)
     recomputes = torch._C._current_graph_task_id() != -1
-    if found is not None and found.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
-        found.numbers.step += 1
+    if split is not None and split.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
+        split.numbers.step += 1

@@ -29,24 +29,24 @@ LAYERWISE = NEEDS_WHOLE[:2]
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     """Return the model's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
-    state, found = model.state_dict(), split_of(model)
-    if found is None:
+    state, split = model.state_dict(), split_of(model)
+    if split is None:
         return state
     parts, parameters = named_parts(model), dict(model.named_parameters(remove_duplicate=False))
     whole = ((name, _whole(own, parameters.get(name), parts)) for name, own in state.items())
-    return {name: value for name, value in whole if found.world.rank == 0}
+    return {name: value for name, value in whole if split.world.rank == 0}
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
-    state, found = optimizer.state_dict(), split_of(model)
-    if found is None:
+    state, split = optimizer.state_dict(), split_of(model)
+    if split is None:
         return state
     parts, parameters, states = named_parts(model), _parameters(optimizer), dict[int, dict[str, Any]]()
     for number, entries in sorted(state["state"].items()):
         whole = ((key, _whole(entries[key], parameters[number], parts)) for key in sorted(entries))
-        states[number] = {key: value for key, value in whole if found.world.rank == 0}
-    return {**state, "state": states} if found.world.rank == 0 else {}
+        states[number] = {key: value for key, value in whole if split.world.rank == 0}
+    return {**state, "state": states} if split.world.rank == 0 else {}
 
 
 def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
 
     For a user's own loop, after `backward()`, in place of `torch.nn.utils.clip_grad_norm_`. Called by all ranks.
     """
-    found, parameters = split_of(model), list(model.parameters())
-    if found is None:
+    split, parameters = split_of(model), list(model.parameters())
+    if split is None:
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     parts = {key: part.ranks for key, (part, _) in named_parts(model).items()}
-    norm = float(norm_of_all(((one.grad, parts.get(id(one), 1)) for one in parameters), found.world))
+    norm = float(norm_of_all(((parameter.grad, parts.get(id(parameter), 1)) for parameter in parameters), split.world))
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))

@@ -1,7 +1,13 @@
-"""A run on one rank: its parts, and the player of its events.
+"""A run on one rank: its parts, and the player of its events, for all rules and for those whose ranks train together.
 
 Draw   batches of an epoch, or a worker's own       Save   (test, metrics,) checkpoint
 Step   rate, seed, forward, backward, update        Stop   end before the last epoch
+
+Ranks that train together have epochs in a fixed order:
+
+┌─ an epoch ─────────────────────────────────────────────────┐
+│ load, rate, step, load, rate, step, ... (checkpoint) ...   │ test ─ metrics ─ checkpoint
+└────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -78,14 +84,6 @@ class Run:
         """Return batches on the device and in the number format of the weights; the time until each is there counts as
         loading."""
         return self.trainer.awaited(to_device(batches, self.trainer.device), DTYPES[self.recipe.model.dtype])
-
-    def write(self, write: Callable[[], None]) -> None:
-        """Call `write` on rank 0 for all ranks, or on each rank that calls this by itself."""
-        with self.trainer.span("write" if self.writes else "wait for rank 0", "checkpoint"):
-            if self.alone:
-                write()
-            else:
-                self.world.call_on_root(write)
 
     def end_at_once(self, after: str = "") -> None:
         """End all ranks at once, after a second SIGTERM."""
@@ -199,12 +197,16 @@ class EventPlayer(ABC):
                 run_directory.add_metrics(run.home, metrics)
             save(run.home / run_directory.CHECKPOINTS, checkpoint)
 
-        run.write(write)
+        with run.trainer.span("write" if run.writes else "wait for rank 0", "checkpoint"):
+            if run.alone:
+                write()
+            else:
+                run.world.call_on_root(write)
         if metrics is not None:
             run.display.epoch(metrics)
         self.report_saved(event)
         if self.signals is not None:
-            self.signals.clear_pending()
+            self.signals.pending_since = None
 
     @abstractmethod
     def draw(self, event: Draw) -> Iterator[Batch]:
@@ -288,10 +290,10 @@ class TogetherPlayer(EventPlayer):
         accuracy = self._test() if self.accuracy is None else self.accuracy
         seconds = time.perf_counter() - began
         seen = max(0, training.epochs - first.epoch) * samples
-        found = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
-        run.report(found, [("steps", f"{self.made}"), ("time", f"{seconds:.2f} s")], self._seconds_by_kind())
+        results = run.results(accuracy, seen - min(first.done * training.batch, seen), seconds)
+        run.report(results, [("steps", f"{self.made}"), ("time", f"{seconds:.2f} s")], self._seconds_by_kind())
         self._foresight.finish(run.elapsed)
-        run.report_last(found)
+        run.report_last(results)
         return 0
 
     def draw(self, event: Draw) -> Iterator[Batch]:

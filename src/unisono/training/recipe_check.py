@@ -1,4 +1,10 @@
-"""Check of a recipe against a number of ranks, before any rank is started. Needs neither PyTorch nor MPI."""
+"""Rule that a recipe names, and check of a recipe against a number of ranks, before any is started.
+
+rule of the table    made here, from the recipe's options
+module:function      made by the ranks; the launcher asks a process of its own: an import of MPI would begin MPI there
+
+Needs neither PyTorch nor MPI.
+"""
 
 from __future__ import annotations
 

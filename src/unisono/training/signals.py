@@ -52,7 +52,7 @@ class SignalHandlers:
         self.stop = False
         """True once this rank has received SIGTERM."""
         self.pending_since: float | None = None
-        """Time of the last signal whose checkpoint is pending, by `time.monotonic`; None: there is none."""
+        """Time of the last signal whose checkpoint is not written yet, by `time.monotonic`; None: there is none."""
         self._name = ""
         self._term: float | None = None
         self._before: dict[int, object] = {}
@@ -64,7 +64,8 @@ class SignalHandlers:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _no_op) for number in REQUESTS}
+        # Python writes to the pipe only for signals that have a handler
+        self._before = {number: signal.signal(number, lambda *_: None) for number in REQUESTS}
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -83,15 +84,11 @@ class SignalHandlers:
         os.close(self._writer)
         self._thread = None
 
-    def clear_pending(self) -> None:
-        """Note that a checkpoint was written: no request is pending any more."""
-        self.pending_since = None
-
     def _listen(self) -> None:
         while True:
-            numbers = (
-                os.read(self._reader, 64) if select.select([self._reader], [], [], self._warning_timeout())[0] else b""
-            )
+            since = self.pending_since
+            timeout = None if since is None else max(0.0, since + SLOW_STEP_SECONDS - time.monotonic())
+            numbers = os.read(self._reader, 64) if select.select([self._reader], [], [], timeout)[0] else b""
             if 0 in numbers:
                 return
             for number in numbers:
@@ -113,11 +110,3 @@ class SignalHandlers:
                 self.stop, self._term = True, now
             self._name, self.pending_since = signal.Signals(number).name, now
             self._request(requested)
-
-    def _warning_timeout(self) -> float | None:
-        pending_since = self.pending_since
-        return None if pending_since is None else max(0.0, pending_since + SLOW_STEP_SECONDS - time.monotonic())
-
-
-def _no_op(number: int, frame: object) -> None:
-    """Do nothing: Python writes to the pipe only for signals that have a handler."""

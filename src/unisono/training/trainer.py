@@ -12,6 +12,7 @@ from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach
 from unisono.device import check_not_captured, device_of, is_on_host
+from unisono.engine.closing import weakly
 from unisono.errors import TensorError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
@@ -24,7 +25,6 @@ from unisono.tensor_parallel.whole_state import check_split_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
-from unisono.weak import weakly
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -25,12 +25,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from unisono.formats import text_table
 from unisono.placement import Placement
 from unisono.schedules.rounds import begins_of, messages_of, rounds_of
 from unisono.schedules.schedule import Action, Algorithm, Program, Transfer
 from unisono.view.svg import Place, Span, SpanRow, draw_spans
 
 MEANINGS = {Action.ADD: "summed into place", Action.RECEIVE: "replaces what was there"}
+
+SIGNS = {Action.SEND: ("", "→"), Action.ADD: ("+", "←"), Action.RECEIVE: ("", "←")}
+"""Signs before the chunks of a transfer in text, and between them and the peer."""
 
 UNIT, ARROW = 34.0, 1.2
 """Width of a box in SVG units, and the least width of the arrows of a step in boxes."""
@@ -44,27 +48,16 @@ def draw(algorithm: Algorithm, ranks: int, name: str = "schedule") -> str:
         if len(programs[0].lanes) > 1:
             lines += ["", f"lane {lane}"]
         cells = [[" ".join(map(_cell, transfers)) for transfers in program.lanes[lane]] for program in programs]
-        rounds = max(map(len, cells))
-        columns = [[row[number] if number < len(row) else "" for row in cells] for number in range(rounds)]
-        widths = [max(len(f"round {number}"), *map(len, column)) for number, column in enumerate(columns)]
-        label = len(f"rank {ranks - 1}")
-        head = "  ".join(f"round {number}".ljust(width) for number, width in enumerate(widths))
-        lines.append(f"{'':{label}}  {head}".rstrip())
-        for rank in range(ranks):
-            row = "  ".join(column[rank].ljust(width) for column, width in zip(columns, widths, strict=True))
-            lines.append(f"{f'rank {rank}':{label}}  {row}".rstrip())
+        rounds = range(max(map(len, cells)))
+        head = ["", *(f"round {number}" for number in rounds)]
+        rows = [[f"rank {rank}", *row, *[""] * (len(rounds) - len(row))] for rank, row in enumerate(cells)]
+        lines += text_table([head, *rows], left=range(len(head)))
     return "\n".join(lines)
 
 
 def _cell(transfer: Transfer) -> str:
-    chunks = _chunks(transfer.chunk, transfer.span)
-    match transfer.action:
-        case Action.SEND:
-            return f"{chunks}→{transfer.peer}"
-        case Action.ADD:
-            return f"+{chunks}←{transfer.peer}"
-        case Action.RECEIVE:
-            return f"{chunks}←{transfer.peer}"
+    before, arrow = SIGNS[transfer.action]
+    return f"{before}{_chunks(transfer.chunk, transfer.span)}{arrow}{transfer.peer}"
 
 
 def _chunks(first: int, count: int) -> str:

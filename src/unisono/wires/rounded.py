@@ -8,6 +8,7 @@ infinite. bfloat16 has the range of float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -31,21 +32,18 @@ class Rounded:
         return length * self.wire_dtype.itemsize
 
     def encode(self, values: Array, encoded: Array) -> None:
-        held, sent = torch.from_numpy(values), self._numbers(encoded)
-        for start in range(0, len(held), BLOCK_LENGTH):
-            block = slice(start, start + BLOCK_LENGTH)
-            rounded = sent[block].copy_(held[block])
-            held[block].copy_(rounded)
+        for held, sent in self._blocks(values, encoded):
+            held.copy_(sent.copy_(held))
 
     def decode(self, encoded: Array, values: Array) -> None:
-        held, sent = torch.from_numpy(values), self._numbers(encoded)
-        for start in range(0, len(held), BLOCK_LENGTH):
-            block = slice(start, start + BLOCK_LENGTH)
-            held[block].copy_(sent[block])
+        for held, sent in self._blocks(values, encoded):
+            held.copy_(sent)
 
-    def _numbers(self, encoded: Array) -> torch.Tensor:
+    def _blocks(self, values: Array, encoded: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         same_size = np.dtype(f"int{8 * self.wire_dtype.itemsize}")  # PyTorch views no empty bytes as anything wider
-        return torch.from_numpy(encoded.view(same_size)).view(self.wire_dtype)
+        sent = torch.from_numpy(encoded.view(same_size)).view(self.wire_dtype)
+        held = torch.from_numpy(values)
+        return zip(held.split(BLOCK_LENGTH), sent.split(BLOCK_LENGTH), strict=True)  # type: ignore[no-untyped-call]
 
 
 def rounded(wire_dtype: torch.dtype, dtype: torch.dtype) -> Rounded | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,16 @@ from unisono.measure import probe_plan as plans
 from unisono.measure.facts import file_of
 from unisono.measure.player import measure, play, probe
 from unisono.measure.probe_plan import ProbePart, ProbePlan
-from unisono.measure.probes import CollectiveProbe, MeasuredCall, MemoryProbe, ProductProbe
+from unisono.measure.probes import MeasuredCall, Probe, collective_probe, memory_probe, product_probe
 from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.machines import find_machine
 from unisono.world import World
 
-PARTS = {"products": (ProductProbe("linear", 2, 8, 8),), "collectives": (CollectiveProbe("allreduce", "float32", 64),)}
+PARTS = {
+    "products": (product_probe("linear", 2, 8, 8),),
+    "collectives": (collective_probe("allreduce", "float32", 64),),
+}
 
 
 @pytest.fixture
@@ -66,28 +68,23 @@ def test_a_part_without_time_is_left_out_on_all_ranks(world: World) -> None:
     assert [line.partition(":")[0] for line in found.left_out] == ["products", "collectives"]
 
 
-@dataclass(frozen=True)
-class GivenProbe(MemoryProbe):
+def given_probe(call: MeasuredCall = lambda: (1.0,), error: OSError | None = None) -> Probe:
     """Probe with a call that is given, or an error before it."""
 
-    call: MeasuredCall = lambda: (1.0,)
-    error: OSError | None = None
-
     @contextmanager
-    def prepare(self, world: World, folder: Path | None) -> Iterator[MeasuredCall]:
-        if self.error is not None:
-            raise self.error
-        yield self.call
+    def prepare(*_: object) -> Iterator[MeasuredCall]:
+        if error is not None:
+            raise error
+        yield call
 
-    def schedule(self, world: World) -> str:
-        return "ring"
+    return memory_probe(4)._replace(prepare=prepare, schedule=lambda _: "ring")
 
 
 def test_an_error_of_one_rank_is_that_of_all_and_leaves_out_the_probe(world: World) -> None:
     last = world.size - 1
     error = OSError(28, "No space left on device") if world.rank == last else None
     with pytest.raises(UsageError, match=rf"rank {last}: .*No space left"):
-        measure(world, GivenProbe(4, error=error), None, 1.0)
+        measure(world, given_probe(error=error), None, 1.0)
 
 
 def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
@@ -97,13 +94,13 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
         return (1.0,)
 
     with pytest.raises(UsageError, match=r"rank 0: .*Input/output error"):
-        measure(world, GivenProbe(4, call), None, 1.0)
+        measure(world, given_probe(call), None, 1.0)
 
 
 def test_all_ranks_make_as_many_trials_whatever_their_clocks(world: World) -> None:
     """Each rank says another time; the slowest counts."""
-    found = measure(world, GivenProbe(4, lambda: (1e-9 * (1 + world.rank),)), None, 100.0)
+    found = measure(world, given_probe(lambda: (1e-9 * (1 + world.rank),)), None, 100.0)
     assert found.trials == (tuple((1e-9 * (1 + rank),) for rank in range(world.size)),) * MAX_TRIALS
     assert found.schedule == "ring"
-    long = measure(world, GivenProbe(4), None, 0.0)  # a call takes longer than the share
+    long = measure(world, given_probe(), None, 0.0)  # a call takes longer than the share
     assert len(long.trials) == 1

@@ -24,7 +24,7 @@ its small range, is left to other algorithms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -182,8 +182,7 @@ def _evaluate(matrix: Tensor, source: Tensor, step: int, size: int, tiles: Pair)
     return (matrix @ view.reshape(size * size, -1)).view(len(matrix), -1, channels)
 
 
-@dataclass(frozen=True)
-class TileBlock:
+class TileBlock(NamedTuple):
     """Some rows of tiles, in all samples that are processed together."""
 
     top: int

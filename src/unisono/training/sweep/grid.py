@@ -1,4 +1,4 @@
-"""Grid of a sweep as data: its axes, and a point for each run.
+"""Grid of a sweep as data: its axes, and a point for each run; the directory of a sweep.
 
     --set rule.every=1,4 --set optimizer.learning_rate=0.05,0.1 --set training.epochs=3
 
@@ -7,6 +7,16 @@
 
 The points are the product of the axes in the order of the options; the values of the last axis change fastest. An axis
 with one value is a plain change: names of points leave it out.
+
+sweeps/digits/
+├── sweep.json                            grid, and the result of each run
+├── sweep.md
+├── heat_map.svg
+├── accuracy.svg
+├── .lock                                 while a sweep uses the directory: the process
+├── recipes/
+│   └── 1-every=1-learning_rate=0.05.toml
+└── 1-every=1-learning_rate=0.05/         directory of a run, and output.txt
 """
 
 from __future__ import annotations
@@ -242,8 +252,16 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
         found, outcomes = open_sweep(given.folder)
         check_same(found, given)
         return found, outcomes
-    _write_recipes(given)
-    return given, {point.name: RunOutcome() for point in given.grid.points()}
+    points = given.grid.points()
+    if begun := [point.name for point in points if given.is_begun(point)]:
+        raise UsageError(f"{given.folder / begun[0]} holds a run, but there is no {SWEEP}; name another --folder")
+    try:
+        (given.folder / RECIPES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create the sweep's folder {given.folder}: {error.strerror}") from error
+    for point in points:
+        replace_file(given.recipe_file(point), tomli_w.dumps(to_dict(given.recipes[point.name])).encode())
+    return given, {point.name: RunOutcome() for point in points}
 
 
 def check_same(there: Sweep, given: Sweep) -> None:
@@ -255,15 +273,3 @@ def check_same(there: Sweep, given: Sweep) -> None:
         old, new = flat(to_dict(there.recipes[name])), flat(to_dict(recipe))
         if changed := [f"{key} = {old[key]!r}, not {new[key]!r}" for key in new if old[key] != new[key]]:
             raise UsageError(f"{there.folder} holds a sweep of another recipe ({'; '.join(changed)}); {remedy}")
-
-
-def _write_recipes(sweep: Sweep) -> None:
-    points = sweep.grid.points()
-    if begun := [point.name for point in points if sweep.is_begun(point)]:
-        raise UsageError(f"{sweep.folder / begun[0]} holds a run, but there is no {SWEEP}; name another --folder")
-    try:
-        (sweep.folder / RECIPES).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create the sweep's folder {sweep.folder}: {error.strerror}") from error
-    for point in points:
-        replace_file(sweep.recipe_file(point), tomli_w.dumps(to_dict(sweep.recipes[point.name])).encode())
