@@ -85,13 +85,8 @@ def test_the_default_table() -> None:
     table = read_table()
     here = regular(1, 1, 4)
     assert table.choose("allreduce", here, 4) == Choice("flat", "windows")
-<<<<<<< HEAD
     assert table.choose("allreduce", here, 4096) == Choice("flat", "windows")
     assert table.choose("allreduce", here, 4097) == Choice("direct", "windows")
-=======
-    assert table.choose("allreduce", here, 2048) == Choice("flat", "windows")
-    assert table.choose("allreduce", here, 2049) == Choice("direct", "windows")
->>>>>>> main
     assert {(collective, "one node") for collective in COLLECTIVES} == set(table.rows)
 
 
@@ -134,7 +129,6 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, halving, "),
-<<<<<<< HEAD
         ("up_to = 4096", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
         ("up_to = 4096", "limit = 65536", "unknown key allreduce row 0.limit"),
         ("up_to = 4096\n", "", "up_to is none, none; it must rise from row to row"),
@@ -142,15 +136,6 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
             'where = "one node"\nalgorithm = "direct"\n',
             'where = "one node"\nup_to = 9\nalgorithm = "direct"\n',
             "up_to is 4096, 9; it must rise",
-=======
-        ("up_to = 2048", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
-        ("up_to = 2048", "limit = 65536", "unknown key allreduce row 0.limit"),
-        ("up_to = 2048\n", "", "up_to is none, none; it must rise from row to row"),
-        (
-            'where = "one node"\nalgorithm = "direct"\n',
-            'where = "one node"\nup_to = 9\nalgorithm = "direct"\n',
-            "up_to is 2048, 9; it must rise",
->>>>>>> main
         ),
         ('where = "one node"\nalgorithm', 'where = "one node"\nup_to = 99999\nalgorithm', "and the last row has none"),
         (
