@@ -241,9 +241,8 @@ def _simulated(
             left_out.append(LeftOut((name,), f"{format_bytes(nbytes)}: {error}"))
             continue
         delays = [{**delay._asdict(), "cause": delay.cause.value} for delay in done.delays]
-        row = {"schedule": name, "seconds": done.seconds, "ends": done.ends, "delays": delays, "exact": done.exact}
-        priced = price_schedule(case, name, [nbytes])[0].seconds
-        rows.append({**row, "price_seconds": priced, "bottleneck": done.bottleneck})
+        row = {key: getattr(done, key) for key in ("seconds", "ends", "exact", "bottleneck")} | {"delays": delays}
+        rows.append({"schedule": name, **row, "price_seconds": price_schedule(case, name, [nbytes])[0].seconds})
     return rows
 
 
