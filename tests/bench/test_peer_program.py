@@ -16,10 +16,6 @@ class Alone:
     def Barrier(self) -> None:  # noqa: N802 - mpi4py's name
         """Wait for nobody."""
 
-    def allreduce(self, value: Any) -> Any:
-        """Return the sum over all ranks."""
-        return value
-
     def allgather(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
         return [value]

@@ -100,7 +100,7 @@ def time_calls(
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
     found = []
     settled, barrier = time.perf_counter() + SETTLING_SECONDS, next(iter(contenders.values())).barrier
-    while not comm.allreduce(time.perf_counter() > settled):
+    while not all(comm.allgather(time.perf_counter() > settled)):
         barrier()
     for collective in collectives:
         for nbytes in (0,) if collective == BARRIER else sizes:

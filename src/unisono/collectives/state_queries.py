@@ -8,7 +8,6 @@ library.
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State
+from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
 from unisono.mpi import MPI
 from unisono.transports.window import Window
 
@@ -199,9 +198,9 @@ class NodeStates:
 
     def write(self, state: State) -> None:
         """Write the state of this rank."""
-        content = pickle.dumps(state)
+        content = encode(state)
         if len(content) > MAX_STATE_BYTES:
-            content = pickle.dumps(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
+            content = encode(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
         self._own[VERSION] += 1  # odd: it is being written
         self._own[LENGTH] = len(content)
         self._states[self._comm.rank][: len(content)] = content
@@ -225,7 +224,7 @@ class NodeStates:
         if version and version % 2 == 0:
             content = bytes(self._states[index][: header[LENGTH]])
             if header[VERSION] == version:
-                return version, pickle.loads(content)
+                return version, decode(content)
         return version, None
 
     def free(self) -> None:

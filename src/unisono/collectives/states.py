@@ -13,6 +13,7 @@ PyTorch and Python.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,17 @@ class State(NamedTuple):
     broken: tuple[str, ...] = ()
     """Names of the worlds that an error has ended on this rank."""
     ended: bool = False
+
+
+def encode(state: State) -> bytes:
+    """Return a state as JSON, for other processes."""
+    return json.dumps(state).encode()
+
+
+def decode(content: bytes) -> State:
+    """Return the state that `encode` has encoded."""
+    call_site, waits, numbers, broken, ended = json.loads(content)
+    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
 
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"
