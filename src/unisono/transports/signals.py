@@ -128,10 +128,11 @@ class Signals:
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
         own, masks = available_cores(), comm.allgather(available_cores())
-        sharing = [mask for mask in masks if mask & own] or masks
+        crowds = [oversubscribed([other for other in masks if other & mask] or masks) for mask in masks]
         single = len(own) == 1  # on which this rank's other threads wait
-        self.share_cores = shared = oversubscribed(sharing)
-        """True where the ranks of the node are more than its cores: each barrier then switches between them."""
+        shared = crowds[self.rank]
+        self.share_cores = any(crowds)
+        """True on all ranks where some share a core: each barrier then switches between them."""
         self._spins = SHARED_SPINS if shared else SINGLE_SPINS if single else POLLS_PER_PROGRESS
         self._compiled_waits = (SHARED_SPINS, COMPILED_YIELDS) if shared else (COMPILED_SPINS, 0)
         self.compiled = is_compiled()

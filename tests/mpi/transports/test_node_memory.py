@@ -7,6 +7,10 @@ import os
 import pytest
 import torch
 
+from unisono.collectives.broadcast import broadcast
+from unisono.collectives.group import Group
+from unisono.placement import regular
+from unisono.transports import signals
 from unisono.world import World
 
 
@@ -27,3 +31,15 @@ def test_memory_that_becomes_shared_is_new_to_every_dup(group: World) -> None:
     dup.allreduce(torch.ones(1000))
     group.empty(10, torch.float32)
     assert not dup._group.ready
+
+
+def test_ranks_with_a_core_of_their_own_cut_payloads_as_those_that_share_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "available_cores", lambda: frozenset({int(world.rank == world.size - 1)}))
+    group = Group(world.comm.Dup(), regular(1, 1, world.size), world.table)
+    for _ in range(2):
+        tensor = torch.full((400_000,), float(world.rank))
+        assert broadcast(group, tensor).eq(0).all()
+        assert broadcast(group, torch.ones(3)).eq(1).all()
+    group.free()
