@@ -139,7 +139,7 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     ready = call_of("choice of an algorithm")
     try:
         for number in range(ROUNDS):
-            for index, start in enumerate(starts):  # by turns: what disturbs the machine meets all
+            for index, start in enumerate(starts):  # by turns: a disturbance affects all
                 payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
                 group.barrier(ready)
                 begun = time.perf_counter()

@@ -195,6 +195,7 @@ static PyObject *play(Player *self) {
         PyObject *waited = PyObject_CallNoArgs(self->late);
         if (waited == NULL) return NULL;
         Py_DECREF(waited);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE); /* Python has read the tokens without an order */
     }
     Py_RETURN_NONE;
 }
@@ -369,15 +370,19 @@ static int same_objects(PyObject *one, PyObject *other) {
     return 1;
 }
 
-/* Return the play of a tensor that was seen lately, or NULL. The object has kept its dtype and its device; its memory,
-   its length and its strides may be others. */
+/* Return a new reference to the play of a tensor that was seen lately, or NULL. The object has kept its dtype and its
+   device; its memory, its length and its strides may be others. What asks for them may run Python that clears `self`. */
 static PyObject *find_recent(Ready *self, PyObject *parameters, PyObject *tensor) {
     Recent *recent = place_of(self, tensor);
     if (recent->tensor == NULL || PyWeakref_GET_OBJECT(recent->tensor) != tensor) return NULL;
     if (!same_objects(recent->parameters, parameters)) return NULL;
-    PyObject *play = recent->play;
-    if (number_of(tensor, DATA_PTR) != recent->address || number_of(tensor, NUMEL) != recent->count) return NULL;
-    return is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True) > 0 ? play : NULL;
+    PyObject *play = Py_NewRef(recent->play);
+    const long long address = recent->address, count = recent->count;
+    if (number_of(tensor, DATA_PTR) == address && number_of(tensor, NUMEL) == count &&
+        is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True) > 0)
+        return play;
+    Py_DECREF(play);
+    return NULL;
 }
 
 static PyObject *key_of(PyObject *parameters, PyObject *const *tensors, Py_ssize_t count, int *plain) {
@@ -402,6 +407,7 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
         int plain = 0;
         PyObject *key = key_of(arguments[0], arguments + 1, count - 1, &plain);
         found = plain > 0 ? PyDict_GetItemWithError(self->plays, key) : NULL;
+        Py_XINCREF(found);
         Py_XDECREF(key);
     }
     if (found == NULL) {
@@ -409,7 +415,6 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
         PyErr_Clear(); /* a sparse tensor has no memory: the checks name what it is */
         Py_RETURN_FALSE;
     }
-    Py_INCREF(found);
     PyObject *played = Py_IS_TYPE(found, player_type) ? play((Player *)found) : PyObject_CallNoArgs(found);
     Py_DECREF(found);
     if (played == NULL) return NULL;

@@ -164,13 +164,8 @@ class Signals:
         """Return the barrier of a call as a function, for calls that are repeated."""
         if self.compiled:
             return self.connect(call, [BARRIER_ROWS])
-        number, fence, others, state, complete = (
-            call.number,
-            self._barrier_fence,
-            self._others,
-            self._state,
-            self._complete,
-        )
+        number, fence, complete = call.number, self._barrier_fence, self._complete
+        others, state = self._others, self._state
 
         def barrier() -> None:
             sequence = state[SEQUENCE] = state[SEQUENCE] + 1

@@ -13,12 +13,12 @@ with one copy in and one copy out.
 
     all_gather       copy the own part in, barrier, copy the others' out                1 barrier a piece
     broadcast        the root copies in, barrier, the others copy out                   1 barrier a piece
-    all_to_all_v     sent data of a rank is a stream that goes through its slot piece by piece, after all its sizes:
+    all_to_all_v     an all_gather of all sizes; then what a rank sends is a stream that goes through its slot:
 
-                rank 0 of 3   | sizes | to 1 ..... | to 2 ....... |
-                rank 1        | sizes | to 2 .. | to 0 .......... |                   1 barrier a piece
-                rank 2        | sizes | to 0 .......... | to 1 .. |
-                              cut at each slot's end ─┴─
+                rank 0 of 3   | to 1 ..... | to 2 ....... |
+                rank 1        | to 2 .. | to 0 .......... |                           1 barrier a piece
+                rank 2        | to 0 .......... | to 1 .. |
+                     cut into pieces ─┴─
 
 Each rank begins with the next one, so that no rank is the first of all others. Each rank sees all sent and all expected
 sizes: if two differ, all ranks raise the same error. A rank reads its own contribution to a sum directly from the
@@ -183,11 +183,9 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
     Raises MismatchError on every rank if a rank sends another length than the receiver expects.
     """
     rank, size = memory.rank, memory.size
-    own = np.array([[len(part) for part in sends], [len(part) for part in receives]], np.int64)
     sizes = np.empty((size, 2, size), np.int64)
-    sizes[rank] = own
-    starts = [(sizes[index].ctypes.data, own.nbytes) for index in range(size)]
-    staged_all_gather(memory, call, starts)()
+    sizes[rank] = [len(part) for part in sends], [len(part) for part in receives]
+    staged_all_gather(memory, call, [(of_rank.ctypes.data, of_rank.nbytes) for of_rank in sizes])()
     outgoing, incoming = sizes[:, 0].tolist(), sizes[:, 1].tolist()
     _compare(memory, call, outgoing, incoming)
 
