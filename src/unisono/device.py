@@ -110,6 +110,12 @@ def module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all that any thread has queued; the host, and no device (meta), have nothing."""
+    if device.type not in (HOST, "meta"):
+        module_of(device).synchronize(device)
+
+
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return flat host memory, not set, that a device copies from and to beside other work."""
     if device.type != HOST and _allocates_pinned(device.type):

@@ -42,7 +42,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unisono.device import host_memory, synchronize
 from unisono.errors import UsageError
+from unisono.processor import HOST
 
 aten = torch.ops.aten
 
@@ -117,7 +119,7 @@ def trace_values(model: nn.Module, inputs: Sequence[Any], within: AbstractContex
 
     The model stays as it is, and so do the random numbers of PyTorch, NumPy and Python. Raises UsageError as `trace`.
     """
-    with _random_numbers_kept():
+    with _random_numbers_kept(_device_of(model)):
         return _trace(_copy_of(model, {}), inputs, within)
 
 
@@ -142,37 +144,53 @@ def time_steps(
     """Return the seconds of whole steps on these values, after one that does not count; `begin` is called before each.
 
     A trace's sum is longer than a step, by the time of its hooks. The model and the random numbers stay as they are.
+    Gradients of a device are copied to the host.
     """
-    found = list[StepSeconds]()
-    with _random_numbers_kept():
+    found, device = list[StepSeconds](), _device_of(model)
+    on_host = device.type == HOST
+    with _random_numbers_kept(device):
         shadow = _copy_of(model, {})
         parameters = list(shadow.parameters())
         optimizer = torch.optim.SGD(parameters, 0.0, momentum=0.9) if parameters else None
-        sent = [torch.empty_like(one, requires_grad=False) for one in parameters]
+        sent = [host_memory(one.numel(), one.dtype, device).view(one.shape) for one in parameters]
         for _ in range(1 + steps):
             begin()
-            times = [time.perf_counter()]
+            times = [_now(device)]
             with within(), torch.enable_grad():
                 outputs = shadow(*inputs)
-                times.append(time.perf_counter())
+                times.append(_now(device))
                 _pass_back(outputs)
-            times.append(time.perf_counter())
+            times.append(_now(device))
             for one, memory in zip(parameters, sent, strict=True):
-                if one.grad is not None:
+                if one.grad is not None and on_host:
                     torch.mul(one.grad, 0.5, out=memory)
-            times.append(time.perf_counter())
+                elif one.grad is not None:
+                    memory.copy_(one.grad, non_blocking=True)
+            times.append(_now(device))
             if optimizer is not None:
                 optimizer.step()
-            found.append(StepSeconds(*(later - before for before, later in pairwise([*times, time.perf_counter()]))))
+            found.append(StepSeconds(*(later - before for before, later in pairwise([*times, _now(device)]))))
             shadow.zero_grad()
     return found[1:]
 
 
+def _device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the host where it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device(HOST))
+
+
+def _now(device: torch.device) -> float:
+    """Return the time, in seconds, once a device has done what it was given."""
+    synchronize(device)
+    return time.perf_counter()
+
+
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def _random_numbers_kept(device: torch.device) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
+    kind, numbers = ("cuda", []) if device.type == HOST else (device.type, [device.index or 0])
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(numbers, device_type=kind):
             yield
     finally:
         random.setstate(python)
@@ -247,6 +265,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
         self._names = {module: name for name, module in model.named_modules()}
+        self._device = _device_of(model)
         self.layers: dict[str, TracedLayer] = {}
         """Modules in the order in which they ran their first operator."""
         self._called: dict[str, TracedLayer] = {}
@@ -290,7 +309,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
         """Run an operator, and count it."""
         begin = time.perf_counter()
         outputs = operator(*args, **(kwargs or {}))
-        seconds = time.perf_counter() - begin
+        seconds = _now(self._device) - begin
         name = self._running[-1] if self._running else self._backward_of
         if name not in self._called or operator.is_view:
             return outputs

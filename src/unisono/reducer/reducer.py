@@ -29,6 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import ServerLinks
+from unisono.device import check_not_captured
 from unisono.engine import OperationSpan
 from unisono.engine.closing import weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
@@ -104,7 +105,8 @@ class Reducer:
         return LossWeight(self.control.averages, samples)
 
     def on_forward(self, first: torch.Tensor | None) -> None:
-        """Record a forward pass and its first input."""
+        """Record a forward pass and its first input. Raises UsageError for one that is captured as a graph."""
+        self._refuse_capture()
         if self.control.record_input(first):
             self.times.begin()
 
@@ -271,6 +273,7 @@ class Reducer:
 
     def _begin(self, absent: bool = False) -> BackwardPass:
         """Begin a pass, when its first gradient is ready, or when the rank has none."""
+        self._refuse_capture()
         self.structure.check_pass(self._model())
         if not self.traits.state.differs:
             self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
@@ -288,6 +291,10 @@ class Reducer:
         begun = BackwardPass(replica, program, self.programs, self.accumulation, self.runner.arrivals)
         self.runner.current = self.runner.last = begun
         return begun
+
+    def _refuse_capture(self) -> None:
+        for one in self.parameters[:1]:
+            check_not_captured(one.device)
 
     def _updates(self) -> Updates:
         """Return how the gradients of the pass that runs are applied."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, initial_setting
 from unisono.plan.layer_costs import computing_in_order
@@ -36,6 +37,7 @@ from unisono.plan.split import (
     known_links,
 )
 from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
+from unisono.processor import HOST
 from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
@@ -126,11 +128,12 @@ def measured_inputs(
     seconds, after = of_slowest_rank(traced, whole, world)
     agreed = world.allreduce(once, op="minimum").tolist()
     samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
-    links = measure_links(world) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
+    device = next((weight.device for weight in model.parameters()), torch.device(HOST))
+    links = measure_links(world, device) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
     able = {name for name, all_ranks in zip(names, agreed, strict=True) if all_ranks}
     facts = facts_of(model, traces[-1].layers, able, len(arguments[0]) or 1, world.size)
     slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
-    return inputs_of(facts, slowest, samples, links, after, deferred)
+    return inputs_of(facts, slowest, samples, links, after, deferred, device.type != HOST)
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
@@ -152,9 +155,13 @@ def inputs_of(
     links: GroupLinks,
     after: StepSeconds | None = None,
     deferred: bool = False,
+    on_device: bool = False,
 ) -> SplitInputs:
     """Return the inputs of the choice, from the seconds of each layer's two passes and of what comes `after` them (pack
-    and update of all weights), and from the samples of a step."""
+    and update of all weights), and from the samples of a step.
+
+    A model `on_device` has its gradients copied back, too, in as many seconds.
+    """
     placement, costs = links.placement, links.gradients
     ranks, (forward, backward) = placement.ranks, ([seconds[layer.name][k] for layer in facts] for k in range(2))
     weights = {layer.name: layer.weights for layer in facts if layer.weights}
@@ -162,7 +169,9 @@ def inputs_of(
     computing = computing_in_order(forward, backward, [place for place, layer in enumerate(facts) if layer.weights])
     if after is not None and weights:
         total = sum(weights.values())
-        computing = replace(computing, update=after.update / total, pack=after.pack / total)
+        pack = after.pack / total
+        computing = replace(computing, update=after.update / total, pack=pack)
+        computing = replace(computing, unpack=pack, streams=True) if on_device else computing
     buckets = partial(buckets_of, list(weights.values()))
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
     return SplitInputs(facts, step, initial_setting(step.rule, buckets, ranks), weights, samples / ranks, links)
@@ -178,21 +187,26 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
     return None
 
 
-def measure_link(world: World) -> Cost:
-    """Return the cost of an allreduce by the bytes that a rank sends."""
+def measure_link(world: World, _: torch.device) -> Cost:
+    """Return the cost of an allreduce by the bytes that a rank sends: of buckets, which are on the host."""
     payloads = [torch.zeros(nbytes // 4) for nbytes in ALLREDUCE_BYTES]
     sent = [gradient_bytes(nbytes, world.size, 1) for nbytes in ALLREDUCE_BYTES]
     return _measured(world, sent, [partial(world.allreduce, payload) for payload in payloads])
 
 
-def measure_gather(world: World) -> Cost:
-    """Return the cost of an all-gather by the bytes that a rank sends."""
-    shards = [torch.zeros(nbytes // 4 // world.size) for nbytes in ALL_GATHER_BYTES]
+def measure_gather(world: World, device: torch.device) -> Cost:
+    """Return the cost of an all-gather by the bytes that a rank sends: of activations, which are on the device."""
+    shards = [torch.zeros(nbytes // 4 // world.size, device=device) for nbytes in ALL_GATHER_BYTES]
     calls = [partial(world.all_gather, shard, shard.new_empty(world.size * len(shard))) for shard in shards]
-    return _measured(world, [(world.size - 1) * shard.nbytes for shard in shards], calls)
+    return _measured(world, [(world.size - 1) * shard.nbytes for shard in shards], calls, device)
 
 
-def _measured(world: World, sent: Sequence[float], collectives: Sequence[Callable[[], Any]]) -> Cost:
+def _measured(
+    world: World,
+    sent: Sequence[float],
+    collectives: Sequence[Callable[[], Any]],
+    device: torch.device = torch.device(HOST),  # noqa: B008  # a constant
+) -> Cost:
     """Return the cost of collectives by the bytes that a rank sends: of each the median seconds on the slowest rank."""
     seconds = list[float]()
     for collective in collectives:
@@ -201,17 +215,18 @@ def _measured(world: World, sent: Sequence[float], collectives: Sequence[Callabl
             world.barrier()
             begun = time.perf_counter()
             collective()
+            synchronize(device)
             took.append(time.perf_counter() - begun)
         seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
     return fit(sent, seconds)
 
 
-def measure_links(world: World) -> GroupLinks:
+def measure_links(world: World, device: torch.device) -> GroupLinks:
     """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
 
-    def both(measure: Callable[[World], Cost]) -> LinkCosts:
-        network = measure(world)
-        return LinkCosts(network, measure(world.node_world()) if 1 < world.nodes < world.size else network)
+    def both(measure: Callable[[World, torch.device], Cost]) -> LinkCosts:
+        network = measure(world, device)
+        return LinkCosts(network, measure(world.node_world(), device) if 1 < world.nodes < world.size else network)
 
     return GroupLinks(world.placement, both(measure_link), both(measure_gather))
 

@@ -14,9 +14,10 @@
 
 Unlike CUDA, the nodes of a backward pass run in one order (each stream waits for the one before), on the streams that
 the thread that calls `backward` used in the forward pass; gradients are accumulated on the stream that made them. The
-nodes run in the thread that calls if the process has run a backward pass, on any device, before `use_pretend`.
-Streams have no priorities, and autocast changes nothing. What the host has no kernel for (fused LSTM cells), graphs,
-sparse tensors, memory statistics, `torch.Event` and `torch.accelerator.current_stream` are not there.
+nodes run in the thread that calls if the process has run a backward pass, on any device, before `use_pretend`. An error
+of a hook in a backward pass ends the process. Streams have no priorities, and autocast changes nothing. What the host
+has no kernel for (fused LSTM cells), graphs, sparse tensors, memory statistics, `torch.Event` and
+`torch.accelerator.current_stream` are not there.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.choose_plan import NONE, PlanChoice, choose_plan, whole_layers
+from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
 from unisono.tensor_parallel.model import split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
@@ -250,11 +250,9 @@ def choose_layers(
     whole = whole_layers(rule, recipe.optimizer.name)
     if whole is not None:
         return whole
-    if device.type != HOST:
-        return PlanChoice(ParallelPlan(), [f"{NONE}, layers are timed on processors only: name them in [parallel]"])
-    model = make_model(recipe, feed).train()
+    model = make_model(recipe, feed, device).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
-    example = cast_inputs(feed.blank(last - first), DTYPES[recipe.model.dtype])
+    example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
     return choose_plan(model, world, example, within=context_of(recipe, device), deferred=True)
 
 

@@ -11,7 +11,8 @@ from torch import nn
 import unisono
 from unisono.collectives import allreduce as allreduce_module
 from unisono.collectives.group import Group
-from unisono.errors import TensorError
+from unisono.device import module_of
+from unisono.errors import TensorError, UsageError
 from unisono.rules import BSP, BaseRule, DiLoCo, LocalSGD, Sharded
 from unisono.world import World
 
@@ -88,6 +89,22 @@ def test_sums_may_stay_on_the_device(
     assert bool(staged) == (rule != "diloco"), "changes of weights are computed and sent on the host"
     for right, found in zip(here, there, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_is_refused_and_the_loop_goes_on(
+    world: World, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its capture began before the forward pass or behind it, which a process that pretends dies of."""
+    model = unisono.parallel(network().to(device), world)
+    batch = torch.ones(2, 3, 6, 6, dtype=torch.float64, device=device)
+    for behind in (False, True)[: 1 if device.type == "pretend" else 2]:
+        with monkeypatch.context() as patch, pytest.raises(UsageError, match="before the model is made parallel"):
+            loss = model(batch).sum() if behind else None
+            patch.setattr(module_of(device), "is_current_stream_capturing", lambda: True, raising=False)
+            (model(batch).sum() if loss is None else loss).backward()
+    model.zero_grad()
+    model(batch).sum().backward()
+    assert all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
 
 
 def test_a_model_on_two_devices_is_refused_on_all_ranks(world: World, device: torch.device) -> None:

@@ -72,7 +72,7 @@ def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.Log
 def test_a_loop_whose_layers_are_split_is_warned(
     group: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cost: Cost
 ) -> None:
-    monkeypatch.setattr(chooser, "measure_link", lambda _: cost)
+    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
     model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
     splits = cost is SLOW and group.size > 1
     assert (split_of(model) is not None) == splits
@@ -83,9 +83,36 @@ def test_a_loop_whose_layers_are_split_is_warned(
         assert "\n" not in line
 
 
+@pytest.mark.parametrize("cost", [SLOW, FAST], ids=["slow link", "fast link"])
+def test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host(
+    world: World, device: torch.device, monkeypatch: pytest.MonkeyPatch, cost: Cost
+) -> None:
+    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
+    monkeypatch.setattr(chooser, "measure_gather", lambda *_: cost)
+    numbers = torch.Generator().manual_seed(world.rank)
+    inputs, labels = torch.randn(2, 12, generator=numbers, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    weights, splits = list[list[torch.Tensor]](), list[bool]()
+    for place in (torch.device("cpu"), device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 12), nn.Linear(12, 12)).double().to(place)
+        before = torch.get_rng_state()
+        unisono.parallel(model, world, plan="auto", example=inputs.to(place))
+        assert torch.equal(torch.get_rng_state(), before)
+        optimizer = sgd(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.to(place)), labels.to(place)).backward()
+            optimizer.step()
+        splits.append(split_of(model) is not None)
+        weights.append([one.cpu() for one in model.state_dict().values()])
+    assert splits == [cost is SLOW and world.size > 1] * 2
+    for here, there in zip(*weights, strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
+
+
 def test_a_plan_that_splits_nothing_does_not_count(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is as without a plan: its dropouts stay, and once it has changed any plan or rule is accepted."""
-    monkeypatch.setattr(chooser, "measure_link", lambda _: FAST)
+    monkeypatch.setattr(chooser, "measure_link", lambda *_: FAST)
     model, example = model_of(CASES["mlp"]), example_of("mlp", group)
     assert isinstance(model, nn.Sequential)
     unisono.parallel(model, group, plan="auto", example=example)
@@ -151,7 +178,7 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
         for measure in (measure_link, measure_gather):
-            found = measure(group)
+            found = measure(group, torch.device("cpu"))
             assert found.per_byte > 0
             assert set(group.all_gather_object(found)) == {found}
 
