@@ -39,6 +39,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "unisono predict": ("tests/cli/test_predict.py", '"predict"'),
     "unisono lab": ("tests/cli/test_lab.py", '"lab"'),
     "unisono run --ranks 2 train_": ("tests/examples/test_frameworks.py", '"run", "--ranks", "2"'),
+    "unisono probe gpus.toml": ("tests/mpi/measure/test_player.py", "test_a_device_has_rates_of_its_own"),
     "mpiexec -n 8 -ppn 1 -hosts": ("tests/cli/test_tune.py", '"tune"'),
     "mpiexec -n 4 -ppn 1 -hosts": ("tests/cli/test_probe.py", '"probe"'),
 }

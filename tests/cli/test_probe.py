@@ -41,3 +41,4 @@ def test_bad_input_starts_no_rank(in_process: Run, arguments: list[str], words: 
 def test_what_cannot_be_written_or_read_is_known_before_anything_is_measured(on_ranks: Run) -> None:
     assert_one_line_error(on_ranks("probe", "nowhere/ours.toml"), "cannot write nowhere/ours.toml")
     assert_one_line_error(on_ranks("probe", "ours.toml", "--disk=gone"), "--disk gone: there is no such folder")
+    assert_one_line_error(on_ranks("probe", "ours.toml", "--device=qpu"), 'device = "qpu" is no device of PyTorch')

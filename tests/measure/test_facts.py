@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from unisono.measure.facts import (
     ProbedSite,
@@ -23,6 +24,7 @@ from unisono.measure.probe_plan import ProbeFindings, ProbeReading
 from unisono.measure.probes import (
     Probe,
     collective_probe,
+    copy_probe,
     decoding_probe,
     disk_probe,
     memory_probe,
@@ -82,6 +84,33 @@ def test_disks_are_read_by_one_rank_of_a_node_and_images_decoded_by_each() -> No
     assert found.disk.bandwidth == (9e6 + 3e6) / 2  # the largest file
     assert found.decoding.pixels == 1e8
     assert found.measured["disk.bandwidth"].startswith("file of 0 MiB: median of 2")
+
+
+def test_accelerators_are_those_of_the_ranks_of_a_node() -> None:
+    """Their rates are those of all ranks together; a node's FLOP/s are those of float32."""
+    device, taken = torch.device("cuda"), ((1e-3,),) * 4
+    narrow = product_probe("linear", 10, 5000, 10_000, dtype="bfloat16", device=device)
+    readings = (
+        READINGS[0],
+        reading(narrow, ((0.001, 0.002),) * 4),
+        *(reading(copy_probe(kind, 1000, device), taken) for kind in ("to_host", "to_device")),
+        reading(memory_probe(1000, device), taken),
+    )
+
+    def found(*devices: str) -> MachineFacts:
+        sites = [site._replace(device=name) for site, name in zip(SITES, devices, strict=True)]
+        return machine_facts(ProbeFindings(None, readings, (), 1.0), sites, PLACEMENT, "2026-01-02", "1.0")
+
+    machine = found("cuda:0", "cuda:1", "cuda:0", "cuda:1")
+    assert machine.node.accelerators == 2
+    assert found("cuda:0", "cuda:0", "cuda:0", "cuda:0").node.accelerators == 1
+    assert (machine.node.to_host, machine.node.to_device, machine.node.device_bandwidth) == (2e6, 2e6, 6e6)
+    assert machine.node.flops == 1.5e11
+    assert [row.dtype for row in machine.products] == ["float32", "bfloat16"]
+    assert [row.forward for row in machine.in_precision("auto").products] == [2e12]
+    assert [row.forward for row in machine.in_precision("float32").products] == [1.5e11]
+    assert facts().in_precision("bfloat16") == facts()
+    assert parse_machine(tomllib.loads(file_of(machine)), "x.toml") == machine
 
 
 def test_rows_have_the_slowest_of_each_trial() -> None:

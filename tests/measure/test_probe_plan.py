@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +51,20 @@ def test_collectives_are_those_of_both_rules_in_both_wires() -> None:
     narrow = {("allreduce", "bfloat16"), ("reduce_scatter", "bfloat16")}
     assert calls(2) == calls(1) | narrow
     assert calls(1) == {(name, "float32") for name in ("allreduce", "reduce_scatter", "all_gather")}
+
+
+def test_a_device_has_products_in_two_formats_and_copies() -> None:
+    """On the host, bfloat16 and copies are not measured."""
+    device = torch.device("cuda:0")
+
+    def found(*of: Any) -> tuple[set[str], set[str]]:
+        parts = {part.name: part.probes for part in plan_probe(60, 1, 2, False, *of).parts}
+        return {probe.row[-1] for probe in parts["products"]}, {probe.kind for probe in parts["memory"]}
+
+    copies = {"device_memory", "to_host", "to_device"}
+    assert found() == ({"float32"}, {"memory"})
+    assert found(device) == ({"float32", "bfloat16"}, {"memory", *copies})
+    assert found(device, False) == ({"float32"}, {"memory", *copies})
 
 
 def test_the_worked_example() -> None:

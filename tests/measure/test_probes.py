@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from unisono.measure.probe_plan import CONVOLUTION_SIZES, LINEAR_SIZES
-from unisono.measure.probes import Probe, decoding_probe, disk_probe, memory_probe, product_probe
+from unisono.measure.probes import Probe, copy_probe, decoding_probe, disk_probe, memory_probe, product_probe
 from unisono.placement import place
 from unisono.plan.layer_costs import shape_of_product
 from unisono.plan.trace import trace
@@ -34,7 +34,7 @@ def test_a_probe_has_the_shape_and_the_flops_of_its_layer(sizes: tuple[int, ...]
     (traced,) = trace(layer, given)
     probe = product_probe("convolution" if square else "linear", *sizes)
     assert (traced.forward_flops, traced.backward_flops) == (probe.work, 2 * probe.work)
-    assert shape_of_product(traced) == probe.row
+    assert (*(shape_of_product(traced) or ()), "float32") == probe.row
 
 
 @pytest.mark.parametrize("probe", [product_probe("linear", 2, 3, 4), product_probe("convolution", 2, 3, 4, 8, 3)])
@@ -50,6 +50,26 @@ def test_a_sum_and_an_image_have_the_seconds_of_a_call() -> None:
     with decoding_probe(64, 48).prepare(FIRST, None) as call:
         (seconds,) = call()
         assert seconds > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_a_device(device: torch.device, dtype: str) -> None:
+    linear = product_probe("linear", 2, 3, 4, dtype=dtype, device=device)
+    convolution = product_probe("convolution", 2, 3, 4, 8, 3, dtype=dtype, device=device)
+    for probe in (linear, convolution):
+        assert probe.row[-1] == dtype
+        assert probe.words.endswith(" in bfloat16") == (dtype == "bfloat16")
+        with probe.prepare(FIRST, None) as call:
+            assert len(call()) == 2
+            assert all(seconds > 0 for seconds in call())
+
+
+def test_copies_and_memory_of_a_device(device: torch.device) -> None:
+    probes = memory_probe(4096, device), *(copy_probe(kind, 4096, device) for kind in ("to_host", "to_device"))
+    assert [probe.kind for probe in probes] == ["device_memory", "to_host", "to_device"]
+    for probe in probes:
+        with probe.prepare(FIRST, None) as call:
+            assert len(call()) == 1
 
 
 def test_a_file_is_read_and_nothing_is_left(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ from unisono.plan.split import LayerFacts, SplitInputs, SplitModel, predict_spli
 from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, EASGD, BaseRule, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Cost, Costs
-from unisono.step.predict import predict
+from unisono.step.predict import on_streams, predict
+from unisono.step.program import Step
 
 MACHINE = MachineFacts(
     "example",
@@ -104,6 +105,27 @@ def test_copies_between_an_accelerator_and_the_host_take_time_beside_computing()
     assert alone <= step(1e11, 1e11) < step(1e9, 1e9) < step(1e9, 5e8)
     nbytes = sum(layer.parameter_bytes for layer in LAYERS)
     assert step(1e9, 1e9) < alone + 2 * nbytes / 1e9
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_copies_are_tasks_on_a_lane_for_each_direction(rule: str) -> None:
+    """The accelerators of a node share its rates, as its ranks do."""
+
+    def seconds(**node: Any) -> dict[str, float]:
+        machine = replace(MACHINE, node=replace(MACHINE.node, **node))
+        played = predict_step(on(machine, rule=RULES[rule], nodes=4), Cost(1e-5, 2e-9))[1]
+        found: dict[str, float] = {}
+        for step in range(played.rule.traits.period):
+            for task in on_streams(played.rule(Step(step), 0, played.costs.layout), played.costs):
+                found[task.lane] = found.get(task.lane, 0.0) + task.operation.price(task, played.costs).seconds
+        return found
+
+    assert not {"to_host", "to_device"} & seconds().keys()
+    one, two = seconds(to_host=1e9, to_device=2e9), seconds(to_host=1e9, to_device=2e9, accelerators=2)
+    nbytes = sum(layer.parameter_bytes for layer in LAYERS)
+    assert one["to_host"] == pytest.approx(2 * one["to_device"])
+    assert one["to_host"] == pytest.approx(nbytes / 1e9, rel=1e-3)  # and flags
+    assert two["to_host"] == pytest.approx(2 * one["to_host"])
 
 
 def test_a_step_is_what_predict_gives_for_its_setting() -> None:

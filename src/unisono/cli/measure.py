@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,8 @@ import typer
 
 from unisono.cli.ranks import RanksOption, join, printer, start_ranks, write, write_text
 from unisono.errors import UsageError
-from unisono.launch import find_mpiexec
+from unisono.launch import find_mpiexec, local_rank_started
+from unisono.processor import HOST
 
 MIN_SECONDS = 5.0
 """Least seconds of a probe: less has no time for the larger products."""
@@ -20,29 +22,35 @@ def probe(
     seconds: Annotated[float, typer.Option(help="Seconds that all measurements may take.")] = 60.0,
     disk: Annotated[Path | None, typer.Option(help="Folder, on every node, whose file system is read from.")] = None,
     name: Annotated[str, typer.Option(help="Name of the machine; default: its host, nodes and ranks.")] = "",
+    device: Annotated[str, typer.Option(help="Device of each rank, as compute.device of a recipe.")] = HOST,
     ranks: RanksOption = None,
 ) -> None:
     """Measure products, memory, links, collectives, disk and decoding, and write them as a machine file.
 
     Start it as you will start your program: mpiexec -n 4 -ppn 1 -hosts a,b,c,d unisono probe ours.toml. Then plan runs
-    on it, on these and on more nodes: unisono plan --machine ./ours.toml --nodes 4,8,16.
+    on it, on these and on more nodes: unisono plan --machine ./ours.toml --nodes 4,8,16. With --device, products are
+    those of the accelerators, and copies between them and the host are measured too.
     """
     if output.suffix != ".toml":
         raise UsageError(f"{output}: a machine file ends in .toml")
     if not MIN_SECONDS <= seconds < float("inf"):
         raise UsageError(f"--seconds {seconds:g}: a probe needs {MIN_SECONDS:g} seconds or more")
     start_ranks(ranks)
+    from unisono.data.loading import device_of_rank
+    from unisono.device import open_device
     from unisono.measure.facts import file_of
     from unisono.measure.player import probe as measure
     from unisono.transports.signals import is_compiled
 
+    open_device(device, local_rank_started(os.environ))
     world = join("probe", alone=True)
     log = printer(world)
     with world.agree_on_errors():
+        place = device_of_rank(device, world)
         world.call_on_all(lambda: _check_folder(disk))
     write(world, output, lambda: output.open("a").close())  # known before anything is measured
 
-    found = measure(world, seconds, disk, name, log)
+    found = measure(world, seconds, disk, name, log, place)
     if world.nodes == 1:
         readable = world.reads_other_processes()
         log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")

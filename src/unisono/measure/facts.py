@@ -4,6 +4,7 @@
     node.flops                    the best median rate of any product, forward or backward
     efficiency                    the median over the products of a kind of their rate in a step, over node.flops
     memory_bandwidth, disk        the median rate over trials and nodes
+    to_host, to_device            the same, of the devices of a node's ranks together; accelerators are their number
     decoding.pixels               the median rate of a rank: of one thread
     collective                    the median over trials of the slowest rank's seconds
     choices                       the measured network, and the rows of `unisono tune`
@@ -29,6 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from unisono.launch import available_cores
 from unisono.measure.links import Links, slow_links
 from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
@@ -36,6 +39,7 @@ from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
 from unisono.plan.machines import (
     CONVOLUTION_KIND,
+    FLOAT32,
     LINEAR_KIND,
     TABLES,
     CollectiveRow,
@@ -45,7 +49,17 @@ from unisono.plan.machines import (
     ProductRow,
     machine_text,
 )
+from unisono.processor import HOST
 from unisono.world import World
+
+RATES = {
+    "memory": "node.memory_bandwidth",
+    "device_memory": "node.device_bandwidth",
+    "to_host": "node.to_host",
+    "to_device": "node.to_device",
+    "disk": "disk.bandwidth",
+}
+"""Key of the rate of a node, by the kind of its probes."""
 
 DIGITS = 5
 """Digits of a value in the file: trials differ by more."""
@@ -125,10 +139,10 @@ def node_rates(reading: ProbeReading, placement: Placement, index: int = 0, work
 
 
 def _product_row(reading: ProbeReading, placement: Placement) -> ProductRow:
-    kind, rows, inner, columns, kernel = reading.probe.row
+    kind, rows, inner, columns, kernel, dtype = reading.probe.row
     forward, spread = median_and_spread(node_rates(reading, placement))
     backward, other = median_and_spread(node_rates(reading, placement, 1, 2 * reading.probe.work))
-    return ProductRow(kind, rows, inner, columns, kernel, forward, backward, max(spread, other))
+    return ProductRow(kind, rows, inner, columns, kernel, forward, backward, max(spread, other), dtype)
 
 
 def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
@@ -137,8 +151,10 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
     system = of_nodes[0][0].system
     cores = statistics.median_low(len(frozenset().union(*(site.cores for site in ranks))) for ranks in of_nodes)
     memory = min(ranks[0].system.memory_bytes for ranks in of_nodes)
+    devices = statistics.median_low(len({site.device for site in ranks} - {""}) for ranks in of_nodes)
     values = {
         "node.cores": MeasuredValue(cores, "cores that the ranks of a node may use"),
+        "node.accelerators": MeasuredValue(devices, f"devices of the ranks of a node: {of_nodes[0][0].device}, ..."),
         "node.memory_bytes": MeasuredValue(memory, "by the system: least of the nodes"),
         "node.cache_bytes": MeasuredValue(system.cache_bytes, "by the system: level 2 of a core"),
         "node.simd_width": MeasuredValue(system.simd_width, "by the system: widest vectors"),
@@ -147,7 +163,9 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
 
 
 def _computing(products: Sequence[ProductRow]) -> Values:
-    """Return the best rate of a node, and the share of it that products of a kind reach, if it is below 1."""
+    """Return the best rate of a node in float32, and the share of it that products of a kind reach, if it is below
+    1."""
+    products = [row for row in products if row.dtype == FLOAT32]
     if not products:
         return {}
     best = max(products, key=lambda row: max(row.forward, row.backward))
@@ -164,7 +182,7 @@ def _computing(products: Sequence[ProductRow]) -> Values:
 def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement) -> Values:
     """Return the median rates of memory, disk and decoding in the largest probe of each."""
     values = Values()
-    for kind, key in (("memory", "node.memory_bandwidth"), ("disk", "disk.bandwidth")):
+    for kind, key in RATES.items():
         for largest in readings[kind][-1:]:
             values[key] = _rate(largest, node_rates(largest, placement))
     for largest in readings["decoding"][-1:]:
@@ -279,11 +297,14 @@ class ProbedSite(NamedTuple):
     """Cores that it may use."""
     system: NodeFacts
     """Facts that its node's system tells."""
+    device: str = ""
+    """Device that it computes on; empty for the processor."""
 
 
-def sites_of(world: World) -> list[ProbedSite]:
-    """Return the place of each rank, on all ranks."""
-    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), read_system()))
+def sites_of(world: World, device: torch.device) -> list[ProbedSite]:
+    """Return the place of each rank, on all ranks; `device` is this rank's."""
+    name = "" if device.type == HOST else str(device)
+    return world.all_gather_object(ProbedSite(socket.gethostname(), available_cores(), read_system(), name))
 
 
 def read_system(root: Path = Path("/")) -> NodeFacts:

@@ -35,6 +35,8 @@ from pathlib import Path
 
 import torch
 
+from unisono.compute.prepare import has_bfloat16
+from unisono.data.loading import PROCESSOR
 from unisono.errors import UsageError
 from unisono.measure.facts import machine_facts, sites_of
 from unisono.measure.links import Links, measure_links
@@ -64,25 +66,30 @@ from unisono.network import Network, estimate
 from unisono.network.choice import COLLECTIVES, LIBRARY, SHARED_MEMORY_COLLECTIVES, ChoiceRow
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
+from unisono.processor import HOST
 from unisono.schedules import candidates, find
 from unisono.world import World
 
 Log = Callable[[str], None]
 
 
-def probe(world: World, seconds: float, disk: Path | None, name: str, log: Log) -> MachineFacts:
+def probe(
+    world: World, seconds: float, disk: Path | None, name: str, log: Log, device: torch.device = PROCESSOR
+) -> MachineFacts:
     """Measure the machine in about `seconds`. Called by all ranks, with the same result on each.
 
     `disk` is a folder of the file system to read from, on every node. An empty `name` becomes the hosts and ranks.
+    `device` is this rank's, of the same kind on all.
     """
-    plan = plan_probe(seconds, world.nodes, world.size, disk is not None)
-    return machine_of(world, play(world, plan, disk, log), name)
+    bfloat16 = device.type != HOST and all(world.all_gather_object(has_bfloat16(device)))
+    plan = plan_probe(seconds, world.nodes, world.size, disk is not None, device, bfloat16)
+    return machine_of(world, play(world, plan, disk, log), name, device)
 
 
-def machine_of(world: World, findings: ProbeFindings, name: str = "") -> MachineFacts:
+def machine_of(world: World, findings: ProbeFindings, name: str = "", device: torch.device = PROCESSOR) -> MachineFacts:
     """Return the machine that all ranks have found, the same on each. Called by all ranks."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    facts = machine_facts(findings, sites_of(world), world.placement, today, version("unisono"), name)
+    facts = machine_facts(findings, sites_of(world, device), world.placement, today, version("unisono"), name)
     return world.call_on_root(lambda: facts)
 
 

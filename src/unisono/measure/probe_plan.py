@@ -20,10 +20,14 @@ from math import sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
+import torch
+
+from unisono.data.loading import PROCESSOR
 from unisono.measure.links import Links
 from unisono.measure.probes import (
     Probe,
     collective_probe,
+    copy_probe,
     decoding_probe,
     disk_probe,
     memory_probe,
@@ -32,7 +36,7 @@ from unisono.measure.probes import (
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS
 from unisono.network.choice import ChoiceRow
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.machines import CONVOLUTION_KIND, FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import BFLOAT16, CONVOLUTION_KIND, FLOAT32, FLOAT32_WIRE, LINEAR_KIND
 
 SHARES = {
     "links": 0.15,
@@ -55,6 +59,9 @@ SUM_BYTES = 64 << 20
 
 DISK_BYTES = (8 << 20, 64 << 20, 256 << 20)
 """Bytes of files: the largest that there is time for counts."""
+
+DTYPES_OF_A_DEVICE = (FLOAT32, BFLOAT16)
+"""Number formats of products on a device; on the host, float32 alone."""
 
 LINEAR_SIZES = (
     *((8, 256, 256), (64, 256, 256), (8, 1024, 1024), (64, 1024, 1024)),
@@ -87,8 +94,15 @@ class ProbePlan(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
-    """Return the parts for that many nodes and ranks in all; `disk` is True where a folder to read from is given."""
+def plan_probe(
+    seconds: float, nodes: int, ranks: int, disk: bool, device: torch.device = PROCESSOR, bfloat16: bool = True
+) -> ProbePlan:
+    """Return the parts for that many nodes and ranks in all; `disk` is True where a folder to read from is given.
+
+    On a `device`, products are its own, in bfloat16 too where that is True, and its memory and copies are measured.
+    """
+    on_host = device == PROCESSOR
+    dtypes = DTYPES_OF_A_DEVICE[: 1 if on_host or not bfloat16 else 2]
     reasons = {
         "links": "one node has no links" if nodes == 1 else "",
         "collectives": "a single rank has no collectives" if ranks == 1 else "",
@@ -97,10 +111,16 @@ def plan_probe(seconds: float, nodes: int, ranks: int, disk: bool) -> ProbePlan:
     probes: dict[str, Sequence[Probe]] = {
         "links": [],
         "products": [
-            *(product_probe(LINEAR_KIND, *sizes) for sizes in LINEAR_SIZES),
-            *(product_probe(CONVOLUTION_KIND, *sizes) for sizes in CONVOLUTION_SIZES),
+            product_probe(kind, *sizes, dtype=dtype, device=device)
+            for kind, of_kind in ((LINEAR_KIND, LINEAR_SIZES), (CONVOLUTION_KIND, CONVOLUTION_SIZES))
+            for sizes in of_kind
+            for dtype in dtypes
         ],
-        "memory": [memory_probe(SUM_BYTES)],
+        "memory": [
+            memory_probe(SUM_BYTES),
+            *([] if on_host else [memory_probe(SUM_BYTES, device)]),
+            *([] if on_host else [copy_probe(kind, SUM_BYTES, device) for kind in ("to_host", "to_device")]),
+        ],
         "decoding": [decoding_probe(500, 375)],
         "disk": [disk_probe(nbytes) for nbytes in DISK_BYTES],
         "collectives": list(_collectives(nodes)),

@@ -3,13 +3,15 @@
     product      outputs = layer(inputs)           │ outputs.backward(gradient): both gradients
                  ├── forward ─────────────────────┤├── backward ─────────────────────────────┤
     memory       total += part       2 bytes are read and 1 is written for each byte of a tensor
+    to_host      tensor of a device ─▶ pinned memory of the host; to_device: the other way
     decoding     JPEG ─▶ pixels      by one thread of each rank
     disk         write ─▶ fsync ─▶ drop the pages that the system holds of it ─▶ read, 4 MiB at a time
     collective   as `auto` makes it, on memory that the world gives, like buckets of gradients; the slowest rank counts
 
 Layers are PyTorch's own, with the threads that each rank of a run has. One rank of each node reads a file, which has no
 name, or loses it at once: the system removes it also after an error or a kill. On a file system in memory there is
-nothing to drop, and what is measured is memory.
+nothing to drop, and what is measured is memory. A device queues what it is given: a call on it ends when that is done,
+and products are queued several at a time, as in a step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +29,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from unisono.data.loading import PROCESSOR
+from unisono.device import host_memory, synchronize
 from unisono.errors import UsageError, install_command
 from unisono.measure.timing import collective_call
 from unisono.plan.exchange_cost import BYTES_OF_A_SUM
-from unisono.plan.machines import FLOAT32_WIRE, LINEAR_KIND
+from unisono.plan.machines import FLOAT32, FLOAT32_WIRE, LINEAR_KIND
 from unisono.wires import encoded_share
 from unisono.world import World
 
 JPEG_QUALITY = 90
 """Quality of the image that is decoded: about that of photographs."""
+
+QUEUED = 8
+"""Products that a device is given at once."""
 
 BLOCK_BYTES = 4 << 20
 """Bytes of a read."""
@@ -48,7 +55,7 @@ class Probe(NamedTuple):
     """Measurement that all ranks make together."""
 
     kind: str
-    """"product", "memory", "decoding", "disk" or "collective"."""
+    """"product", "memory", "device_memory", "to_host", "to_device", "decoding", "disk" or "collective"."""
     words: str
     """Name with the sizes."""
     work: float
@@ -62,56 +69,81 @@ class Probe(NamedTuple):
     """Function that returns the schedule that is measured, of a collective."""
 
 
-def timed(action: Callable[[], object]) -> MeasuredCall:
-    """Return a call that makes the action and returns its seconds."""
+def timed(action: Callable[[], object], device: torch.device = PROCESSOR) -> MeasuredCall:
+    """Return a call that makes the action, on a device until that has done it, and returns its seconds."""
 
     def call() -> tuple[float]:
         start = time.perf_counter()
         action()
+        synchronize(device)
         return (time.perf_counter() - start,)
 
     return call
 
 
-def product_probe(kind: str, samples: int, inputs: int, outputs: int, side: int = 1, kernel: int = 1) -> Probe:
+def product_probe(kind: str, *sizes: int, dtype: str = FLOAT32, device: torch.device = PROCESSOR) -> Probe:
     """Return the probe of a linear layer, or of a convolution of stride 1, for the samples of a rank.
 
-    `side` is that of the square output in pixels, `kernel` that of the square kernel. Its work are the FLOPs of the
-    forward pass; the backward pass has twice as many.
+    `sizes` are the samples, inputs and outputs, and of a convolution the side of the square output in pixels, and that
+    of the square kernel. Its work are the FLOPs of the forward pass; the backward pass has twice as many. On a
+    `device`, channels are last, as in runs.
     """
+    samples, inputs, outputs, side, kernel = (*sizes, 1, 1)[:5]
     linear, rows, inner = kind == LINEAR_KIND, samples * side**2, inputs * kernel**2
     area = "" if linear else f" on {side}x{side}, kernel {kernel}x{kernel}"
+    on_host = device == PROCESSOR
+    form, calls = torch.contiguous_format if on_host or linear else torch.channels_last, 1 if on_host else QUEUED
 
     @contextmanager
     def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
         layer = nn.Linear(inputs, outputs) if linear else nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
-        given = torch.ones((samples, inputs) if linear else (samples, inputs, side, side), requires_grad=True)
+        ones = torch.ones((samples, inputs) if linear else (samples, inputs, side, side))
+        layer, given = layer.to(device), ones.to(device, memory_format=form).requires_grad_()
 
         def call() -> tuple[float, float]:
             layer.zero_grad()
             given.grad = None
+            synchronize(device)
             start = time.perf_counter()
-            found = layer(given)
+            with nullcontext() if dtype == FLOAT32 else torch.autocast(device.type, torch.bfloat16):
+                found = [layer(given) for _ in range(calls)]
+            synchronize(device)
             between = time.perf_counter()
-            found.backward(found.detach())
-            return between - start, time.perf_counter() - between
+            for one in found:
+                one.backward(one.detach())
+            synchronize(device)
+            return (between - start) / calls, (time.perf_counter() - between) / calls
 
         yield call
 
-    words, row = f"{kind} {inputs} to {outputs}{area}, {samples} samples", (kind, rows, inner, outputs, kernel**2)
+    words = f"{kind} {inputs} to {outputs}{area}, {samples} samples" + (f" in {dtype}" if dtype != FLOAT32 else "")
+    row = kind, rows, inner, outputs, kernel**2, dtype
     return Probe("product", words, 2.0 * rows * inner * outputs, prepare, row)
 
 
-def memory_probe(nbytes: int) -> Probe:
+def memory_probe(nbytes: int, device: torch.device = PROCESSOR) -> Probe:
     """Return the probe of a sum of two tensors into one of them, on each rank; its work are the bytes read and
     written."""
 
     @contextmanager
     def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
-        total, part = torch.zeros(nbytes // 4), torch.ones(nbytes // 4)
-        yield timed(lambda: total.add_(part))
+        total, part = (torch.full((nbytes // 4,), float(number), device=device) for number in range(2))
+        yield timed(lambda: total.add_(part), device)
 
-    return Probe("memory", f"sum of {nbytes >> 20} MiB on each rank", BYTES_OF_A_SUM * nbytes, prepare)
+    kind, place = ("memory", "rank") if device == PROCESSOR else ("device_memory", f"rank's {device.type}")
+    return Probe(kind, f"sum of {nbytes >> 20} MiB on each {place}", BYTES_OF_A_SUM * nbytes, prepare)
+
+
+def copy_probe(kind: str, nbytes: int, device: torch.device) -> Probe:
+    """Return the probe of a copy between pinned memory and a device, "to_host" or "to_device", by each rank."""
+
+    @contextmanager
+    def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
+        pair = host_memory(nbytes // 4, torch.float32, device), torch.zeros(nbytes // 4, device=device)
+        target, source = pair if kind == "to_host" else reversed(pair)
+        yield timed(lambda: target.copy_(source, non_blocking=True), device)
+
+    return Probe(kind, f"copy of {nbytes >> 20} MiB {kind.replace('_', ' ')}", nbytes, prepare)
 
 
 def decoding_probe(width: int, height: int) -> Probe:

@@ -34,12 +34,15 @@ import tomli_w
 from unisono.errors import UsageError
 from unisono.network import Network
 from unisono.network.choice import ChoiceTables, table_of
-from unisono.tables import known, number, parse, rows
+from unisono.tables import choice, known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
 LINEAR_KIND, CONVOLUTION_KIND = "linear", "convolution"
 """Kinds of measured products."""
+
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+"""Number formats of measured products."""
 
 FLOAT32_WIRE = "float32"
 """Wire of a row whose payload was sent as it is."""
@@ -61,9 +64,11 @@ class NodeFacts:
     memory_bandwidth: float = number(0.0, above=0)
     """Bytes per second of the whole node."""
     to_host: float = number(0.0, above=0)
-    """Bytes per second of copies from an accelerator to the host, all at once; 0 where ranks compute on the host."""
+    """Bytes per second of copies from the node's accelerators to the host, all at once; 0 where ranks compute on it."""
     to_device: float = number(0.0, above=0)
-    """Bytes per second of copies from the host to an accelerator."""
+    """Bytes per second of copies from the host to the accelerators."""
+    device_bandwidth: float = number(0.0, above=0)
+    """Bytes per second of the memory of all accelerators."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ class NetworkRow:
 
 @dataclass(frozen=True)
 class ProductRow:
-    """Speed of a node at (rows, inner) @ (inner, columns) of float32, made by all its ranks at once, one for each."""
+    """Speed of a node at (rows, inner) @ (inner, columns), made by all its ranks at once, one for each."""
 
     kind: str = field(metadata={"one_of": (LINEAR_KIND, CONVOLUTION_KIND)})
     rows: int = number(above=0)
@@ -166,6 +171,8 @@ class ProductRow:
     backward: float = number(above=0)
     """FLOP/s of the node in the backward pass, both gradients, which have twice the FLOPs."""
     spread: float = number(at_least=0)
+    dtype: str = choice(FLOAT32, FLOAT32, BFLOAT16)
+    """Number format of the products, as a run's precision."""
 
     @property
     def step(self) -> float:
@@ -224,6 +231,14 @@ class MachineFacts:
     products: tuple[ProductRow, ...] = rows("product")
     messages: tuple[MessageRow, ...] = rows("message")
     collectives: tuple[CollectiveRow, ...] = rows("collective")
+
+    def in_precision(self, precision: str) -> MachineFacts:
+        """Return the machine whose products are those of a run's precision: "auto" is bfloat16 where that was measured.
+
+        What was measured in float32 alone counts for bfloat16, too.
+        """
+        of = {dtype: tuple(row for row in self.products if row.dtype == dtype) for dtype in (FLOAT32, BFLOAT16)}
+        return replace(self, products=(precision != FLOAT32 and of[BFLOAT16]) or of[FLOAT32])
 
     @property
     def assumptions(self) -> Mapping[str, str]:

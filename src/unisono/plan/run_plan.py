@@ -122,6 +122,8 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
     computing = computing_of(run.layers, run.machine, run.traced, run.samples_of_rank, run.ranks_per_node)
     update = update_seconds(run) * (played / run.ranks if rule.traits.state is RankState.SHARDED else 1)
     sizes = [layer.parameter_bytes for layer in run.layers if layer.parameters]
+    node = run.machine.node
+    copying = max(run.ranks_per_node, node.accelerators) if run.ranks > 1 else 0  # each all gradients, at once
     if rule.traits.state is RankState.SHARDED:  # the sum of flags besides the two that were priced
         cost = cost._replace(latency=cost.latency * COLLECTIVES_OF_A_SHARD / 2)
     return PredictionInputs(
@@ -129,8 +131,9 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
         replace(
             computing,
             update=update,
-            pack=_inverse(run.machine.node.to_host),
-            unpack=_inverse(run.machine.node.to_device),
+            pack=copying / node.to_host if node.to_host else 0.0,
+            unpack=copying / node.to_device if node.to_device else 0.0,
+            streams=node.to_host > 0,
         ),
         partial(buckets_of, sizes),
         cost,
@@ -141,17 +144,13 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
     )
 
 
-def _inverse(rate: float) -> float:
-    """Return the seconds of a byte; 0 for a rate that is not known."""
-    return 1 / rate if rate else 0.0
-
-
 def update_seconds(run: PlannedRun) -> float:
-    """Return the seconds to update the weights of a byte of gradients, by memory alone; 0 without its bandwidth.
+    """Return the seconds to update the weights of a byte of gradients, by memory alone, that of the accelerators where
+    its bandwidth is known; 0 without any.
 
     An optimizer reads weights, gradients and what it keeps, and writes all but the gradients.
     """
-    bandwidth = run.machine.node.memory_bandwidth
+    bandwidth = run.machine.node.device_bandwidth or run.machine.node.memory_bandwidth
     return (3 + 2 * run.kept) * run.ranks_per_node / bandwidth if bandwidth else 0.0
 
 

@@ -35,7 +35,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step import build
 from unisono.step.costs import Costs, Duration, half_exchange, small_exchange
 from unisono.step.layout import Layout, Updates
-from unisono.step.operations import PACK, needs_all
+from unisono.step.operations import PACK, needs_all, price_unpack
 from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import (
     MAIN,
@@ -155,7 +155,9 @@ UPDATE_SHARD = Operation(
 )
 """Optimizer's step for this rank's shard of a bucket, whose gradients are replaced by weights."""
 
-UNPACK = Operation("unpack", lambda replica, task, _: replica.unpack_shards(task.key), _unpack, letter="U")
+UNPACK = Operation(
+    "unpack", lambda replica, task, _: replica.unpack_shards(task.key), _unpack, price_unpack, letter="U"
+)
 """Copy of a bucket's gathered weights to its parameters."""
 
 # Rule ---------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class Computing:
     """Seconds to copy one byte of gradients into its bucket: on a device, to the host."""
     unpack: float = 0.0
     """Seconds to copy one byte of sums to the gradients: on a device, from the host; else they stay in the bucket."""
+    streams: bool = False
+    """True where a device copies on a stream in each direction, beside updates."""
 
 
 class Cost(NamedTuple):

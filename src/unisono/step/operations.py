@@ -179,24 +179,26 @@ def _price_update(task: Task, costs: Costs) -> Duration:
     )
 
 
-def _price_pack(task: Task, costs: Costs) -> Duration:
+def price_pack(task: Task, costs: Costs) -> Duration:
+    """Return the duration of a copy of the task's bucket to the host."""
     return Duration(costs.nbytes(task.key) * costs.computing.pack)
 
 
-def _price_set_grads(task: Task, costs: Costs) -> Duration:
+def price_unpack(task: Task, costs: Costs) -> Duration:
+    """Return the duration of a copy of the task's bucket from the host."""
     return Duration(costs.nbytes(task.key) * costs.computing.unpack)
 
 
 AGREE = Operation("agree", lambda replica, _, world: replica.agree(world), _agree, small_exchange, Role.COLLECTIVE, "w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
-PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack, _price_pack)
+PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack, price_pack)
 """Copy of gradients, times their rank's weight, into their bucket."""
 
 PACK_SUM = replace(PACK, act=lambda replica, task, _: replica.pack(task.key, scaled=False))
 """Copy of gradients as they are into their bucket, which then holds their sum."""
 
-SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads, _price_set_grads)
+SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads, price_unpack)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""
 
 CLIP = Operation("clip", lambda replica, _, __: replica.clip(), needs_all(Stage.AVERAGED))
@@ -292,11 +294,15 @@ def pack_weights(ranks: int | None = None) -> Operation:
         own = state.own_weights(task.key)
         state.buckets[task.key] = Contents(Stage.WEIGHTS, own, ranks or state.layout.ranks)
 
-    return Operation("pack_weights", act, symbolic, letter="P")
+    return Operation("pack_weights", act, symbolic, price_pack, letter="P")
 
 
 UNPACK_WEIGHTS = Operation(
-    "unpack_weights", lambda replica, task, _: replica.unpack_weights(task.key), _unpack_weights, letter="U"
+    "unpack_weights",
+    lambda replica, task, _: replica.unpack_weights(task.key),
+    _unpack_weights,
+    price_unpack,
+    letter="U",
 )
 """Copy of a bucket's sums to the weights of its parameters."""
 

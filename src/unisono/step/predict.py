@@ -3,15 +3,27 @@
 main            ──backward──────────▶│    waits for w0   │──forward──▶
 communication        │ allreduce 1 │ allreduce 2 │ allreduce 3 │
 update                            │ update 1 │ update 2 ...
+
+A device copies to the host and from it on a stream each. There these copies have lanes of their own:
+
+main            ──backward──────────▶│
+to_host            │ pack 1 │ pack 2 │ pack 3 │
+communication               │ allreduce 1 │ allreduce 2 │ allreduce 3 │
+to_device                                 │ set_grads 1 │ set_grads 2 │ set_grads 3 │
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from unisono.step import operations as op
 from unisono.step.clock import TaskSpan, play_on_clock
 from unisono.step.costs import Costs, Prediction
-from unisono.step.program import Role, Step, StepProgram
+from unisono.step.program import Price, Role, Step, StepProgram
 from unisono.step.rule import BaseRule
+
+STREAMS: Mapping[Price, str] = {op.price_pack: "to_host", op.price_unpack: "to_device"}
+"""Lanes of copies between a device and the host, by the price of the operation."""
 
 WARMUP_STEPS = 4
 """Smallest number of steps that are played before measuring: in the first, nothing is pending."""
@@ -49,6 +61,13 @@ def _warmup(period: int) -> int:
 def _play(rule: BaseRule, costs: Costs) -> tuple[list[StepProgram], list[TaskSpan]]:
     """Return the programs of a period, and the spans of the warm-up, of a period, and of the first step after it."""
     period = rule.traits.period
-    programs = [rule(Step(step), 0, costs.layout) for step in range(period)]
+    programs = [on_streams(rule(Step(step), 0, costs.layout), costs) for step in range(period)]
     played = tuple(task for step in range(_warmup(period) + period + 1) for task in programs[step % period])
-    return programs, play_on_clock({0: played}, rule.threads(), costs)
+    return programs, play_on_clock({0: played}, {**rule.threads(), **dict.fromkeys(STREAMS.values(), 1)}, costs)
+
+
+def on_streams(program: StepProgram, costs: Costs) -> StepProgram:
+    """Return the program with copies between a device and the host on the lanes of their streams, where it has any."""
+    if not costs.computing.streams:
+        return program
+    return tuple(task._replace(lane=STREAMS.get(task.operation.price, task.lane)) for task in program)

@@ -131,10 +131,11 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES)
     rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
+    rates = machine.in_precision(recipe.compute.precision)
     copies = 0 if data.storage == "replicated" else data.groups
     threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
-        at_rate_of(machine, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
+        at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
         traced.layers,
         TRACED_SAMPLES,
         rule,

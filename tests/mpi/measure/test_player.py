@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from unisono.errors import UsageError
 from unisono.measure import probe_plan as plans
@@ -34,6 +35,16 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "DISK_BYTES", (4 << 20,))
     monkeypatch.setattr(plans, "SUM_BYTES", 1 << 20)
     monkeypatch.setattr(plans, "MAX_TRIALS", 3)
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_a_device_has_rates_of_its_own(world: World, device: torch.device) -> None:
+    place = torch.device(device.type, world.rank % torch.accelerator.device_count())
+    found = probe(world, 600, None, "", lambda _: None, place)
+    assert world.all_gather_object(found) == [found] * world.size
+    assert found.node.accelerators == min(world.size, torch.accelerator.device_count())
+    assert min(found.node.to_host, found.node.to_device, found.node.device_bandwidth, found.node.memory_bandwidth) > 0
+    assert {row.dtype for row in found.products} == {"float32", "bfloat16"}
 
 
 @pytest.mark.usefixtures("few_probes")
