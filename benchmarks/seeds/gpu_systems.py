@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
 
-from benchmarks.seeds.figure import SeedFigure
-from benchmarks.seeds.networks import flops_of, layers_of, parameters_of
+import torch
+from benchmarks.seeds.networks import flops_of, layers_of, parameters_of, shape_of
 from benchmarks.seeds.supernodes import weak_speedup
+from benchmarks.seeds.theirs import Predictions, theirs
 
+from unisono.models import MODELS
 from unisono.network import price
+from unisono.papers.figures import PaperPrediction
 from unisono.placement import regular
 from unisono.plan.machines import find_machine
 from unisono.plan.run_row import epoch_seconds
 from unisono.schedules import find
 
-dimd, theano, mxnet = (partial(SeedFigure, name) for name in ("DIMD", "Theano-MPI", "MXNET-MPI"))
-
 IMAGENET = 1_200_000
 """Images of ImageNet-1k: DIMD 5.2."""
 
-DIMD_IMAGES_PER_SECOND = IMAGENET * 90 / (48 * 60)
-"""Images per second of DIMD's 256 P100: 90 epochs in 48 minutes."""
+P100_RESNET50 = 219
+"""Images per second of ResNet-50's training on a P100, batch 64, float32: TensorFlow's published benchmarks of 2017."""
 
-SHARE = (
-    "P100 at the share of its peak that DIMD's own 48 minutes are: no paper gives the rate of one GPU; no sum inside "
-    "the node"
+PUBLISHED = (
+    f"a P100 at {P100_RESNET50} images/s of ResNet-50 (TensorFlow's published benchmarks of 2017, synthetic images), "
+    "and as many FLOP/s in other networks: no paper gives the rate of one GPU; no sum inside the node"
 )
-PEAK = "P100 at its peak, 10.6 TFLOP/s (the vendor's): a lower bound of the time"
 OWN_GOOGLENET = "FLOPs of our googlenet_bn; the paper's GoogLeNetBN, 93 MB, is another network"
 BATCH = "32 images a GPU: the paper gives no batch"
 
 IMAGES = 5120
 """Images between two measurements of Theano-MPI's table 3."""
 
-TABLE_3 = {
-    "AlexNet-128b": ("alexnet", 128, 3.90, 31.2, (2.01, 0.75, 0.47), (5.3, 6.7, 7.1)),
-    "AlexNet-32b": ("alexnet", 32, 4.56, 36.40, (8.03, 2.94, 1.83), (2.9, 4.9, 5.7)),
-    "GoogLeNet-32b": ("googlenet", 32, 16.82, 134.9, (2.07, 1.96, 1.76), (7.1, 7.2, 7.3)),
-}
-"""Network, batch, seconds of computing on 8 GPUs and on 1, seconds of communication and speedup by AR, ASA, ASA16."""
+TABLE = "theano-mpi-table-3"
 
-VGGNET = ((41.41, 4.3), (8.60, 6.7), (4.84, 7.2))
-"""Seconds of communication and speedup of VGGNet-32b, inside one node."""
+CLUSTER = {
+    "AlexNet-128b": ("alexnet", 128, 3.90, 31.2),
+    "AlexNet-32b": ("alexnet", 32, 4.56, 36.40),
+    "GoogLeNet-32b": ("googlenet", 32, 16.82, 134.9),
+}
+"""Network, batch, seconds of computing on 8 GPUs and on 1, of table 3: on 8 nodes with a GPU each."""
+
+NODE = ("vgg16", 32, 51.79, 405.2)
+"""The same of VGGNet-32b: on 8 GPUs of one node."""
+
+ARRAYS = {"alexnet": 16, "googlenet": 128}
+"""Arrays of parameters, each of which is exchanged alone."""
 
 STRATEGIES = ("AR", "ASA", "ASA16")
 
@@ -56,11 +61,12 @@ NOT_BYTES = (
 )
 NO_NODE = "8 GPUs in one node: the paper gives no bandwidth of PCIe and QPI"
 QDR = "QDR: 4 GB/s and 1.3 us, as in machines/mosaic_k20m.toml"
+RING = "AR: a ring; the paper does not say what the library does"
 
 
-def figures() -> list[SeedFigure]:
-    """Return all figures of the three systems."""
-    return [*_dimd(), *_theano(), *_mxnet()]
+def predictions() -> Predictions:
+    """Return the predictions of the three systems."""
+    return {**_dimd(), "theano-mpi-table-2": _networks(), TABLE: {**_cluster(), **_node()}, **_mxnet()}
 
 
 def training_flops(name: str) -> float:
@@ -69,8 +75,8 @@ def training_flops(name: str) -> float:
 
 
 def p100_flops() -> float:
-    """Return the FLOPs per second of a P100 in DIMD's 48 minutes of ResNet-50."""
-    return DIMD_IMAGES_PER_SECOND / 256 * training_flops("resnet50")
+    """Return the FLOPs per second of a P100 that its published rate means."""
+    return P100_RESNET50 * training_flops("resnet50")
 
 
 def exchange_seconds(schedule: str, machine_name: str, nodes: int, nbytes: float) -> float:
@@ -79,77 +85,160 @@ def exchange_seconds(schedule: str, machine_name: str, nodes: int, nbytes: float
     return float(price(find(schedule, placement).allreduce, placement, find_machine(machine_name).network(), nbytes))
 
 
-def _dimd() -> list[SeedFigure]:
-    machine = find_machine("minsky_p100")
-    peak = machine.node.flops / machine.node.accelerators
+def _dimd() -> Predictions:
     computing = 64 * training_flops("googlenet_bn") / p100_flops()
     step_8, step_32 = (computing + exchange_seconds("multicolor", "minsky_p100", nodes, 93e6) for nodes in (8, 32))
     speedup = weak_speedup(32, computing, step_32 - computing)
     base = f"against one node without exchange; against 8 nodes the equations give {step_8 / step_32:.1%}"
     exchange = exchange_seconds("multicolor", "minsky_p100", 64, 4 * parameters_of("resnet50"))
-    step = 32 * training_flops("resnet50") / peak + exchange
-    minutes = 90 * epoch_seconds(IMAGENET, 256 * 32, step) / 60
-    return [
-        dimd(
-            "figure 6", "efficiency (%), GoogLeNetBN, 32 nodes", 90.5, 100 * speedup / 32, (SHARE, OWN_GOOGLENET, base)
-        ),
-        dimd(
-            "5.5",
-            "minutes of 90 epochs, ResNet-50, 256 P100",
-            48,
-            minutes,
-            (PEAK,),
-            "the missing input is the rate of a P100 for ResNet-50; 48 minutes are "
-            f"{p100_flops() / peak:.0%} of its peak, exchange included",
-        ),
-    ]
+    minutes = 90 * epoch_seconds(IMAGENET, 256 * 32, 32 / P100_RESNET50 + exchange) / 60
+    efficiency = PaperPrediction(100 * speedup / 32, assumptions=(PUBLISHED, OWN_GOOGLENET, base))
+    whole = PaperPrediction(
+        minutes,
+        assumptions=(PUBLISHED,),
+        reason=f"48 minutes are {90 * IMAGENET / 48 / 60 / 256:.0f} images/s a GPU with all that a run has beside its "
+        "products: decoding of JPEGs, sums in the node, tests after epochs. About a third of the step, of which the "
+        "paper gives no part",
+    )
+    return {
+        "dimd-figure-6": {"efficiency, GoogLeNetBN, 32 nodes, multicolor": efficiency},
+        "dimd-table-2": {"90 epochs, ResNet-50, 256 P100": whole},
+    }
 
 
-def _theano() -> list[SeedFigure]:
-    found = []
-    for words, (name, batch, computing, alone, communication, speedups) in TABLE_3.items():
-        exchanges = IMAGES // (8 * batch)
-        nbytes = 4 * parameters_of(name)
-        for strategy, seconds, speedup in zip(STRATEGIES, communication, speedups, strict=True):
-            schedule = "ring" if strategy == "AR" else "direct"
-            width = 0.5 if strategy == "ASA16" else 1
-            ours = exchanges * exchange_seconds(schedule, "mosaic_k20m", 8, width * nbytes)
-            assumed = (
-                QDR,
-                *(("AR: a ring; the paper does not say what the library does",) if strategy == "AR" else ()),
-            )
-            reason = NOT_BYTES if name == "googlenet" and strategy != "AR" else BYTES
-            found += [
-                theano("table 3", f"exchange of 5,120 images (s), {words}, {strategy}", seconds, ours, assumed, reason),
-                theano(
-                    "table 3",
-                    f"speedup on 8, {words}, {strategy}",
-                    speedup,
-                    alone / (computing + ours),
-                    assumed,
-                    reason,
-                ),
-            ]
-    for strategy, (seconds, speedup) in zip(STRATEGIES, VGGNET, strict=True):
-        found += [
-            theano("table 3", f"exchange of 5,120 images (s), VGGNet-32b, {strategy}", seconds, None, (), NO_NODE),
-            theano("table 3", f"speedup on 8, VGGNet-32b, {strategy}", speedup, None, (), NO_NODE),
-        ]
+def _networks() -> dict[str, PaperPrediction]:
+    found = {}
+    for words, name in (("AlexNet", "alexnet"), ("GoogLeNet", "googlenet"), ("VGGNet", "vgg16")):
+        deep = "19 is VGG-19's depth; the parameters of its VGGNet are those of VGG-16" if name == "vgg16" else ""
+        found[f"depth, {words}"] = PaperPrediction(depth_of(name), reason=deep, predicted=False)
+        found[f"parameters, {words}"] = PaperPrediction(parameters_of(name), predicted=False)
     return found
 
 
-def _mxnet() -> list[SeedFigure]:
+@cache
+def depth_of(name: str) -> int:
+    """Return the products on the longest way from the inputs of a network to its outputs: layers with parameters."""
+    with torch.device("meta"):
+        outputs = MODELS.load(name)(1000, 3).train()(torch.empty(2, *shape_of(name)))
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+
+    @cache
+    def deep(node: torch.autograd.graph.Node) -> int:
+        product = node.name().startswith(("ConvolutionBackward", "AddmmBackward"))
+        return product + max((deep(before) for before, _ in node.next_functions if before is not None), default=0)
+
+    return deep(first.grad_fn)
+
+
+def _cluster() -> dict[str, PaperPrediction]:
+    """Return the times and speedups on 8 nodes.
+
+    Measurements of theirs: AR's time of AlexNet-128b, a rate. Of ASA two, AlexNet-128b and GoogLeNet-32b: a rate, and a
+    cost of each array, which are equal on the way of 16 bits.
+    """
+    found = {}
+    library = _seconds("AlexNet-128b", "AR") / _exchanged("AlexNet-128b")
+    large, small = (_seconds(words, "ASA") for words in ("AlexNet-128b", "GoogLeNet-32b"))
+    per_byte, per_array = _solve(large, small)
+    spent = (("AlexNet-128b", "AR"), ("AlexNet-128b", "ASA"), ("GoogLeNet-32b", "ASA"))
+    for words, (name, batch, computing, alone) in CLUSTER.items():
+        exchanges, nbytes = IMAGES // (8 * batch), 4 * parameters_of(name)
+        for strategy in STRATEGIES:
+            width = 0.5 if strategy == "ASA16" else 1
+            schedule = "ring" if strategy == "AR" else "direct"
+            ours = exchanges * exchange_seconds(schedule, "mosaic_k20m", 8, width * nbytes)
+            if strategy == "AR":
+                fitted, used = library, f"AR's time of AlexNet-128b: {1 / library / 1e9:.2f} GB/s"
+                fitted *= exchanges * _bytes(name)
+            else:
+                used = (
+                    f"ASA's times of AlexNet-128b and GoogLeNet-32b: {1 / per_byte / 1e9:.1f} GB/s, and "
+                    f"{1e3 * per_array:.2f} ms for each of {ARRAYS['alexnet']} and {ARRAYS['googlenet']} arrays"
+                )
+                fitted = exchanges * (per_byte * width * _bytes(name) + per_array * ARRAYS[name])
+            reason = NOT_BYTES if name == "googlenet" and strategy != "AR" else BYTES
+            assumed = (QDR, RING) if strategy == "AR" else (QDR,)
+            is_spent = (words, strategy) in spent
+            found |= _rows(words, strategy, computing, alone, ours, fitted, is_spent, assumed, used, reason)
+    return found
+
+
+def _node() -> dict[str, PaperPrediction]:
+    """Return the times and speedups in one node; of theirs, ASA's time is a rate."""
+    name, _batch, computing, alone = NODE
+    fitted = {"AR": None, "ASA": None, "ASA16": theirs(TABLE, "exchange of 5,120 images, VGGNet-32b, ASA") / 2}
+    rate = 20 * _bytes(name) / theirs(TABLE, "exchange of 5,120 images, VGGNet-32b, ASA")
+    used = f"ASA's time of VGGNet-32b: {rate / 1e9:.1f} GB/s in the node"
+    found = {}
+    for strategy, seconds in fitted.items():
+        spent = strategy == "ASA"
+        found |= _rows("VGGNet-32b", strategy, computing, alone, None, seconds, spent, (), used, NO_NODE)
+    return found
+
+
+def _rows(
+    words: str,
+    strategy: str,
+    computing: float,
+    alone: float,
+    ours: float | None,
+    fitted: float | None,
+    spent: bool,
+    assumed: tuple[str, ...],
+    used: str,
+    reason: str,
+) -> dict[str, PaperPrediction]:
+    """Return the two rows of a cell: the time, and the speedup that follows from it and from computing."""
+
+    def speedup(seconds: float | None) -> float | None:
+        return None if seconds is None else alone / (computing + seconds)
+
+    fitted = None if spent else fitted
+    used = "" if fitted is None else used
+    return {
+        f"exchange of 5,120 images, {words}, {strategy}": PaperPrediction(ours, fitted, spent, assumed, used, reason),
+        f"speedup on 8, {words}, {strategy}": PaperPrediction(
+            speedup(ours), speedup(fitted), spent, assumed, used, reason
+        ),
+    }
+
+
+def _seconds(words: str, strategy: str) -> float:
+    return theirs(TABLE, f"exchange of 5,120 images, {words}, {strategy}")
+
+
+def _bytes(name: str) -> float:
+    """Return the bytes that a rank of 8 sends in an allreduce of a network's gradients."""
+    return 2 * 7 / 8 * 4 * parameters_of(name)
+
+
+def _exchanged(words: str) -> float:
+    """Return the bytes that a rank sends for 5,120 images."""
+    name, batch, *_ = CLUSTER[words]
+    return IMAGES // (8 * batch) * _bytes(name)
+
+
+def _solve(large: float, small: float) -> tuple[float, float]:
+    """Return seconds per byte and per array from the seconds of ASA for AlexNet-128b and GoogLeNet-32b."""
+    counts = [IMAGES // (8 * CLUSTER[words][1]) for words in ("AlexNet-128b", "GoogLeNet-32b")]
+    once = [large / counts[0], small / counts[1]]
+    (bytes_0, arrays_0), (bytes_1, arrays_1) = ((_bytes(name), ARRAYS[name]) for name in ("alexnet", "googlenet"))
+    determinant = bytes_0 * arrays_1 - bytes_1 * arrays_0
+    per_byte = (once[0] * arrays_1 - once[1] * arrays_0) / determinant
+    return per_byte, (bytes_0 * once[1] - bytes_1 * once[0]) / determinant
+
+
+def _mxnet() -> Predictions:
     computing = 32 * training_flops("inception_bn") / p100_flops()
     exchange = exchange_seconds("ring", "minsky_p100", 32, 4 * parameters_of("inception_bn"))
     funnel, chain = computing + exchange, max(computing, exchange)
-    return [
-        mxnet(
-            "figure 14",
-            "funnel over dependency chaining, Inception-BN, 128 P100",
-            1.6,
-            funnel / chain,
-            (SHARE, BATCH),
-            "all of the exchange exposed, or all hidden: 1.6 needs an exchange of 60% of the computing, and the link's "
-            "time is far less. The missing inputs are the batch, the rate of a P100 and the time of sums in the node",
-        )
-    ]
+    reason = (
+        "all of the exchange exposed, or all hidden: 1.6 needs an exchange of 60% of the computing, and the link's "
+        "time is far less. The missing inputs are the batch, the rate of a P100 and the time of sums in the node"
+    )
+    quantity = "funnel over dependency chaining, Inception-BN, 128 P100"
+    return {
+        "mxnet-mpi-figure-14": {
+            quantity: PaperPrediction(funnel / chain, assumptions=(PUBLISHED, BATCH), reason=reason)
+        }
+    }

@@ -1,4 +1,4 @@
-"""The papers' figures beside what the project's equations give for them.
+"""Predictions of the papers' figures by the project's equations and plans, for `unisono papers`.
 
 python -m benchmarks.seeds.run
 """
@@ -6,35 +6,40 @@ python -m benchmarks.seeds.run
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.seeds import gpu_systems, pcl_dnn, swcaffe
-from benchmarks.seeds.figure import SeedFigure, as_json, as_markdown
+from benchmarks.seeds.theirs import Predictions
 
-FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "planning_equations.md"
-BEGIN, END = "<!-- benchmarks/seeds/run.py writes from here -->\n\n", "\n<!-- to here -->"
+import unisono.papers
+from unisono.papers.figures import PREDICTED, PaperPrediction
+from unisono.tables import known
 
+FILE = Path(unisono.papers.__file__).with_name(PREDICTED)
 
-def figures() -> list[SeedFigure]:
-    """Return the figures of all papers."""
-    return [*pcl_dnn.figures(), *gpu_systems.figures(), *swcaffe.figures()]
-
-
-def with_table(page: str, table: str) -> str:
-    """Return the page with this table between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table + END + rest.partition(END)[2]
+DIGITS = 4
+"""Significant digits of a prediction that is no whole number."""
 
 
-def main() -> None:
-    """Write results.json, summary.md and the table of docs/planning_equations.md."""
-    found = figures()
-    table = as_markdown(found) + "\n"
-    (FOLDER / "results.json").write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
-    (FOLDER / "summary.md").write_text(table, encoding="utf-8")
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+def predictions() -> Predictions:
+    """Return the predictions of all papers."""
+    return {**gpu_systems.predictions(), **pcl_dnn.predictions(), **swcaffe.predictions()}
+
+
+def as_data(found: Predictions) -> dict[str, Any]:
+    """Return predictions as data for JSON, with few digits."""
+    return {name: {quantity: known(_rounded(one)) for quantity, one in rows.items()} for name, rows in found.items()}
+
+
+def _rounded(one: PaperPrediction) -> PaperPrediction:
+    ours, fitted = (
+        value if value is None or value == int(value) else float(f"{value:.{DIGITS}g}")
+        for value in (one.ours, one.fitted)
+    )
+    return replace(one, ours=ours, fitted=fitted)
 
 
 if __name__ == "__main__":
-    main()
+    FILE.write_text(json.dumps(as_data(predictions()), indent=1) + "\n", encoding="utf-8")

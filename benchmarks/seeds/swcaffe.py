@@ -1,16 +1,18 @@
-"""swCaffe's figures 10 and 11: scaling to 1,024 nodes of TaihuLight."""
+"""swCaffe's figures 7, 10 and 11: rounds of its allreduce, and scaling to 1,024 nodes of TaihuLight."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.seeds.figure import SeedFigure
-from benchmarks.seeds.supernodes import round_robin_seconds, weak_speedup
+from benchmarks.seeds.supernodes import rank_order_seconds, round_robin_seconds, weak_speedup
+from benchmarks.seeds.theirs import Predictions, theirs
 
+from unisono.network import Network
+from unisono.papers.figures import PaperPrediction
 from unisono.plan.exchange_cost import network_of
 from unisono.plan.machines import find_machine
 
-figure = partial(SeedFigure, "swCaffe")
+SPEEDUPS, SHARES = "swcaffe-figure-10", "swcaffe-figure-11"
 
 NODES = 1024
 
@@ -20,23 +22,65 @@ RATES = {"AlexNet": 94.17, "ResNet-50": 5.56}
 GRADIENT_BYTES = {"AlexNet": 232.6e6, "ResNet-50": 97.7e6}
 """Bytes of the gradients: 6.3."""
 
-RUNS = (
-    ("AlexNet", 256, 715.45, 0.3013),
-    ("AlexNet", 128, 561.58, 0.4515),
-    ("AlexNet", 64, 409.50, 0.6001),
-    ("ResNet-50", 32, 928.15, 0.1065),
-    ("ResNet-50", 64, 828.32, 0.1911),
-)
-"""Network, samples of a node, speedup of figure 10, share of communication of figure 11: as 6.3 pairs them."""
+RUNS = (("AlexNet", 256), ("AlexNet", 128), ("AlexNet", 64), ("ResNet-50", 32), ("ResNet-50", 64))
+"""Network, and samples of a node."""
+
+USED = RUNS[0]
+"""Run whose share of communication, in figure 11, is taken as the rate of an exchange in use."""
 
 RATE = "table 3's images/s for all numbers of samples: it has AlexNet with 256 and ResNet-50 with 32"
 LATENCY = "1 us a message: the paper gives the magnitude; sums at the 112 GB/s of a node's memory (3.1)"
-OWN_SHARE = "N (1 - share), with the share that the paper measured: its two figures agree; nothing is predicted"
 EQUATIONS = (
     "equations 5 and 6 at 12 GB/s give {ms:.0f} ms for {mb:.0f} MB, {share:.1%} of the step; figure 11's "
     "{measured:.1%} are {seconds:.2f} s, {rate:.0f} MB/s. The equations lack what slows this exchange in use"
 )
 GROWS = "; nor does an equation explain that ResNet-50's exchange takes longer with more samples, for the same bytes"
+
+
+def predictions() -> Predictions:
+    """Return speedups, and the shares that they follow from, by the equations and with the rate of one exchange."""
+    speedups, shares = {}, {}
+    in_use = GRADIENT_BYTES[USED[0]] / communication_seconds(*USED)
+    used = (
+        f"figure 11's share of AlexNet with 256 samples a node, {communication_seconds(*USED):.2f} s: an exchange in "
+        f"use at {in_use / 1e6:.0f} MB/s"
+    )
+    for run in RUNS:
+        (network, samples), nbytes = run, GRADIENT_BYTES[run[0]]
+        computing, exchange, slow = samples / RATES[network], exchange_seconds(network), nbytes / in_use
+        share, measured = exchange / (computing + exchange), share_of(*run)
+        reason = EQUATIONS.format(
+            **{"ms": exchange * 1e3, "mb": nbytes / 1e6, "share": share, "measured": measured},
+            seconds=communication_seconds(*run),
+            rate=nbytes / 1e6 / communication_seconds(*run),
+        )
+        reason += GROWS if network == "ResNet-50" else ""
+        one = partial(PaperPrediction, spent=run == USED, assumptions=(LATENCY, RATE), used=used, reason=reason)
+        fitted = None if run == USED else slow
+        speedups[f"speedup, {words_of(*run)}"] = one(
+            weak_speedup(NODES, computing, exchange),
+            None if fitted is None else weak_speedup(NODES, computing, fitted),
+        )
+        shares[f"share of communication, {words_of(*run)}"] = one(
+            100 * share, None if fitted is None else 100 * fitted / (computing + fitted), predicted=False
+        )
+    return {SPEEDUPS: speedups, SHARES: shares, "swcaffe-figure-7": _rounds()}
+
+
+def words_of(network: str, samples: int) -> str:
+    """Return the run in the words of the rows."""
+    return f"{network}, {samples} samples a node, 1,024 nodes"
+
+
+def share_of(network: str, samples: int) -> float:
+    """Return the share of communication that the paper measured, 0 to 1."""
+    return theirs(SHARES, f"share of communication, {words_of(network, samples)}") / 100
+
+
+def communication_seconds(network: str, samples: int) -> float:
+    """Return the seconds of communication in a step that the paper's share means."""
+    share = share_of(network, samples)
+    return samples / RATES[network] * share / (1 - share)
 
 
 def exchange_seconds(network: str) -> float:
@@ -47,34 +91,13 @@ def exchange_seconds(network: str) -> float:
     )
 
 
-def figures() -> list[SeedFigure]:
-    """Return each speedup from the equations, and from the share of communication that the paper measured."""
-    found = []
-    for network, samples, speedup, measured in RUNS:
-        computing, exchange = samples / RATES[network], exchange_seconds(network)
-        share = exchange / (computing + exchange)
-        theirs, nbytes = computing * measured / (1 - measured), GRADIENT_BYTES[network] / 1e6
-        reason = EQUATIONS.format(
-            ms=exchange * 1e3, mb=nbytes, share=share, measured=measured, seconds=theirs, rate=nbytes / theirs
+def _rounds() -> dict[str, PaperPrediction]:
+    """Return the bytes that a node sends to the other supernode in half an allreduce, over the payload."""
+    ways = {"in rank order": rank_order_seconds, "round robin": round_robin_seconds}
+    slow, fast = (Network(alpha=0.0, beta=1.0, uplink_beta=across / 4) for across in (2.0, 1.0))
+    return {
+        f"bytes of a node across, {words}, reduce-scatter": PaperPrediction(
+            float(seconds(8, 4, 1.0, slow) - seconds(8, 4, 1.0, fast)) / 2, predicted=False
         )
-        reason += GROWS if network == "ResNet-50" else ""
-        words = f"speedup, {network}, {samples} samples a node, 1,024 nodes"
-        found += [
-            figure(
-                "figure 10",
-                f"{words}: by 5.1",
-                speedup,
-                weak_speedup(NODES, computing, exchange),
-                (LATENCY, RATE),
-                reason,
-            ),
-            figure(
-                "figure 10",
-                f"{words}: by figure 11's share",
-                speedup,
-                weak_speedup(NODES, 1 - measured, measured),
-                (OWN_SHARE,),
-                predicted=False,
-            ),
-        ]
-    return found
+        for words, seconds in ways.items()
+    }

@@ -12,25 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from unisono.data.kinds import RAW
-from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.sources import Source
+from unisono.bench.shuffle import random_pack
 
 HERE = Path(__file__).parent
 SUPERNODES, HOSTS, RATE, OVERSUBSCRIBE = 2, (1, 2, 4), "200mbit", 4
-SAMPLES, LENGTH = 20_000, 1_000
-
-
-def random_pack(folder: Path) -> Path:
-    """The pack of so many samples of random bytes, sorted by class."""
-    data = np.random.default_rng(0).integers(0, 256, (SAMPLES, LENGTH), np.uint8)
-    keys, labels = [str(number) for number in range(SAMPLES)], np.arange(SAMPLES) * 10 // SAMPLES
-    sizes = np.full(SAMPLES, LENGTH)
-    source = Source(RAW, tuple("0123456789"), keys, labels, sizes, lambda number: data[number].tobytes(), (LENGTH, 1))
-    pack(source, folder, PackOptions(), 2, lambda: None)
-    return folder
+SAMPLES = 20_000
 
 
 def table_of(hosts: int, path: Path) -> Path:
@@ -68,7 +54,7 @@ def summary() -> str:
 def main() -> None:
     """Measure all clusters and write the summary."""
     with tempfile.TemporaryDirectory() as room:
-        folder = random_pack(Path(room) / "pack")
+        folder = random_pack(Path(room) / "pack", SAMPLES)
         for hosts in HOSTS:
             measure(hosts, folder, Path(room))
     (HERE / "summary.md").write_text(summary())

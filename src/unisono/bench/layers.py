@@ -40,6 +40,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Pass
 from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
+from unisono.formats import format_bytes
 from unisono.view.chart import Bar, draw_bars
 
 TIMED_REPETITIONS = 3
@@ -315,3 +316,16 @@ def measure_peak(dtype: torch.dtype) -> Peak:
 def fastest(work: Callable[[], object]) -> float:
     """Return the least seconds of several attempts."""
     return min(seconds_of(work, ATTEMPTS))
+
+
+def measure_memory() -> list[dict[str, Any]]:
+    """Return named samples of the bytes per second of copies by size, read and written (swCaffe's figure 2)."""
+    found = []
+    for size in (4 << 10 << power for power in range(0, 16, 2)):
+        source = torch.ones(size // 4)
+        target = torch.empty_like(source)
+        copies = max(1, (1 << 20) // size)
+        took = timeit.repeat(lambda: target.copy_(source), number=copies, repeat=1 + ATTEMPTS)[1:]  # noqa: B023
+        rates = [2 * size * copies / seconds / 1e9 for seconds in took]
+        found.append({"name": f"copies of {format_bytes(size)}", "unit": "GB/s", "samples": rates})
+    return found

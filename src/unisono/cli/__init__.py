@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from unisono.cli.bench import collectives, layers, networks
+from unisono.cli.bench import collectives, layers, memory, networks, shuffle
 from unisono.cli.collective import price, simulate
 from unisono.cli.draw import draw
 from unisono.cli.measure import lab, probe, tune
 from unisono.cli.pack import pack
+from unisono.cli.papers import papers
 from unisono.cli.plan import foresight, plan
 from unisono.cli.ranks import INTERRUPTED, Shutdown
 from unisono.cli.run import run
@@ -58,7 +59,7 @@ PANELS = {
     "Train": (train, run, sweep, pack),
     "Look at runs": (evaluate, predict, accuracy),
     "Plan": (plan, price, simulate, draw, probe, tune, foresight),
-    "Tools": (layers, lab),
+    "Tools": (layers, lab, papers),
 }
 """Groups of the commands in the help."""
 
@@ -69,6 +70,8 @@ for _panel, _functions in PANELS.items():
 _bench = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
 _bench.command()(collectives)
 _bench.command()(networks)
+_bench.command()(shuffle)
+_bench.command()(memory)
 app.add_typer(_bench, name="bench", rich_help_panel="Tools")
 
 

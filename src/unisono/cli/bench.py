@@ -1,4 +1,4 @@
-"""`unisono bench`: benchmarks of Unisono and its peers; `unisono layers`: time of each layer, and its bound."""
+"""`unisono bench`: benchmarks, of Unisono and its peers; `unisono layers`: time of each layer, and its bound."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone
+from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone, write_text
 from unisono.errors import UsageError
+from unisono.formats import parse_bytes
 from unisono.lab.plan import parse_rate
 from unisono.launch import keep_memory, rank_started, ranks_started
 from unisono.models import check_name, input_shape
@@ -167,6 +169,48 @@ def networks(
     files = {"networks.json": json.dumps(whole, indent=1), "networks.md": table}
     done = write_alone(output, partial(_write_report, output, files))
     print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n\n{done}")
+
+
+def shuffle(
+    output: Annotated[Path, typer.Option(help="Output folder, which all ranks read, for shuffle.json.")] = Path(
+        "bench"
+    ),
+    ranks: RanksOption = None,
+    nbytes: Annotated[str, typer.Option("--bytes", help="Bytes of all samples: 20MB.")] = "20MB",
+    groups: Annotated[int, typer.Option(help="Groups of ranks that hold a copy each.")] = 1,
+    rate: Annotated[str | None, typer.Option(help="Rate of a node's link, for the share of it: 200mbit.")] = None,
+) -> None:
+    """Time the shuffle of samples over ranks, in memory: seconds of the slowest rank, and what each rank holds."""
+    size, bits = parse_bytes(nbytes), parse_rate(rate) if rate else None
+    start_ranks(ranks)
+    from unisono.bench.shuffle import LENGTH, measure_shuffle, random_pack
+
+    world = join("bench shuffle")
+    if groups < 1 or world.size % groups or world.size == groups:
+        raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
+    write(world, output, lambda: random_pack(output / "pack", max(world.size, size // LENGTH)))
+    found = measure_shuffle(world, output / "pack", groups, bits)
+    write_text(world, output / "shuffle.json", json.dumps(found, indent=1))
+    _print_samples(found, printer(world))
+
+
+def memory(
+    output: Annotated[Path, typer.Option(help="Output folder for memory.json.")] = Path("bench"),
+) -> None:
+    """Time copies in memory by size, on all cores: bytes per second, read and written."""
+    make_folder(output)
+    from unisono.bench.layers import measure_memory
+
+    found = measure_memory()
+    write_alone(output, partial(_write_report, output, {"memory.json": json.dumps(found, indent=1)}))
+    _print_samples(found, print)
+
+
+def _print_samples(found: Sequence[Mapping[str, Any]], log: Callable[[str], None]) -> None:
+    """Print a line for each row of named samples: the median, and the range."""
+    for row in found:
+        samples = sorted(row["samples"])
+        log(f"{row['name']:32}{median(samples):10.3g} {row['unit']:6}{samples[0]:10.3g} to {samples[-1]:.3g}")
 
 
 PLAIN_WIDTH = 140

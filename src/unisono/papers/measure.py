@@ -1,0 +1,201 @@
+"""Measures our part of a figure: the figure's command for each value of its axes, and the files that it writes.
+
+    unisono bench shuffle --groups {groups} --output {out}        runs/9f2c41d07a3e/      shuffle.json, rows.json
+    groups = [1, 2]                                          ─▶   runs/41b6a2f5c880/      shuffle.json, rows.json
+                                                                  dimd-figure-9.json      the rows of both, by label
+
+A run that has ended has `rows.json`, and is not repeated; figures with the same commands share their runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import itertools
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from unisono.errors import UsageError
+from unisono.files import write_atomically
+from unisono.formats import format_bytes
+from unisono.launch import available_cores
+from unisono.papers.figures import MeasuredRow, PaperFigure, PaperMeasurement
+from unisono.plan.machines import find_machine
+from unisono.processor import processor
+from unisono.tables import parse
+from unisono.training.run_directory import METRICS, read_metrics
+
+ROWS = "rows.json"
+
+MIN_DRAWN_BYTES = 64 << 10
+"""Smallest payload of a collective whose time is a row: below, only latency shows."""
+
+
+class FigureRun(NamedTuple):
+    """One call of a figure's command."""
+
+    label: str
+    """Values of its axes; empty where there are none."""
+    command: str
+    """Command with a place for its output."""
+
+    def folder(self, results: Path) -> Path:
+        """Return the folder of its output, the same for the same command."""
+        return results / "runs" / hashlib.sha256(self.command.encode()).hexdigest()[:12]
+
+
+def runs_of(figure: PaperFigure) -> list[FigureRun]:
+    """Return the calls of a figure's command, one for each point of the grid of its axes."""
+    axes = []
+    for name, values in figure.axes.items():
+        texts = values.items() if isinstance(values, Mapping) else [(f"{name} {value}", value) for value in values]
+        axes.append([(name, label, str(text)) for label, text in texts])
+    found = []
+    for point in itertools.product(*axes) if figure.measure else ():
+        chosen = {name: text for name, _, text in point}
+        command = figure.measure.format(out="{out}", **chosen)
+        found.append(FigureRun(", ".join(label for _, label, _ in point), command))
+    return found
+
+
+def result_file(figure: PaperFigure, results: Path) -> Path:
+    """Return the file of what has been measured for a figure."""
+    return results / f"{figure.id}.json"
+
+
+def with_own(figure: PaperFigure, results: Path) -> PaperFigure:
+    """Return the figure with what the user has measured in a folder, where there is something."""
+    path = result_file(figure, results)
+    if not path.exists():
+        return figure
+    try:
+        return replace(figure, measurement=parse(PaperMeasurement, json.loads(path.read_text()), str(path), UsageError))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}; remove it, and measure again") from error
+
+
+def is_done(run: FigureRun, results: Path) -> bool:
+    """Return True where a run has ended."""
+    return (run.folder(results) / ROWS).exists()
+
+
+def carry_out(run: FigureRun, results: Path) -> None:
+    """Run a command, and write its rows. Raises UsageError with the last line of its output where it fails."""
+    folder = run.folder(results)
+    shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    ours = [sys.executable, "-m", "unisono"]
+    words = shlex.split(run.command)
+    if not any(word == "{out}" for word in words) or "train" not in words:
+        folder.mkdir()  # a run of training makes its own
+    given = [part for word in words for part in (ours if word == "unisono" else [word.format(out=folder)])]
+    done = subprocess.run(given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
+        raise UsageError(f"{run.command.format(out=folder)}: {said[-1]}")
+    rows = [asdict(row) for row in read_rows(folder)]
+    with write_atomically(folder / ROWS) as aside:
+        aside.write_text(json.dumps(rows, indent=1))
+
+
+def collect(figure: PaperFigure, results: Path) -> None:
+    """Write what the runs of a figure have measured."""
+    rows = []
+    for run in runs_of(figure):
+        for row in json.loads((run.folder(results) / ROWS).read_text()):
+            if figure.only in ("", row["unit"]):
+                rows.append({**row, "name": f"{run.label}: {row['name']}" if run.label else row["name"]})
+    machine = f"{processor().name}, {len(available_cores())} cores, PyTorch {version('torch')}"
+    date = datetime.datetime.now().astimezone().date().isoformat()
+    content = {"date": date, "machine": machine, "command": figure.measure, "rows": rows}
+    with write_atomically(result_file(figure, results)) as aside:
+        aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_rows(folder: Path) -> Iterator[MeasuredRow]:
+    """Yield the rows of what a command has written into a folder."""
+    for path in sorted(folder.iterdir()):
+        if path.name in READERS:
+            yield from READERS[path.name](path)
+
+
+def _row(name: str, unit: str, samples: Sequence[float]) -> MeasuredRow:
+    digits = [float(f"{value:.4g}") for value in (statistics.median(samples), min(samples), max(samples))]
+    return MeasuredRow(name, unit, *digits)
+
+
+def _training(path: Path) -> Iterator[MeasuredRow]:
+    """Yield the times of the epochs after the first, and the test after the last."""
+    lines = read_metrics(path.parent)
+    yield _row("an epoch", "s", [line["seconds"] for line in lines[1:] or lines])
+    for name, key in {"computing": "computing", "exchange": "communicating", "waiting": "waiting"}.items():
+        sums = [0.0, *(line[key] for line in lines)]  # of the run so far
+        took = [after - before for before, after in itertools.pairwise(sums)]
+        yield _row(f"{name} in an epoch", "s", took[1:] or took)
+    last = lines[-1]
+    yield _row("test accuracy", "%", [100 * last["test_accuracy"]])
+    yield _row("test loss", "", [last["test_loss"]])
+    yield _row("the whole run", "s", [last["elapsed"]])
+
+
+def _networks(path: Path) -> Iterator[MeasuredRow]:
+    """Yield the rates of training steps: ours, and PyTorch's as it is."""
+    for found in json.loads(path.read_text())["networks"]:
+        for contender in ("ours", "stock"):
+            seconds = found["seconds"][contender]
+            yield _row(f"{found['network']}, {contender}", "images/s", [found["batch"] / each for each in seconds])
+
+
+def _layers(path: Path) -> Iterator[MeasuredRow]:
+    """Yield the time of each pass of each layer, and of products their share of the measured peak."""
+    found = json.loads(path.read_text())
+    for row in found["rows"]:
+        name = f"{row['layer']}, {row['pass_name']}"
+        yield _row(name, "ms", [1e3 * row["seconds"]])
+        if row["operations"]:
+            rate = row["operations"] / row["seconds"]
+            yield _row(f"{name}: share of peak", "%", [100 * rate / found["peak"]["operations_per_second"]])
+
+
+def _collectives(path: Path) -> Iterator[MeasuredRow]:
+    """Yield the times of each contender with long payloads."""
+    for found in json.loads(path.read_text())["sizes"]:
+        for contender, took in found["contenders"].items() if found["bytes"] >= MIN_DRAWN_BYTES else ():
+            samples = [took[key] / 1e3 for key in ("low_us", "median_us", "high_us")]
+            yield _row(f"{contender}, {format_bytes(found['bytes'])}", "ms", samples)
+
+
+def _messages(path: Path) -> Iterator[MeasuredRow]:
+    """Yield latency and bandwidth of the messages of a probe."""
+    for message in find_machine(str(path)).messages:
+        size, low = format_bytes(message.bytes), message.seconds * (1 - message.spread / 2)
+        took = [low, message.seconds, 2 * message.seconds - low]
+        yield _row(f"latency, {size}", "ms", [1e3 * seconds for seconds in took])
+        yield _row(f"bandwidth, {size}", "MB/s", [message.bytes / seconds / 1e6 for seconds in took])
+
+
+def _listed(path: Path) -> Iterator[MeasuredRow]:
+    """Yield rows that are there as such: a name, a unit and samples."""
+    for found in json.loads(path.read_text()):
+        yield _row(found["name"], found["unit"], found["samples"])
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[MeasuredRow]]] = {
+    METRICS: _training,
+    "networks.json": _networks,
+    "layers.json": _layers,
+    "results.json": _collectives,
+    "probe.toml": _messages,
+    "shuffle.json": _listed,
+    "memory.json": _listed,
+}
+"""Readers of the files that commands write."""
