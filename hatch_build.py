@@ -1,4 +1,4 @@
-"""Build hook: compiles `src/unisono/transports/_steps.c` where there is a C compiler; else Python plays all steps.
+"""Build hook: compiles the C files of `src/unisono/transports` where there is a compiler; else Python plays all steps.
 
 python hatch_build.py    compiles it in place
 """
@@ -19,8 +19,8 @@ except ImportError:  # run as a program
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).parent
-SOURCE = ROOT / "src" / "unisono" / "transports" / "_steps.c"
-MODULE = SOURCE.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
+FOLDER = ROOT / "src" / "unisono" / "transports"
+MODULE = FOLDER / f"_steps{sysconfig.get_config_var('EXT_SUFFIX')}"
 """The module for this Python."""
 
 
@@ -28,7 +28,8 @@ def compile_steps() -> str:
     """Compile the player of steps, and return an empty text; else the reason why it was not compiled."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = sysconfig.get_paths()["include"]
-    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", str(SOURCE), "-o", str(MODULE)]
+    sources = map(str, sorted(FOLDER.glob("*.c")))
+    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(MODULE)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:

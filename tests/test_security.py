@@ -9,7 +9,13 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 SERVERS = {"socketserver", "http", "xmlrpc", "asyncio", "multiprocessing.connection", "multiprocessing.managers"}
-LISTENERS = {"witness.py", "torch_backend/program.py", "torch_backend/rendezvous.py", "transports/node_memory.py"}
+LISTENERS = {
+    "witness.py",
+    "torch_backend/program.py",
+    "torch_backend/rendezvous.py",
+    "transports/node_memory.py",
+    "transports/sockets.py",
+}
 """The files that SECURITY.md tells of."""
 
 
@@ -58,5 +64,5 @@ def test_cifar_goes_through_an_unpickler_that_knows_arrays_alone() -> None:
 
 def test_security_md_tells_each_listener() -> None:
     words = (SOURCE.parents[1] / "SECURITY.md").read_text()
-    for subject in ("witness", "TCPStore", "memfd", "model.folder", "CIFAR", "all interfaces"):
+    for subject in ("witness", "TCPStore", "memfd", "model.folder", "CIFAR", "all interfaces", "sockets"):
         assert subject in words

@@ -76,10 +76,10 @@ def test_offered_collectives() -> None:
     offers = {goal: {name for name, offered in OFFERED if offered is goal} for goal in Goal}
     assert offers == {
         Goal.ALLREDUCE: set(names()),
-        Goal.REDUCE_SCATTER: {"ring", "direct"},
-        Goal.ALL_GATHER: {"ring", "direct"},
-        Goal.BROADCAST: {"tree", "pipeline"},
-        Goal.REDUCE: {"tree", "pipeline"},
+        Goal.REDUCE_SCATTER: {"ring", "direct", "circulant"},
+        Goal.ALL_GATHER: {"ring", "direct", "circulant"},
+        Goal.BROADCAST: {"tree", "pipeline", "circulant"},
+        Goal.REDUCE: {"tree", "pipeline", "circulant"},
         Goal.ALL_TO_ALL: {"direct"},
     }
 
@@ -96,12 +96,14 @@ def test_a_broadcast_from_any_root_is_a_rotation(name: str) -> None:
         assert len(reported) == 7
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("ring", 14), ("halving", 6), ("direct", 2), ("flat", 1)])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [("ring", 14), ("halving", 6), ("direct", 2), ("flat", 1), ("circulant", 6)]
+)
 def test_rounds_on_8_ranks(name: str, rounds: int) -> None:
     assert {len(find(name, one_rank_per_node(8)).allreduce(rank, 8).lanes[0]) for rank in range(8)} == {rounds}
 
 
-@pytest.mark.parametrize("name", ["ring", "halving", "direct"])
+@pytest.mark.parametrize("name", ["ring", "halving", "direct", "circulant"])
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_each_rank_sends_the_least_possible(name: str, ranks: int) -> None:
     for rank in range(ranks):
@@ -111,5 +113,5 @@ def test_each_rank_sends_the_least_possible(name: str, ranks: int) -> None:
 
 
 def test_an_unknown_name_lists_the_names() -> None:
-    with pytest.raises(UsageError, match=r"'rong'; there are direct, .*halving, "):
+    with pytest.raises(UsageError, match=r"'rong'; there are circulant, .*halving, "):
         find("rong", one_rank_per_node(2))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find, names
-from unisono.schedules.pieces import bounds, cut
+from unisono.schedules.pieces import bounds, cut, cut_program
 from unisono.schedules.schedule import Action, Program, receive, send
 from unisono.testing import threads
 from unisono.testing.threads import play_all
@@ -50,7 +50,7 @@ def test_reduce_scatter_and_all_gather_by_threads(name: str, ranks: int) -> None
     expected = np.sum(payloads, axis=0)
     for algorithm in (family.reduce_scatter, family.all_gather):
         programs = [algorithm(rank, ranks) for rank in range(ranks)]
-        parts = lambda chunks: cut(length, chunks, 100, chunk_major=True)  # noqa: E731
+        parts = lambda _: cut_program(programs[0], length, 100, by_chunk=True)  # noqa: B023, E731
         play_all(programs, parts, payloads, arithmetic_of(torch.float32))
         for rank, payload in enumerate(payloads):
             own = slice(*bounds(length, ranks, rank))

@@ -31,7 +31,7 @@ def all_to_all(
     does not fit.
     """
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if out is None else out
-    parameters = "all_to_all", algorithm
+    parameters = "all_to_all", algorithm, out is None
     if start_ready(group, parameters, tensor, result):
         return result
     if is_on_device(tensor):
@@ -55,6 +55,7 @@ def all_to_all(
     if group.size == 1:
         bytes_of(buffer)[:] = bytes_of(content)
     else:
-        start_and_keep(group, parameters, prepare(group, plan)(content.data_ptr(), buffer.data_ptr()), content, buffer)
+        play = prepare(group, plan)(content.data_ptr(), buffer.data_ptr())
+        start_and_keep(group, parameters, play, content, buffer, checked_anywhere=out is None)
     copy_back([result], [buffer])
     return result

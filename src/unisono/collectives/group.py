@@ -19,12 +19,13 @@ from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plans
 from unisono.collectives.ready import MAX_READY, Ready
+from unisono.collectives.short import MAX_SHORT_BYTES, Short, open_short, schedule_for
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
-from unisono.network.choice import ScheduleTable
+from unisono.network.choice import LIBRARY, Choice, ScheduleTable
 from unisono.network.pace import piece_bytes_of
 from unisono.placement import Placement, one_rank_per_node
 from unisono.transports.cross_memory import CrossMemory, open_cross_memory
@@ -86,9 +87,10 @@ class Group:
         """A call's number and its negative on this rank, and their maxima over the ranks."""
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
-        measure = Trials(self).choose if self.size > 1 and self.one_node else None
-        self.plans = Plans(self.rank, placement, table, measure)
-        self._mailboxes: list[Mailboxes | None] = []  # empty until they were asked for
+        self._trials = Trials(self)
+        self.plans = Plans(self.rank, placement, table, self._choose if self.size > 1 else None)
+        self._short: list[Short | None] = []  # empty until they were asked for, as those below
+        self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
         """Prepared collectives by plan."""
@@ -128,7 +130,7 @@ class Group:
         self._memory = self._make_together(call, lambda: make_node_memory(self.comm, self.ranks, self.check))
         if self._memory is None:
             self.placement, self.one_node = one_rank_per_node(self.size), False
-            self.plans = Plans(self.rank, self.placement, self.table)
+            self.plans = Plans(self.rank, self.placement, self.table, self._choose)
         else:
             self._memory.signals.label_calls(self.label)
             self.calls.signals = self._memory.signals
@@ -160,6 +162,25 @@ class Group:
         """Return True if a tensor lies in the node's shared memory, and no table of the user's has another choice."""
         free = wire is None and self.one_node and ("allreduce", "one node") not in self.table.measured
         return free and is_plain(tensor) and self.find_shared(tensor.data_ptr(), tensor.nbytes) is not None
+
+    def _choose(self, plan: Plan) -> Choice:
+        """Return the best choice for a collective like `plan`, by measurement. All ranks call it together."""
+        if self.one_node:
+            return self._trials.choose(plan)
+        short = plan.algorithm == LIBRARY and 0 < plan.nbytes <= MAX_SHORT_BYTES
+        tuned = (plan.collective, "across nodes") in self.table.measured
+        if not short or tuned or self.short(plan.call) is None:
+            return Choice(plan.algorithm, plan.transport)
+        return Choice(schedule_for(plan.collective, plan.nbytes), "sockets")
+
+    def short(self, call: Call) -> Short | None:
+        """Return the short collectives through sockets. All ranks of several nodes make them together once.
+
+        None on all ranks where the library's are as fast, or a rank cannot connect.
+        """
+        if not self._short:
+            self._short.append(self._make_together(call, lambda: open_short(self)))
+        return self._short[0]
 
     def mailboxes(self, call: Call) -> Mailboxes | None:
         """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
@@ -273,9 +294,13 @@ class Group:
     def check_same_call(self, call: Call) -> None:
         """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
 
-        On one node `call_of` has checked it. Costs one exchange of 16 bytes. Raises MismatchError on every rank.
+        On one node `call_of` has checked it. Costs one exchange of 16 bytes, or a barrier by sockets. Raises
+        MismatchError on every rank.
         """
         if self.one_node or self.size == 1:
+            return
+        if self._short and self._short[0] is not None:
+            self._short[0].barrier(call)
             return
         number = self._labelled(call).number
         mine, most = self._compared
@@ -336,6 +361,7 @@ class Group:
             mailboxes.free()
         self._mailboxes.clear()
         self._cross_memory.clear()
+        self._close_short()
         if self._memory is not None:
             self._memory.free()
             self._memory = None
@@ -346,10 +372,16 @@ class Group:
     def abandon(self) -> None:
         """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""
         self.broken = True
+        self._close_short()
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None:
             self._forget_calls()
+
+    def _close_short(self) -> None:
+        for short in filter(None, self._short):
+            short.close()
+        self._short.clear()
 
     def _forget_calls(self) -> None:
         if self.watch is not None:

@@ -5,6 +5,7 @@ windows     the ranks of one node: a fused form, on memory that all see
 cma         the ranks of one node: each reads and writes the memory of the others
 messages    any schedule, as MPI messages
 mixed       any schedule: within nodes through mailboxes in shared memory, between them as messages
+sockets     any schedule of a short payload: compiled, through sockets of the group       `short.py`
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.library import by_library
 from unisono.mpi import MPI
 from unisono.network.pace import Pace, pace_of
-from unisono.schedules.pieces import bounds, cut
+from unisono.schedules.pieces import bounds, cut_program
 from unisono.schedules.schedule import Action, Algorithm, Program
 from unisono.transports.cross_memory import CROSS
 from unisono.transports.fused import FUSED
@@ -80,6 +81,13 @@ def by_messages(group: Group, plan: Plan) -> Prepared:
     return _played(group, plan, program, _pace(group, plan, program))
 
 
+def by_sockets(group: Group, plan: Plan) -> Prepared:
+    """Prepare a schedule of a short payload; plans of this transport are made where the group has sockets."""
+    short = group.short(plan.call)
+    assert short is not None, "chosen where there are sockets"
+    return short.prepare(plan)
+
+
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:
     """Return the use of mailboxes by a schedule, from the programs of the largest node: the same on all ranks."""
     node_ranks = max(group.placement.nodes, key=len)
@@ -102,8 +110,8 @@ def _played(
 
     The wire is that of all messages; in a program that distinguishes nodes, of those between nodes, as for `verify`.
     """
-    whole = plan.collective not in ("reduce_scatter", "all_gather")
-    pieces = cut(plan.length, program.chunks, pace.chunk_length, chunk_major=not whole)
+    by_chunk = plan.collective in ("reduce_scatter", "all_gather")
+    pieces = cut_program(program, plan.length, pace.chunk_length, by_chunk)
     arithmetic, itemsize, node_ranks = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
     wire_between_nodes = plan.encoding is not None and program.landing_remote is not None and len(node_ranks) > 1
 
@@ -169,5 +177,6 @@ BY_TRANSPORT: Mapping[str, Callable[[Group, Plan], Prepared]] = {
     "cma": by_cross_memory,
     "messages": by_messages,
     "mixed": by_messages,
+    "sockets": by_sockets,
 }
 """Functions that prepare plans, by transport."""

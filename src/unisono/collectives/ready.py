@@ -3,17 +3,19 @@
     first time   check ─▶ plan ─▶ prepare ─▶ start_and_keep ─▶ play     tens of microseconds of Python
     later        start_ready ──────────────────────────────▶ play     a few tenths of one
 
-What is kept are addresses, so it is played only on tensors that lie there.
+What is kept for addresses is played only on tensors that lie there; what copies its input and its output, or sends from
+any memory, is kept for a length and a dtype, and so for the new tensors of each step, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unisono.collectives.payload import is_plain
-from unisono.transports.plan import Play
+from unisono.transports.plan import Play, PlayAnywhere
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
@@ -30,16 +32,21 @@ class ReadyInPython:
 
     def __init__(self, largest: int) -> None:
         self._largest, self._plays = largest, dict[Key, Play]()
+        self._starts = dict[Key, Callable[[int, int], None]]()
 
     def __len__(self) -> int:
         return len(self._plays)
 
     def play(self, parameters: Key, *tensors: torch.Tensor) -> bool:
         """Carry out what is kept for tensors, and return True; else return False."""
-        play = self._plays.get(_key_of(parameters, tensors))
-        if play is not None:
+        key = _key_of(parameters, tensors)
+        if (play := self._plays.get(key)) is not None:
             play()
-        return play is not None
+            return True
+        start = self._starts.get(_without_addresses(key, parameters))
+        if start is not None:
+            start(tensors[0].data_ptr(), tensors[-1].data_ptr())
+        return start is not None
 
     def add(self, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
         """Keep the play of plain tensors; of too many, all others are dropped."""
@@ -48,9 +55,17 @@ class ReadyInPython:
         if key := _key_of(parameters, tensors):
             self._plays[key] = play
 
+    def add_anywhere(self, parameters: Key, start: Callable[[int, int], None], *tensors: torch.Tensor) -> None:
+        """Keep a function of the first and the last one's address for all plain tensors of these lengths, dtypes."""
+        if len(self._starts) == self._largest:
+            self._starts.clear()
+        if key := _key_of(parameters, tensors):
+            self._starts[_without_addresses(key, parameters)] = start
+
     def clear(self) -> None:
         """Drop all that is kept."""
         self._plays.clear()
+        self._starts.clear()
 
 
 try:
@@ -70,14 +85,27 @@ def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
         raise
 
 
-def start_and_keep(group: Group, parameters: Key, play: Play, *tensors: torch.Tensor) -> None:
-    """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain."""
-    group.ready.add(parameters, play, *tensors)
+def start_and_keep(
+    group: Group, parameters: Key, play: Play, *tensors: torch.Tensor, checked_anywhere: bool = True
+) -> None:
+    """Carry a checked collective out by `play`, and keep it for later calls. The tensors are plain.
+
+    `checked_anywhere` is true if tensors at other addresses pass the same checks.
+    """
+    if checked_anywhere and isinstance(play, PlayAnywhere):
+        group.ready.add_anywhere(parameters, play.func, *tensors)
+    else:
+        group.ready.add(parameters, play, *tensors)
     try:
         play()
     except BaseException:  # as above
         group.keep_alive_if_pending(*tensors)
         raise
+
+
+def _without_addresses(key: Key, parameters: Key) -> Key:
+    first = len(parameters)
+    return tuple(None if at >= first and (at - first) % 3 == 0 else value for at, value in enumerate(key))
 
 
 def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:

@@ -38,7 +38,7 @@ def reduce_scatter(
     """
     start, stop = bounds(tensor.numel(), group.size, group.rank)
     result = torch.empty(stop - start, dtype=tensor.dtype, device=tensor.device) if out is None else out
-    parameters = "reduce_scatter", algorithm, wire, op
+    parameters = "reduce_scatter", algorithm, wire, op, out is None
     if start_ready(group, parameters, tensor, result):
         return result
     if is_on_device(tensor):
@@ -59,7 +59,7 @@ def reduce_scatter(
         buffer.detach().view(-1).copy_(flat)
     else:
         play = prepare(group, plan)(flat.data_ptr(), buffer.data_ptr())
-        start_and_keep(group, parameters, play, flat, buffer)
+        start_and_keep(group, parameters, play, flat, buffer, checked_anywhere=out is None)
     copy_back([result], [buffer])
     return result
 

@@ -108,6 +108,12 @@ class Watch:
         if not notified:
             self._queries.send(CallNotice(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
 
+    def compare_calls(self, calls: Calls, member: int, count: int) -> None:
+        """Send a rank of a world the last `count` calls of this one: the first that differs is reported to all."""
+        for number in range(max(1, calls.number - count + 1), calls.number + 1):
+            notice = CallNotice(calls.name, self._rank_in(calls), number, calls.words(number))
+            self._queries.send(notice, {calls.ranks[member]})
+
     def stop(self) -> None:
         """Leave without the other ranks. Nothing is sent afterwards."""
         self._end_thread()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.placement import Placement
-from unisono.schedules import direct, flat, halving, hierarchical, leader, multicolor, pipeline, ring, tree
+from unisono.schedules import circulant, direct, flat, halving, hierarchical, leader, multicolor, pipeline, ring, tree
 from unisono.schedules.hierarchical import nodes_of
 from unisono.schedules.schedule import Family
 
@@ -36,6 +36,7 @@ SCHEDULES: dict[str, Entry] = {
     "flat": Entry(flat.family, flat.worth),
     "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
     "pipeline": Entry(pipeline.family, pipeline.worth),
+    "circulant": Entry(circulant.family, circulant.worth),
 }
 """One row per schedule and file. `hierarchical` and `leader` can use each of them between nodes."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unisono.schedules.schedule import Program, cuts_alike
+
 
 def bounds(length: int, parts: int, number: int) -> tuple[int, int]:
     """Return first and one-past-last element of part `number` of `length` elements in `parts` equal parts.
@@ -40,6 +42,16 @@ class Cut:
         first, _ = bounds(stop - start, self.chunks, chunk)
         _, last = bounds(stop - start, self.chunks, chunk + span - 1)
         return slice(start + first, start + last)
+
+
+def cut_program(program: Program, length: int, largest: int, by_chunk: bool) -> Cut:
+    """Return the cut of a payload for a program; `by_chunk` where each rank begins or ends with its own chunk.
+
+    Then a program of spans, as `circulant`, has one piece: only so are both a span and a chunk one stretch of memory.
+    """
+    if by_chunk and not cuts_alike(program):
+        return Cut(length, program.chunks, 1)
+    return cut(length, program.chunks, largest, chunk_major=by_chunk)
 
 
 def cut(length: int, chunks: int, largest: int, chunk_major: bool = False) -> Cut:

@@ -43,31 +43,32 @@ def broadcast(rank: int, ranks: int) -> Program:
 
 def reduce(rank: int, ranks: int) -> Program:
     """Return a reduction up the tree to rank 0. log2 p steps, p-1 messages in all."""
-    return Program(1, (_up(rank, ranks),), max(1, len(_children(0, ranks))))
+    return Program(1, (_up(rank, ranks),), max(1, len(children(0, ranks))))
 
 
 def tree(rank: int, ranks: int) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(_children(0, ranks))))
+    return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(children(0, ranks))))
 
 
 def _up(rank: int, ranks: int) -> tuple[Round, ...]:
-    below = tuple(add(child, 0) for child in _children(rank, ranks))
-    above: tuple[Round, ...] = ((send(_parent(rank), 0),),) if rank else ()
+    below = tuple(add(child, 0) for child in children(rank, ranks))
+    above: tuple[Round, ...] = ((send(parent(rank), 0),),) if rank else ()
     return ((below,) if below else ()) + above
 
 
 def _down(rank: int, ranks: int) -> tuple[Round, ...]:
-    above: tuple[Round, ...] = ((receive(_parent(rank), 0),),) if rank else ()
-    below = tuple(send(child, 0) for child in _children(rank, ranks))
+    above: tuple[Round, ...] = ((receive(parent(rank), 0),),) if rank else ()
+    below = tuple(send(child, 0) for child in children(rank, ranks))
     return above + ((below,) if below else ())
 
 
-def _parent(position: int) -> int:
+def parent(position: int) -> int:
+    """Return the parent of a position other than 0."""
     return position & (position - 1)
 
 
-def _children(position: int, positions: int) -> list[int]:
+def children(position: int, positions: int) -> list[int]:
     """Return the children of a position, those with the most positions below them first."""
     lowest = position & -position or positions
     distances = [1 << bit for bit in reversed(range(positions.bit_length())) if 1 << bit < lowest]

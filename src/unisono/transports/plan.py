@@ -28,8 +28,8 @@ class Plan(NamedTuple):
     algorithm: str
     """Name of a schedule, or "library"."""
     transport: str
-    """"library"; "windows" or "cma" (the ranks of one node); "messages"; or "mixed": mailboxes within nodes, messages
-    between."""
+    """"library"; "windows" or "cma" (the ranks of one node); "messages"; "mixed": mailboxes within nodes, messages
+    between; or "sockets": short payloads between nodes."""
     length: int
     """Number of elements of the whole payload."""
     dtype: torch.dtype
@@ -64,9 +64,13 @@ Prepared = Callable[[int, int], Play]
 """Function (source address, target address) that returns the play of a collective on the memory there."""
 
 
+class PlayAnywhere(partial[None]):
+    """Play of a function of two addresses, source and target, which carries the collective out at any others, too."""
+
+
 def started(start: Callable[[int, int], None]) -> Prepared:
     """Return the prepared collective of a function of two addresses that carries it out."""
-    return lambda source, target: partial(start, source, target)
+    return lambda source, target: PlayAnywhere(start, source, target)
 
 
 def bytes_at(address: int, nbytes: int) -> Array:

@@ -1,11 +1,12 @@
-"""Programs of one node: copies and reductions of memory that the ranks share, by address, with barriers between.
+"""Programs at addresses: copies and reductions of memory, with barriers of a node's ranks or messages between.
 
     programs[0]   copy into slot 0 │ barrier │ reduce slots 0       played before barrier 0, 3, 6, ...
     programs[1]   copy into slot 1 │ barrier │ reduce slots 1       before barrier 1, 4, 7, ...
     programs[2]   copy into slot 2 │ barrier │ reduce slots 2       before barrier 2, 5, 8, ...
 
 A program is rows of five numbers. `_steps.c` plays it where that was compiled: a short call takes a few tenths of a
-microsecond. Else, and for reductions that are not compiled, `perform` does, step by step. The bits are the same.
+microsecond. Else, and for reductions that are not compiled, `perform` does, step by step. The bits are the same. The
+programs above are those of one node, whose memory all ranks see; `sockets.py` has those across nodes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class RowKind(IntEnum):
     BARRIER = 5
     OTHER = 6
     """Reduction that is not compiled."""
+    SEND = 7
+    RECEIVE = 8
+    """Messages to and from another rank (`sockets.py`)."""
+    ROUND = 9
+    """Wait for the messages before it."""
 
 
 SUMS = {
@@ -53,12 +59,13 @@ class Row(NamedTuple):
 
     kind: RowKind
     amount: int = 0
-    """Bytes of a copy, elements of a reduction."""
+    """Bytes of a copy or a message, elements of a reduction."""
     into: int = 0
-    """Address of the result."""
+    """Address of the result, or of what is received."""
     one: int = 0
+    """Address of the first source, or of what is sent."""
     other: int = 0
-    """Addresses of the sources."""
+    """Address of the second source; of a message, the other rank."""
 
 
 BARRIER = Row(RowKind.BARRIER)

@@ -1,0 +1,137 @@
+"""Circulant: sums to their owners and back in log2 p rounds each, for any number of ranks and the fewest bytes.
+
+    all-gather, 5 ranks: in each round a rank takes as many chunks as it has, from the rank that far ahead
+
+    rank 0   | 0 |     ◀─ 1     | 0 1 |     ◀─ 2     | 0 1 2 3 |     ◀─ 4     | 0 1 2 3 4 |
+
+The reduce-scatter is the same backwards: a rank sends away what it would have taken, and sums what it would have sent.
+
+4 ranks (`2-3→2` sends chunks 2 and 3 to rank 2, `+0-1←2` sums them into place, `2-3←2` replaces):
+
+            round 0       round 1   round 2  round 3
+    rank 0  2-3→2 +0-1←2  1→1 +0←1  0→1 1←1  0-1→2 2-3←2
+    rank 1  2-3→3 +0-1←3  0→0 +1←0  1→0 0←0  0-1→3 2-3←3
+    rank 2  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
+    rank 3  0-1→1 +2-3←1  2→2 +3←2  3→2 2←2  2-3→1 0-1←1
+
+Where p is a power of two, as here, partners exchange: a pair waits for each other once a round. Then the allreduce is
+that of `halving`. For other p a range of chunks that goes beyond the last one is two transfers.
+
+Rounds: 2 ceil(log2 p). Bytes sent by each rank: 2n(p-1)/p. Used for short payloads, whose time is that of their rounds.
+
+A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. Rounds: up to
+2 ceil(log2 p). Bytes sent by the root: 2n(p-1)/p, where the tree sends n log2 p.
+Source: Träff, 2023; Bruck and others, 1997; van de Geijn, 1994.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from unisono.placement import Placement
+from unisono.schedules.schedule import Family, Lane, Program, Transfer, add, receive, send
+from unisono.schedules.tree import children, parent
+
+
+def family(_: Placement, __: str) -> Family:
+    """Return the schedules, which do not depend on the placement."""
+    return Family(circulant, reduce_scatter, all_gather, broadcast, reduce)
+
+
+def worth(_: str, __: Placement, ___: str) -> bool:
+    """Return False: short collectives use it; for long payloads the ring and recursive halving send as few bytes."""
+    return False
+
+
+def circulant(rank: int, ranks: int) -> Program:
+    """Return an allreduce: `reduce_scatter`, then `all_gather`."""
+    return Program(ranks, (_collect(rank, ranks) + _give(rank, ranks),), _landing(ranks))
+
+
+def reduce_scatter(rank: int, ranks: int) -> Program:
+    """Return a reduce-scatter: rank r ends with the sum of chunk r. ceil(log2 p) rounds, n(p-1)/p bytes sent."""
+    return Program(ranks, (_collect(rank, ranks),), _landing(ranks))
+
+
+def all_gather(rank: int, ranks: int) -> Program:
+    """Return an all-gather of chunk r from each rank r. ceil(log2 p) rounds, n(p-1)/p bytes sent by each rank."""
+    return Program(ranks, (_give(rank, ranks),))
+
+
+def broadcast(rank: int, ranks: int) -> Program:
+    """Return a broadcast from rank 0: chunk r to each rank r, then an all-gather."""
+    below = tuple(send(child, child, _below(child, ranks)) for child in children(rank, ranks))
+    above: Lane = ((receive(parent(rank), rank, _below(rank, ranks)),),) if rank else ()
+    return Program(ranks, ((*above, *((below,) if below else ()), *_give(rank, ranks)),))
+
+
+def reduce(rank: int, ranks: int) -> Program:
+    """Return a reduction to rank 0: a reduce-scatter, then chunk r from each rank r."""
+    below = tuple(receive(child, child, _below(child, ranks)) for child in children(rank, ranks))
+    above: Lane = ((send(parent(rank), rank, _below(rank, ranks)),),) if rank else ()
+    return Program(ranks, ((*_collect(rank, ranks), *((below,) if below else ()), *above),), _landing(ranks))
+
+
+def _below(position: int, positions: int) -> int:
+    """Return the number of positions of the tree at and below one."""
+    return min(positions - position, position & -position)
+
+
+def _steps(ranks: int) -> list[tuple[int, int]]:
+    """Return the rounds of an all-gather: the distance to the rank ahead, and the number of chunks taken from there.
+
+    >>> _steps(7)
+    [(1, 1), (2, 2), (4, 3)]
+    """
+    distances = [1 << bit for bit in range((ranks - 1).bit_length())]
+    return [(distance, min(distance, ranks - distance)) for distance in distances]
+
+
+def _landing(ranks: int) -> int:
+    return max((count for _, count in _steps(ranks)), default=1)
+
+
+class _Partners(NamedTuple):
+    """A rank's partners in a round of an all-gather, and the chunks that go to and come from them."""
+
+    behind: int
+    given: int
+    """First chunk that goes to the rank behind."""
+    ahead: int
+    taken: int
+    """First chunk that comes from the rank ahead."""
+
+
+def _partners(rank: int, ranks: int, distance: int) -> _Partners:
+    if ranks & (ranks - 1):
+        ahead = (rank + distance) % ranks
+        return _Partners((rank - distance) % ranks, rank, ahead, ahead)
+    partner = rank ^ distance
+    return _Partners(partner, rank & -distance, partner, partner & -distance)
+
+
+def _give(rank: int, ranks: int) -> Lane:
+    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
+        behind, given, ahead, taken = _partners(rank, ranks, distance)
+        return (*_range(send, behind, given, count, ranks), *_range(receive, ahead, taken, count, ranks))
+
+    return tuple(turn(*step) for step in _steps(ranks))
+
+
+def _collect(rank: int, ranks: int) -> Lane:
+    def turn(distance: int, count: int) -> tuple[Transfer, ...]:
+        behind, given, ahead, taken = _partners(rank, ranks, distance)
+        return (*_range(send, ahead, taken, count, ranks), *_range(add, behind, given, count, ranks))
+
+    return tuple(turn(*step) for step in reversed(_steps(ranks)))
+
+
+def _range(
+    make: Callable[[int, int, int], Transfer], peer: int, first: int, count: int, chunks: int
+) -> Iterator[Transfer]:
+    """Yield the transfers of `count` chunks from `first` on; chunk 0 follows the last one."""
+    within = min(count, chunks - first)
+    yield make(peer, first, within)
+    if within < count:
+        yield make(peer, 0, count - within)

@@ -1,0 +1,275 @@
+/* Collectives across nodes, compiled: messages through the sockets of a group, with copies and sums between.
+
+    program   SEND payload -> rank 1, RECEIVE landing <- rank 1, ROUND | SUM payload, landing -> payload | ...
+
+    message   | token | payload ... |        8 bytes that are equal on all ranks in the same call, then the payload
+
+The rows name memory of the program. A call copies its input there first, and its output from there at last, so that a
+program is made once for all tensors.
+
+The messages of a round go together, those to or from one rank in order. ROUND waits until all have gone and arrived: it
+polls, yields the core between polls, and then sleeps until a socket has something to do. `handle` is Python's part: it is
+called after each such sleep of WAIT_MILLISECONDS, for a message of another call, and for reductions that are not
+compiled (`sockets.py`). A connection that has ended is no error here: whoever watches the ranks names the one that died.
+*/
+
+#include "_steps.h"
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+/* Why Python's part is called; `Interruption` in sockets.py. */
+enum Interruption { FINISHED, LATE, MISMATCH, REDUCTION };
+
+enum { HEADER_BYTES = 8, WAIT_MILLISECONDS = 100, ENDED_MILLISECONDS = 10 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *handle;
+    Py_buffer program, sockets;
+    const Row *rows;
+    Py_ssize_t length, ranks, yields;
+    const int32_t *descriptors; /* by rank; -1 for this one */
+    void *input, *output;       /* memory of the program */
+    Py_ssize_t input_bytes, output_bytes;
+    int64_t *done;              /* bytes of each row's message that have gone or arrived */
+    uint64_t *tokens;           /* of the messages that arrive */
+    uint64_t token, scan;
+    uint64_t *busy; /* by direction and rank: the last scan in which a message was still under way */
+    struct pollfd *polled;
+    Py_ssize_t *waiting; /* rows of the polled sockets */
+    int ended; /* 1 once some connection has ended */
+} Messenger;
+
+/* Move some of a message. Return 1 if any byte has moved, else 0. */
+static int progress(Messenger *self, Py_ssize_t index) {
+    const Row *row = &self->rows[index];
+    int64_t *done = &self->done[index];
+    int sends = row->kind == SEND;
+    uint64_t *token = sends ? &self->token : &self->tokens[index];
+    char *payload = (char *)(intptr_t)(sends ? row->one : row->into);
+    struct iovec parts[2];
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 0};
+    if (*done < HEADER_BYTES)
+        parts[message.msg_iovlen++] = (struct iovec){(char *)token + *done, (size_t)(HEADER_BYTES - *done)};
+    int64_t moved = *done < HEADER_BYTES ? 0 : *done - HEADER_BYTES;
+    if (row->count > moved)
+        parts[message.msg_iovlen++] = (struct iovec){payload + moved, (size_t)(row->count - moved)};
+    int descriptor = self->descriptors[row->other];
+    ssize_t bytes = sends ? sendmsg(descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+                          : recvmsg(descriptor, &message, MSG_DONTWAIT);
+    if (bytes > 0) {
+        *done += bytes;
+        return 1;
+    }
+    if (bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) self->ended = 1;
+    return 0;
+}
+
+/* Collect the sockets of the messages that are under way, one of each direction and rank. Return their number. */
+static nfds_t collect(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
+    nfds_t count = 0;
+    self->scan++;
+    for (Py_ssize_t index = first; index < end; index++) {
+        const Row *row = &self->rows[index];
+        if (self->done[index] == HEADER_BYTES + row->count) continue;
+        uint64_t *busy = &self->busy[(row->kind == SEND ? self->ranks : 0) + row->other];
+        if (*busy == self->scan) continue;
+        *busy = self->scan;
+        self->waiting[count] = index;
+        self->polled[count++] = (struct pollfd){self->descriptors[row->other], row->kind == SEND ? POLLOUT : POLLIN, 0};
+    }
+    return count;
+}
+
+/* Send what the sockets take at once; of several messages to one rank, none before the end of the one before it. */
+static void begin_sends(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
+    self->scan++;
+    for (Py_ssize_t index = first; index < end; index++) {
+        const Row *row = &self->rows[index];
+        uint64_t *busy = &self->busy[self->ranks + row->other];
+        if (row->kind != SEND || *busy == self->scan) continue;
+        if (self->done[index] == 0) progress(self, index);
+        if (self->done[index] < HEADER_BYTES + row->count) *busy = self->scan;
+    }
+}
+
+/* Wait until a collected socket is ready, for no time or for WAIT_MILLISECONDS. Return 0 if none is. */
+static int poll_sockets(Messenger *self, nfds_t count, int sleeps) {
+    if (self->ended && sleeps) { /* its socket would always be ready */
+        struct timespec pause = {0, ENDED_MILLISECONDS * 1000000L};
+        nanosleep(&pause, NULL);
+        return 0;
+    }
+    if (count == 1 && !sleeps) { /* to try is as cheap as to ask */
+        self->polled[0].revents = self->polled[0].events;
+        return 1;
+    }
+    return poll(self->polled, count, sleeps ? WAIT_MILLISECONDS : 0) > 0;
+}
+
+/* Move the messages of the round in rows `first` to `end`; `*number` is then the rank whose message does not match. */
+static enum Interruption exchange(Messenger *self, Py_ssize_t first, Py_ssize_t end, Py_ssize_t *number) {
+    begin_sends(self, first, end);
+    for (Py_ssize_t yields = 0;;) {
+        nfds_t count = collect(self, first, end);
+        if (count == 0) return FINISHED;
+        int sleeps = yields >= self->yields, moved = 0;
+        int ready = poll_sockets(self, count, sleeps);
+        for (nfds_t place = 0; ready && place < count; place++) {
+            if (!self->polled[place].revents) continue;
+            Py_ssize_t index = self->waiting[place];
+            const Row *row = &self->rows[index];
+            moved += progress(self, index);
+            if (row->kind == RECEIVE && self->done[index] >= HEADER_BYTES && self->tokens[index] != self->token) {
+                *number = (Py_ssize_t)row->other;
+                return MISMATCH;
+            }
+        }
+        if (moved) {
+            yields = 0;
+        } else if (!sleeps) {
+            yields++;
+            sched_yield();
+        } else if (!ready) {
+            return LATE;
+        }
+    }
+}
+
+/* Play from row `*at` on, until Python has a part to do. */
+static enum Interruption run(Messenger *self, Py_ssize_t *at, Py_ssize_t *number) {
+    const Row *rows = self->rows, *last = rows + self->length;
+    while (*at < self->length) {
+        Py_ssize_t end = *at;
+        while (end < self->length && (rows[end].kind == SEND || rows[end].kind == RECEIVE)) end++;
+        if (end > *at) {
+            enum Interruption event = exchange(self, *at, end, number);
+            if (event != FINISHED) return event;
+            *at = end;
+        } else if (rows[*at].kind == ROUND) {
+            ++*at;
+        } else {
+            Py_ssize_t more = count_more(&rows[*at], last);
+            *number = *at;
+            int other = rows[*at].kind == OTHER;
+            if (!other) move(&rows[*at], more);
+            *at += 1 + more;
+            if (other) return REDUCTION;
+        }
+    }
+    return FINISHED;
+}
+
+static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject *named) {
+    Messenger *self = (Messenger *)object;
+    unsigned long long token, source, target;
+    if (!PyArg_ParseTuple(arguments, "KKK", &token, &source, &target)) return NULL;
+    self->token = token;
+    self->ended = 0;
+    memset(self->done, 0, (size_t)self->length * sizeof(int64_t));
+    if (self->input_bytes) memcpy(self->input, (void *)(uintptr_t)source, (size_t)self->input_bytes);
+    for (Py_ssize_t at = 0, number = 0;;) {
+        enum Interruption event;
+        Py_BEGIN_ALLOW_THREADS
+        event = run(self, &at, &number);
+        Py_END_ALLOW_THREADS
+        if (event == FINISHED) break;
+        PyObject *handled = PyObject_CallFunction(self->handle, "in", (int)event, number);
+        if (handled == NULL) return NULL;
+        Py_DECREF(handled);
+    }
+    if (self->output_bytes) memcpy((void *)(uintptr_t)target, self->output, (size_t)self->output_bytes);
+    Py_RETURN_NONE;
+}
+
+/* Messenger(sockets, program, input, input_bytes, output, output_bytes, yields, handle): file descriptors by rank, int32;
+   rows; addresses; polls before it sleeps. Whoever makes it keeps that memory alive, and the sockets open.
+   messenger(token, source, target): carry the collective out. */
+static PyObject *messenger_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
+    PyObject *sockets, *program, *handle;
+    Py_ssize_t yields, input_bytes, output_bytes;
+    unsigned long long input, output;
+    if (!PyArg_ParseTuple(arguments, "OOKnKnnO", &sockets, &program, &input, &input_bytes, &output, &output_bytes,
+                          &yields, &handle))
+        return NULL;
+    Messenger *self = (Messenger *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    if (PyObject_GetBuffer(sockets, &self->sockets, PyBUF_SIMPLE) < 0) goto failed;
+    if (PyObject_GetBuffer(program, &self->program, PyBUF_SIMPLE) < 0) goto failed;
+    self->handle = Py_NewRef(handle);
+    self->yields = yields;
+    self->input = (void *)(uintptr_t)input;
+    self->output = (void *)(uintptr_t)output;
+    self->input_bytes = input_bytes;
+    self->output_bytes = output_bytes;
+    self->descriptors = self->sockets.buf;
+    self->ranks = self->sockets.len / (Py_ssize_t)sizeof(int32_t);
+    self->rows = self->program.buf;
+    self->length = self->program.len / (Py_ssize_t)sizeof(Row);
+    self->done = calloc((size_t)self->length + 1, sizeof(int64_t));
+    self->tokens = calloc((size_t)self->length + 1, sizeof(uint64_t));
+    self->polled = calloc((size_t)self->length + 1, sizeof(struct pollfd));
+    self->waiting = calloc((size_t)self->length + 1, sizeof(Py_ssize_t));
+    self->busy = calloc(2 * (size_t)self->ranks + 1, sizeof(uint64_t));
+    if (!self->done || !self->tokens || !self->polled || !self->waiting || !self->busy) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int messenger_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(((Messenger *)object)->handle);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+static int messenger_clear(PyObject *object) {
+    Py_CLEAR(((Messenger *)object)->handle);
+    return 0;
+}
+
+static void messenger_dealloc(PyObject *object) {
+    Messenger *self = (Messenger *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    PyBuffer_Release(&self->sockets);
+    PyBuffer_Release(&self->program);
+    free(self->done);
+    free(self->tokens);
+    free(self->polled);
+    free(self->waiting);
+    free(self->busy);
+    Py_XDECREF(self->handle);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot messenger_slots[] = {
+    {Py_tp_doc, "Function that carries a collective across nodes out, again and again."},
+    {Py_tp_new, messenger_new},
+    {Py_tp_call, messenger_call},
+    {Py_tp_dealloc, messenger_dealloc},
+    {Py_tp_traverse, messenger_traverse},
+    {Py_tp_clear, messenger_clear},
+    {0, NULL},
+};
+
+static PyType_Spec messenger_spec = {
+    "unisono.transports._steps.Messenger", sizeof(Messenger), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    messenger_slots,
+};
+
+int add_messenger(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&messenger_spec);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Messenger", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

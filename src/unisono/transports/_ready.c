@@ -1,0 +1,305 @@
+/* Collectives that were prepared for tensors, found by all that determines them (`collectives/ready.py`): in Python that
+   takes longer than a short collective. */
+
+#include "_steps.h"
+
+/* Names of attributes and methods of tensors. */
+enum { DATA_PTR, NUMEL, DTYPE, IS_CPU, IS_CONTIGUOUS, IS_NEG, IS_CONJ, IS_COMPLEX, NAMES };
+static const char *const spelled[NAMES] = {"data_ptr", "numel", "dtype", "is_cpu", "is_contiguous", "is_neg", "is_conj",
+                                           "is_complex"};
+static PyObject *names[NAMES];
+
+/* Return 1 if what a method returns, or an attribute is, is `expected`; 0 if not; -1 with an error. */
+static int is(PyObject *found, PyObject *expected) {
+    if (found == NULL) return -1;
+    Py_DECREF(found);
+    return found == expected;
+}
+
+/* Append what tells a tensor from others to a key. Return 0 if it is not plain, -1 with an error. */
+static int describe(PyObject *key, Py_ssize_t at, PyObject *tensor) {
+    int found = is(PyObject_GetAttr(tensor, names[IS_CPU]), Py_True);
+    if (found > 0) found = is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True);
+    if (found > 0) found = is(PyObject_CallMethodNoArgs(tensor, names[IS_NEG]), Py_False);
+    if (found <= 0) return found;
+    PyObject *address = PyObject_CallMethodNoArgs(tensor, names[DATA_PTR]);
+    if (address == NULL) return -1;
+    PyTuple_SET_ITEM(key, at, address);
+    PyObject *count = PyObject_CallMethodNoArgs(tensor, names[NUMEL]);
+    if (count == NULL) return -1;
+    PyTuple_SET_ITEM(key, at + 1, count);
+    PyObject *dtype = PyObject_GetAttr(tensor, names[DTYPE]);
+    if (dtype == NULL) return -1;
+    PyTuple_SET_ITEM(key, at + 2, dtype);
+    found = is(PyObject_GetAttr(dtype, names[IS_COMPLEX]), Py_True);
+    return found > 0 ? is(PyObject_CallMethodNoArgs(tensor, names[IS_CONJ]), Py_False) : found + 1;
+}
+
+enum { RECENT = 64 };
+
+/* Collective of one tensor that was carried out lately. */
+typedef struct {
+    PyObject *tensor; /* weak reference */
+    PyObject *parameters, *play;
+    long long address, count;
+} Recent;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *plays;  /* by parameters, and the address, the length and the dtype of each tensor */
+    PyObject *starts; /* functions of the first and the last one's address, by the same with None for addresses */
+    Py_ssize_t largest;
+    Recent recent[RECENT];
+} Ready;
+
+static Recent *place_of(Ready *self, PyObject *tensor) { return &self->recent[((uintptr_t)tensor >> 5) % RECENT]; }
+
+static void forget(Recent *recent) {
+    Recent gone = *recent;
+    memset(recent, 0, sizeof(Recent));
+    Py_XDECREF(gone.tensor);
+    Py_XDECREF(gone.parameters);
+    Py_XDECREF(gone.play);
+}
+
+/* Return the number that a method returns, which must not be negative; -1 with an error. */
+static long long number_of(PyObject *tensor, int name) {
+    PyObject *found = PyObject_CallMethodNoArgs(tensor, names[name]);
+    if (found == NULL) return -1;
+    long long number = PyLong_AsLongLong(found);
+    Py_DECREF(found);
+    return number;
+}
+
+static int same_objects(PyObject *one, PyObject *other) {
+    Py_ssize_t size = PyTuple_GET_SIZE(one);
+    if (size != PyTuple_GET_SIZE(other)) return 0;
+    for (Py_ssize_t i = 0; i < size; i++)
+        if (PyTuple_GET_ITEM(one, i) != PyTuple_GET_ITEM(other, i)) return 0;
+    return 1;
+}
+
+/* Return a new reference to the play of a tensor that was seen lately, or NULL. The object has kept its dtype and its
+   device; its memory, its length and its strides may be others. What asks for them may run Python that clears `self`. */
+static PyObject *find_recent(Ready *self, PyObject *parameters, PyObject *tensor) {
+    Recent *recent = place_of(self, tensor);
+    if (recent->tensor == NULL || PyWeakref_GET_OBJECT(recent->tensor) != tensor) return NULL;
+    if (!same_objects(recent->parameters, parameters)) return NULL;
+    PyObject *play = Py_NewRef(recent->play);
+    const long long address = recent->address, count = recent->count;
+    if (number_of(tensor, DATA_PTR) == address && number_of(tensor, NUMEL) == count &&
+        is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True) > 0)
+        return play;
+    Py_DECREF(play);
+    return NULL;
+}
+
+static PyObject *key_of(PyObject *parameters, PyObject *const *tensors, Py_ssize_t count, int *plain) {
+    Py_ssize_t first = PyTuple_GET_SIZE(parameters);
+    PyObject *key = PyTuple_New(first + 3 * count);
+    if (key == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < first; i++) PyTuple_SET_ITEM(key, i, Py_NewRef(PyTuple_GET_ITEM(parameters, i)));
+    *plain = 1;
+    for (Py_ssize_t i = 0; i < count && *plain > 0; i++) *plain = describe(key, first + 3 * i, tensors[i]);
+    return key;
+}
+
+/* Put None in the place of the addresses of a key that nobody else holds. */
+static void forget_addresses(PyObject *key, Py_ssize_t first) {
+    for (Py_ssize_t at = first; at < PyTuple_GET_SIZE(key); at += 3) {
+        PyObject *address = PyTuple_GET_ITEM(key, at);
+        PyTuple_SET_ITEM(key, at, Py_NewRef(Py_None));
+        Py_DECREF(address);
+    }
+}
+
+/* Call the function that is kept for tensors of such lengths and dtypes anywhere. Return what it does, a new reference;
+   NULL if there is none, or with an error. The key loses its addresses. */
+static PyObject *start_anywhere(Ready *self, PyObject *key, Py_ssize_t first) {
+    const Py_ssize_t last = PyTuple_GET_SIZE(key) - 3;
+    PyObject *addresses[] = {Py_NewRef(PyTuple_GET_ITEM(key, first)), Py_NewRef(PyTuple_GET_ITEM(key, last))};
+    forget_addresses(key, first);
+    PyObject *start = PyDict_GetItemWithError(self->starts, key);
+    Py_XINCREF(start);
+    PyObject *started = start == NULL ? NULL : PyObject_Vectorcall(start, addresses, 2, NULL);
+    Py_XDECREF(start);
+    Py_DECREF(addresses[0]);
+    Py_DECREF(addresses[1]);
+    return started;
+}
+
+/* play(parameters, *tensors): carry out what is kept for them, and return True; else return False. */
+static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Ready *self = (Ready *)object;
+    if (count < 2 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "play takes a tuple and tensors");
+        return NULL;
+    }
+    PyObject *found = count == 2 ? find_recent(self, arguments[0], arguments[1]) : NULL, *played = NULL;
+    if (found == NULL && !PyErr_Occurred()) {
+        int plain = 0;
+        PyObject *key = key_of(arguments[0], arguments + 1, count - 1, &plain);
+        found = plain > 0 ? PyDict_GetItemWithError(self->plays, key) : NULL;
+        Py_XINCREF(found);
+        if (plain > 0 && found == NULL && !PyErr_Occurred() && PyDict_GET_SIZE(self->starts) > 0) {
+            played = start_anywhere(self, key, PyTuple_GET_SIZE(arguments[0]));
+            if (played == NULL && PyErr_Occurred()) {
+                Py_DECREF(key);
+                return NULL;
+            }
+        }
+        Py_XDECREF(key);
+    }
+    if (found == NULL && played == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
+        PyErr_Clear(); /* a sparse tensor has no memory: the checks name what it is */
+        Py_RETURN_FALSE;
+    }
+    if (found != NULL) {
+        played = start_play(found);
+        Py_DECREF(found);
+    }
+    if (played == NULL) return NULL;
+    Py_DECREF(played);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *ready_clear(PyObject *object, PyObject *none) {
+    Ready *self = (Ready *)object;
+    for (int i = 0; i < RECENT; i++) forget(&self->recent[i]);
+    PyDict_Clear(self->plays);
+    PyDict_Clear(self->starts);
+    Py_RETURN_NONE;
+}
+
+/* add(parameters, play, *tensors): keep the play of plain tensors; of too many, all others are dropped. */
+static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Ready *self = (Ready *)object;
+    if (count < 3 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "add takes a tuple, a function and tensors");
+        return NULL;
+    }
+    int plain = 0;
+    PyObject *key = key_of(arguments[0], arguments + 2, count - 2, &plain);
+    if (key == NULL || plain < 0) {
+        Py_XDECREF(key);
+        return NULL;
+    }
+    if (PyDict_GET_SIZE(self->plays) >= self->largest) Py_DECREF(ready_clear(object, NULL));
+    int failed = plain && PyDict_SetItem(self->plays, key, arguments[1]) < 0;
+    Py_DECREF(key);
+    if (failed) return NULL;
+    if (plain && count == 3) {
+        Recent *recent = place_of(self, arguments[2]);
+        forget(recent);
+        recent->tensor = PyWeakref_NewRef(arguments[2], NULL);
+        recent->parameters = Py_NewRef(arguments[0]);
+        recent->play = Py_NewRef(arguments[1]);
+        recent->address = number_of(arguments[2], DATA_PTR);
+        recent->count = number_of(arguments[2], NUMEL);
+        if (PyErr_Occurred()) {
+            forget(recent);
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+/* add_anywhere(parameters, start, *tensors): keep a function of the first and the last one's address for all plain
+   tensors of these lengths and dtypes. */
+static PyObject *ready_add_anywhere(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    Ready *self = (Ready *)object;
+    if (count < 3 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "add_anywhere takes a tuple, a function and tensors");
+        return NULL;
+    }
+    int plain = 0;
+    PyObject *key = key_of(arguments[0], arguments + 2, count - 2, &plain);
+    int failed = key == NULL || plain < 0;
+    if (!failed && plain) {
+        if (PyDict_GET_SIZE(self->starts) >= self->largest) PyDict_Clear(self->starts);
+        forget_addresses(key, PyTuple_GET_SIZE(arguments[0]));
+        failed = PyDict_SetItem(self->starts, key, arguments[1]) < 0;
+    }
+    Py_XDECREF(key);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *ready_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
+    Py_ssize_t largest;
+    if (!PyArg_ParseTuple(arguments, "n", &largest)) return NULL;
+    Ready *self = (Ready *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->largest = largest;
+    if ((self->plays = PyDict_New()) == NULL || (self->starts = PyDict_New()) == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static Py_ssize_t ready_length(PyObject *object) { return PyDict_GET_SIZE(((Ready *)object)->plays); }
+
+static int ready_traverse(PyObject *object, visitproc visit, void *arg) {
+    Ready *self = (Ready *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->plays);
+    Py_VISIT(self->starts);
+    for (int i = 0; i < RECENT; i++) {
+        Py_VISIT(self->recent[i].tensor);
+        Py_VISIT(self->recent[i].parameters);
+        Py_VISIT(self->recent[i].play);
+    }
+    return 0;
+}
+
+static int ready_forget(PyObject *object) {
+    Ready *self = (Ready *)object;
+    for (int i = 0; i < RECENT; i++) forget(&self->recent[i]);
+    if (self->plays != NULL) PyDict_Clear(self->plays);
+    if (self->starts != NULL) PyDict_Clear(self->starts);
+    return 0;
+}
+
+static void ready_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    ready_forget(object);
+    Py_XDECREF(((Ready *)object)->plays);
+    Py_XDECREF(((Ready *)object)->starts);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef ready_methods[] = {
+    {"play", (PyCFunction)(void (*)(void))ready_play, METH_FASTCALL, "Carry out what is kept for tensors."},
+    {"add", (PyCFunction)(void (*)(void))ready_add, METH_FASTCALL, "Keep the play of plain tensors."},
+    {"add_anywhere", (PyCFunction)(void (*)(void))ready_add_anywhere, METH_FASTCALL, "Keep a function of addresses."},
+    {"clear", ready_clear, METH_NOARGS, "Drop all that is kept."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ready_slots[] = {
+    {Py_tp_doc, "Plays of collectives that were carried out, by all that determines them."},
+    {Py_tp_new, ready_new},
+    {Py_tp_methods, ready_methods},
+    {Py_mp_length, ready_length},
+    {Py_tp_dealloc, ready_dealloc},
+    {Py_tp_traverse, ready_traverse},
+    {Py_tp_clear, ready_forget},
+    {0, NULL},
+};
+
+static PyType_Spec ready_spec = {
+    "unisono.transports._steps.Ready", sizeof(Ready), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, ready_slots,
+};
+
+int add_ready(PyObject *module) {
+    for (int i = 0; i < NAMES; i++)
+        if ((names[i] = PyUnicode_InternFromString(spelled[i])) == NULL) return -1;
+    PyObject *type = PyType_FromSpec(&ready_spec);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Ready", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

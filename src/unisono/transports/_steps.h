@@ -1,0 +1,34 @@
+/* Rows of programs, and what the files of the module share. */
+
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The numbers of `RowKind` in steps.py. */
+enum Kind { COPY, SUM_FLOAT32, SUM_FLOAT64, SUM_BFLOAT16, MORE, BARRIER, OTHER, SEND, RECEIVE, ROUND };
+
+typedef struct {
+    int64_t kind, count; /* bytes of a copy or a message, elements of a sum */
+    int64_t into, one, other;
+} Row;
+
+/* Copy or sum as a row says. `more` is the number of rows of kind MORE after it. */
+void move(const Row *row, Py_ssize_t more);
+
+/* Return the number of rows of kind MORE after a row; `end` is the end of the program. */
+static inline Py_ssize_t count_more(const Row *row, const Row *end) {
+    Py_ssize_t more = 0;
+    while (row + more + 1 < end && row[more + 1].kind == MORE) more++;
+    return more;
+}
+
+/* Make the types of a file, and add them to the module. Return -1 with an error. */
+int add_player(PyObject *module);
+int add_ready(PyObject *module);
+int add_messenger(PyObject *module);
+
+/* Carry out what a found play does: without a call by Python if it is a Player. Return a new reference, or NULL. */
+PyObject *start_play(PyObject *play);

@@ -1,0 +1,280 @@
+"""Sockets between the ranks of a group on several nodes, and the programs of messages that go through them.
+
+    connect    every rank listens, tells the others its addresses and its port by MPI, and connects to all higher ranks
+    hello      | secret of the group | from | to |     a connection with another is closed; nothing listens afterwards
+    message    | token | payload ... |                 the token is equal on all ranks in the same call
+
+A program is a schedule's, at addresses, in the rows of `steps.py`: the messages of a round, then the reductions of what
+has arrived, in the order of ranks. `_messenger.c` plays it in one call, and ranks that share a core hand it over by
+sleeping in the kernel. Without compiled code there are no sockets.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from enum import IntEnum
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unisono.mpi import MPI
+from unisono.schedules.pieces import Cut
+from unisono.schedules.schedule import Action, Program, Round
+from unisono.transports.arithmetic import Arithmetic, perform
+from unisono.transports.signals import is_compiled
+from unisono.transports.steps import Row, RowKind, reduction, steps_of
+
+try:
+    from unisono.transports._steps import Messenger
+except ImportError:  # installed without a compiler
+    Messenger = None
+
+VARIABLE = "UNISONO_SOCKETS"
+"""Environment variable: "off", on one rank at least, leaves short collectives to the MPI library; "on", on all, to
+sockets; else the name of the interface that others reach this host by, for example "eth0"."""
+
+MAX_RANKS = 64
+"""Largest number of ranks of a group: each has a socket for each other."""
+
+CONNECT_SECONDS = 5.0
+"""Seconds in which a rank connects to all others."""
+
+ADDRESS_SECONDS = 1.0
+"""Seconds in which an address answers, before the next one of the same host is tried."""
+
+ACCEPT_SECONDS = 0.05
+"""Seconds of a wait for the next connection."""
+
+SECRET_BYTES = 16
+
+YIELDS = 64
+"""Polls before a rank sleeps, some tens of microseconds: as long as a message takes."""
+
+SIOCGIFADDR = 0x8915
+"""Linux's request for the IPv4 address of an interface."""
+
+
+class Interruption(IntEnum):
+    """Reason why compiled code calls Python; `_messenger.c` has the same numbers."""
+
+    LATE = 1
+    MISMATCH = 2
+    REDUCTION = 3
+
+
+class Payload(NamedTuple):
+    """Memory of a program: its payload at an address, how its chunks lie there, and how they are reduced."""
+
+    address: int
+    cut: Cut
+    arithmetic: Arithmetic
+    kind: RowKind
+    """Kind of reduction."""
+
+    def address_of(self, region: slice) -> int:
+        """Return the address of a region of elements."""
+        return int(self.address + region.start * self.arithmetic.itemsize)
+
+
+class StagedParts(NamedTuple):
+    """Parts of a program's memory that a call copies: its input from the source, its output to the target."""
+
+    input: int
+    input_bytes: int
+    output: int
+    output_bytes: int
+
+
+class Sockets:
+    """Connections of one rank to all others of a group."""
+
+    def __init__(self, connected: Sequence[socket.socket | None]) -> None:
+        self._connected = connected
+        self._descriptors = array.array("i", [-1 if one is None else one.fileno() for one in connected])
+
+    def player_of(
+        self,
+        rows: Sequence[Row],
+        ends: StagedParts,
+        arithmetic: Arithmetic,
+        late: Callable[[], None],
+        mismatch: Callable[[int], None],
+    ) -> Callable[[int, int, int], None]:
+        """Return the function (token, source, target) that plays rows. The caller keeps their memory alive.
+
+        `late` is called regularly in waits, and raises to end them; `mismatch`, which raises, with the rank whose
+        message has another token.
+        """
+        others = {
+            number: [*steps_of(rows[number : _end_of(rows, number)], arithmetic)]
+            for number, row in enumerate(rows)
+            if row.kind is RowKind.OTHER
+        }
+
+        def handle(event: int, number: int) -> None:
+            if event == Interruption.LATE:
+                late()
+            elif event == Interruption.MISMATCH:
+                mismatch(number)
+            else:
+                perform(others[number])
+
+        table = np.array(rows, np.int64).reshape(-1, 5)
+        return Messenger(self._descriptors, table, *ends, YIELDS, handle)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for one in filter(None, self._connected):
+            one.close()
+
+
+def _end_of(rows: Sequence[Row], number: int) -> int:
+    """Return the index after a row and the rows of kind MORE behind it."""
+    return next((at for at in range(number + 1, len(rows)) if rows[at].kind is not RowKind.MORE), len(rows))
+
+
+def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iterator[Row]:
+    """Yield the rows of a program. What is received to be summed lands from the address `landing` on."""
+    for lane in program.lanes:
+        for transfers in lane:
+            yield from _round(rank, transfers, payload, landing)
+
+
+def _round(rank: int, transfers: Round, payload: Payload, landing: int) -> Iterator[Row]:
+    cut, itemsize, address_of = payload.cut, payload.arithmetic.itemsize, payload.address_of
+    parts: dict[tuple[int, int], list[tuple[int, int]]] = {}  # contributions to a region: ranks and addresses
+    sends, receives = list[Row](), list[Row]()
+    for action, peer, chunk, span in transfers:
+        region = cut.region(0, chunk, span)
+        nbytes = (region.stop - region.start) * itemsize
+        if nbytes == 0 and cut.length:
+            continue  # both ends omit the same empty ones; a barrier has no others
+        place = address_of(region)
+        if action is Action.SEND:
+            sends.append(Row(RowKind.SEND, nbytes, 0, place, peer))
+        elif action is Action.RECEIVE or not nbytes:
+            receives.append(Row(RowKind.RECEIVE, nbytes, place, 0, peer))
+        else:
+            receives.append(Row(RowKind.RECEIVE, nbytes, landing, 0, peer))
+            parts.setdefault((region.start, region.stop), [(rank, place)]).append((peer, landing))
+            landing += nbytes
+    if sends or receives:
+        yield from (*sends, *receives, Row(RowKind.ROUND))
+    for (start, stop), contributions in parts.items():
+        addresses = [address for _, address in sorted(contributions)]
+        yield from reduction(payload.kind, address_of(slice(start, stop)), addresses, stop - start)
+
+
+def landing_bytes(program: Program, cut: Cut, itemsize: int) -> int:
+    """Return the bytes that any round of a program receives to be summed, at most."""
+    rounds = [transfers for lane in program.lanes for transfers in lane]
+    regions = [
+        [cut.region(0, chunk, span) for action, _, chunk, span in transfers if action is Action.ADD]
+        for transfers in rounds
+    ]
+    return max((sum(one.stop - one.start for one in found) * itemsize for found in regions), default=0)
+
+
+def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
+    """Connect all ranks of a communicator; they call it together. Return None on all ranks if any rank cannot."""
+    wanted = os.environ.get(VARIABLE, "")
+    able = is_compiled() and comm.size <= MAX_RANKS and wanted != "off"
+    with ExitStack() as stack:
+        listener = None
+        with suppress(OSError):
+            listener = stack.enter_context(socket.create_server(("", 0), backlog=MAX_RANKS)) if able else None
+        reachable = comm.allgather(None if listener is None else (_addresses(wanted), listener.getsockname()[1]))
+        secret = comm.bcast(os.urandom(SECRET_BYTES))
+        if any(place is None for place in reachable):
+            return None
+        connected = _connect(comm.rank, listener, reachable, secret)
+        missing = np.array([sum(one is None for one in connected) - 1])
+        comm.Allreduce(MPI.IN_PLACE, missing, MPI.MAX)
+        if missing[0]:
+            for one in filter(None, connected):
+                one.close()
+            return None
+    for one in filter(None, connected):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        one.setblocking(False)
+    return Sockets(connected)
+
+
+def _addresses(wanted: str) -> list[str]:
+    """Return the IPv4 addresses of this host that others may reach, those of faster interfaces first."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            if wanted in ("", "on", name):
+                with suppress(OSError):  # an interface without an address
+                    answer = ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    found.append((-_speed(name), socket.inet_ntoa(answer[20:24])))
+    reached = [address for _, address in sorted(found) if not address.startswith("127.")]
+    return reached or ["127.0.0.1"]
+
+
+def _speed(name: str) -> int:
+    """Return the megabits per second of an interface; 0 if it does not say."""
+    try:
+        return int(Path("/sys/class/net", name, "speed").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _connect(rank: int, listener: Any, reachable: Sequence[Any], secret: bytes) -> list[socket.socket | None]:
+    """Return the connections to all ranks; None in the place of those that could not be reached."""
+    connected: list[socket.socket | None] = [None] * len(reachable)
+    deadline = time.monotonic() + CONNECT_SECONDS
+
+    def hello(source: int, target: int) -> bytes:
+        return secret + struct.pack("!II", source, target)
+
+    def answer(one: socket.socket) -> None:
+        with suppress(OSError):  # a stranger says nothing
+            one.settimeout(ADDRESS_SECONDS)
+            said = _read(one, len(hello(0, 0)))
+            for source in range(rank):
+                if said == hello(source, rank):
+                    one.sendall(hello(rank, source))
+                    connected[source] = one
+                    return
+        one.close()
+
+    def accept() -> None:
+        while None in connected[:rank] and time.monotonic() < deadline:
+            with suppress(OSError):  # nobody for a while
+                listener.settimeout(ACCEPT_SECONDS)
+                threading.Thread(target=answer, args=(listener.accept()[0],), name="unisono answers").start()
+
+    accepting = threading.Thread(target=accept, name="unisono connects")
+    accepting.start()
+    for peer in range(rank + 1, len(reachable)):
+        addresses, port = reachable[peer]
+        for address in addresses:
+            if connected[peer] is None and time.monotonic() < deadline:
+                with suppress(OSError):  # this address does not lead there; the next one may
+                    one = socket.create_connection((address, port), ADDRESS_SECONDS)
+                    one.sendall(hello(rank, peer))
+                    if _read(one, len(hello(0, 0))) == hello(peer, rank):
+                        connected[peer] = one
+                    else:
+                        one.close()
+    accepting.join()
+    return connected
+
+
+def _read(connection: socket.socket, nbytes: int) -> bytes:
+    """Return so many bytes that arrive; fewer if the connection ends."""
+    found = b""
+    while len(found) < nbytes and (more := connection.recv(nbytes - len(found))):
+        found += more
+    return found

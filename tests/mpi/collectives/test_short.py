@@ -1,0 +1,161 @@
+"""Short collectives across nodes through sockets: results, and mistakes that all ranks are told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from unisono.collectives.short import MAX_SHORT_BYTES
+from unisono.errors import MismatchError, TensorError
+from unisono.placement import one_rank_per_node
+from unisono.schedules.pieces import bounds
+from unisono.transports import sockets
+from unisono.transports.signals import is_compiled
+from unisono.world import World
+
+pytestmark = pytest.mark.skipif(not is_compiled(), reason="sockets are played by compiled code")
+
+
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "bool")
+
+
+def make_apart(world: World) -> World:
+    if world.size == 1:
+        pytest.skip("one rank has no other to connect to")
+    return World(world.comm.Dup(), one_rank_per_node(world.size), world.table)
+
+
+@pytest.fixture
+def apart(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """All ranks as if each sat on a node of its own, joined by sockets."""
+    monkeypatch.setenv(sockets.VARIABLE, "on")
+    apart = make_apart(world)
+    yield apart
+    apart.free()
+
+
+@pytest.fixture
+def broken(differing: None, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """The same, for ranks in different calls, after which nobody uses it."""
+    monkeypatch.setenv(sockets.VARIABLE, "on")
+    yield make_apart(world)
+    world.barrier()
+
+
+def transports_of(world: World) -> set[str]:
+    return {plan.transport for plan in world._group.prepared}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize("length", [0, 1, 60, 6000])
+def test_all_collectives(apart: World, dtype: torch.dtype, length: int) -> None:
+    rank, ranks = apart.rank, apart.size
+
+    def payload(other: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * other + step)
+        return torch.randint(0, 5, (length,), generator=generator).to(dtype)
+
+    for step in range(3):  # of which the later ones find what was prepared
+        everyone = [payload(other, step) for other in range(ranks)]
+        total = torch.stack(everyone).double().sum(0).to(dtype)
+        own, root = slice(*bounds(length, ranks, rank)), (step + 1) % ranks
+        assert torch.equal(apart.allreduce(payload(rank, step)), total)
+        assert torch.equal(apart.allreduce(payload(rank, step), op="maximum"), torch.stack(everyone).amax(0))
+        assert torch.equal(apart.broadcast(payload(rank, step), root), everyone[root])
+        assert torch.equal(apart.reduce_scatter(payload(rank, step)), total[own])
+        assert torch.equal(apart.all_gather(total[own].clone(), torch.empty_like(total)), total)
+        reduced = payload(rank, step)
+        apart.reduce(reduced, root)
+        assert torch.equal(reduced, total if rank == root else everyone[rank])
+        table = torch.arange(length * ranks).view(ranks, length) + 1_000_000 * rank
+        expected = torch.stack([torch.arange(length) + length * rank + 1_000_000 * other for other in range(ranks)])
+        assert torch.equal(apart.all_to_all(table), expected)
+        apart.barrier()
+    if length == 60:
+        assert transports_of(apart) == {"sockets"}
+
+
+def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
+    strided = torch.ones(8, 6).t()
+    assert torch.equal(apart.allreduce(strided), torch.full((6, 8), float(apart.size)))
+    long = torch.ones(MAX_SHORT_BYTES // 4 + 1)
+    assert torch.equal(apart.allreduce(long), torch.full_like(long, float(apart.size)))
+    assert transports_of(apart) == {"sockets", "messages"}
+
+
+def test_one_rank_without_them_leaves_all_to_the_library(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sockets.VARIABLE, "off" if world.rank == 0 else "on")
+    apart = make_apart(world)
+    assert apart.allreduce(torch.ones(3)).tolist() == [apart.size] * 3
+    assert transports_of(apart) == {"library"}
+    apart.free()
+
+
+Mistake = tuple[Callable[[World], object], Callable[[World], object], str, str]
+
+MISTAKES: dict[str, Mistake] = {
+    "collective": (
+        lambda world: world.allreduce(torch.zeros(5)),
+        lambda world: world.barrier(),
+        "allreduce(5 x float32, tree)",
+        "barrier()",
+    ),
+    "size": (
+        lambda world: world.reduce_scatter(torch.zeros(50)),
+        lambda world: world.reduce_scatter(torch.zeros(70)),
+        "reduce_scatter(50 x float32, circulant)",
+        "reduce_scatter(70 x float32, circulant)",
+    ),
+    "op": (
+        lambda world: world.allreduce(torch.zeros(5)),
+        lambda world: world.allreduce(torch.zeros(5), op="maximum"),
+        "allreduce(5 x float32, tree)",
+        "allreduce(5 x float32, tree, op maximum)",
+    ),
+    "object": (
+        lambda world: world.all_gather_object("what"),
+        lambda world: world.all_gather(torch.zeros(1), torch.zeros(world.size)),
+        "all_gather_object()",
+        "x float32, circulant)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_on_every_rank(broken: World, mistake: str) -> None:
+    one, other, words, other_words = MISTAKES[mistake]
+    broken.allreduce(torch.zeros(3))
+    with pytest.raises(MismatchError) as caught:
+        (other if broken.rank == 0 else one)(broken)
+    assert words in str(caught.value)
+    assert other_words in str(caught.value)
+    with pytest.raises(MismatchError):
+        broken.allreduce(torch.zeros(3))
+
+
+def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_call(broken: World) -> None:
+    broken.allreduce(torch.zeros(3))
+    with pytest.raises(MismatchError, match=r"broadcast\(5 x float32, root [01], tree\), but .* root [01], tree\)"):
+        for _ in range(2):
+            broken.broadcast(torch.zeros(5), min(broken.rank, 1))
+        broken.barrier()
+
+
+def test_arguments_that_one_rank_refuses(broken: World) -> None:
+    broken.allreduce(torch.zeros(3))
+    with pytest.raises(TensorError if broken.rank == 0 else MismatchError, match="share memory"):
+        if broken.rank == 0:
+            broken.allreduce(torch.zeros(1).expand(5))
+        else:
+            broken.allreduce(torch.zeros(5))
+
+
+def test_labels_are_compared_too(broken: World) -> None:
+    broken.allreduce(torch.zeros(3))
+    broken._group.label_calls(f" of layer {min(broken.rank, 1)}")
+    with pytest.raises(MismatchError, match=r"of layer [01], but .* of layer [01]"):
+        broken.allreduce(torch.zeros(3))

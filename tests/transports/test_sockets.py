@@ -1,0 +1,218 @@
+"""Programs of messages through sockets: all ranks in one process, a thread each, joined by pairs of sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.call import call_of
+from unisono.collectives.payload import MOVE_DTYPES
+from unisono.collectives.short import placed_rows
+from unisono.placement import one_rank_per_node
+from unisono.schedules import find
+from unisono.schedules.numbering import renumber
+from unisono.schedules.pieces import bounds
+from unisono.transports import sockets
+from unisono.transports.arithmetic import arithmetic_of
+from unisono.transports.plan import Plan
+from unisono.transports.sockets import Messenger, Sockets, StagedParts
+from unisono.transports.steps import Row, RowKind
+
+needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
+
+
+def mesh(ranks: int, buffer_bytes: int = 0) -> list[Sockets]:
+    """Return the connections of so many ranks in this process; those of `buffer_bytes` take a message in parts."""
+    ends: list[list[socket.socket | None]] = [[None] * ranks for _ in range(ranks)]
+    for one, other in combinations(range(ranks), 2):
+        ends[one][other], ends[other][one] = socket.socketpair()
+        for end in (ends[one][other], ends[other][one]):
+            end.setblocking(False)
+            if buffer_bytes:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    return [Sockets(connected) for connected in ends]
+
+
+def never(*_: int) -> None:
+    raise AssertionError("no rank is late, or in another call")
+
+
+def plan_of(collective: str, algorithm: str, length: int, dtype: torch.dtype, op: str | None, root: int) -> Plan:
+    carried = MOVE_DTYPES[dtype.itemsize] if op is None else dtype
+    return Plan(collective, algorithm, "sockets", length, carried, None, op, root, call_of("a collective"))
+
+
+def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer_bytes: int = 0) -> list[torch.Tensor]:
+    """Carry a plan out three times on as many ranks as there are inputs; return the outputs of the last time."""
+    ranks, outputs = len(inputs), [torch.zeros(length, dtype=inputs[0].dtype) for length in lengths]
+    family = find(plan.algorithm, one_rank_per_node(ranks))
+    algorithm = renumber(getattr(family, plan.collective), [(rank + plan.root) % ranks for rank in range(ranks)])
+    connected = mesh(ranks, buffer_bytes)
+
+    def play(rank: int) -> None:
+        memory, ends, rows = placed_rows(plan, algorithm(rank, ranks), rank, ranks)
+        player = connected[rank].player_of(rows, ends, plan.arithmetic, lambda: None, never)
+        for token in range(3):
+            memory[:] = 255  # what is left there does not matter
+            player(token, inputs[rank].data_ptr(), outputs[rank].data_ptr())
+
+    with ThreadPoolExecutor(ranks) as threads:
+        list(threads.map(play, range(ranks)))
+    for one in connected:
+        one.close()
+    return outputs
+
+
+@needs_compiler
+@given(st.data())
+def test_every_collective_equals_the_serial_one(data: st.DataObject) -> None:
+    ranks, length = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 40))
+    root, schedule = data.draw(st.integers(0, ranks - 1)), data.draw(st.sampled_from(["tree", "circulant"]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]))
+    payloads = [torch.randint(-8, 9, (length,)).to(dtype) for _ in range(ranks)]
+    total, together = torch.stack(payloads).double().sum(0).to(dtype), [length] * ranks
+    spans = [slice(*bounds(length, ranks, rank)) for rank in range(ranks)]
+    parts = [span.stop - span.start for span in spans]
+
+    plan = plan_of("allreduce", schedule, length, dtype, "sum", 0)
+    assert all(torch.equal(out, total) for out in carry_out(plan, payloads, together))
+    largest = plan_of("allreduce", schedule, length, dtype, "maximum", 0)
+    expected = torch.stack(payloads).amax(0) if length else total
+    assert all(torch.equal(out, expected) for out in carry_out(largest, payloads, together))
+
+    plan = plan_of("broadcast", schedule, length, dtype, None, root)
+    outputs = carry_out(plan, payloads, together)
+    assert all(torch.equal(out, payloads[root]) for rank, out in enumerate(outputs) if rank != root)
+
+    plan = plan_of("reduce", schedule, length, dtype, "sum", root)
+    assert torch.equal(carry_out(plan, payloads, together)[root], total)
+
+    plan = plan_of("reduce_scatter", "circulant", length, dtype, "sum", 0)
+    outputs = carry_out(plan, payloads, parts)
+    assert all(torch.equal(out, total[span]) for out, span in zip(outputs, spans, strict=True))
+
+    plan = plan_of("all_gather", "circulant", length, dtype, None, 0)
+    chunks = [total[span].clone() for span in spans]
+    assert all(torch.equal(out, total) for out in carry_out(plan, chunks, together))
+
+    rows = [torch.arange(length * ranks, dtype=torch.int64) + 1000 * rank for rank in range(ranks)]
+    plan = plan_of("all_to_all", "direct", length * ranks, torch.int64, None, 0)
+    for rank, out in enumerate(carry_out(plan, rows, [length * ranks] * ranks)):
+        assert torch.equal(out, torch.cat([row[rank * length :][:length] for row in rows]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("schedule", ["tree", "circulant"])
+def test_messages_that_sockets_take_in_parts(schedule: str) -> None:
+    payloads = [torch.arange(200_003, dtype=torch.float64) * rank for rank in range(5)]
+    plan = plan_of("allreduce", schedule, 200_003, torch.float64, "sum", 0)
+    for out in carry_out(plan, payloads, [200_003] * 5, buffer_bytes=4096):
+        assert torch.equal(out, torch.arange(200_003, dtype=torch.float64) * 10)
+
+
+def rows_to(peer: int) -> list[Row]:
+    return [Row(RowKind.SEND, other=peer), Row(RowKind.RECEIVE, other=peer), Row(RowKind.ROUND)]
+
+
+class _EndedError(Exception):
+    """The wait, or the call, is ended by a test."""
+
+
+@needs_compiler
+def test_a_message_of_another_call_names_its_rank() -> None:
+    connected, found = mesh(2), list[tuple[int, int]]()
+
+    def play(rank: int) -> None:
+        def mismatch(other: int) -> None:
+            found.append((rank, other))
+            raise _EndedError
+
+        player = connected[rank].player_of(
+            rows_to(1 - rank), StagedParts(0, 0, 0, 0), arithmetic_of(torch.uint8), never, mismatch
+        )
+        with pytest.raises(_EndedError):
+            player(7 + rank, 0, 0)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(play, range(2)))
+    assert sorted(found) == [(0, 1), (1, 0)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_wait_for_a_late_rank_or_an_ended_one_calls_python(ended: bool) -> None:
+    one, other = mesh(2)
+    calls = 0
+
+    def late() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise _EndedError
+
+    if ended:
+        other.close()
+    player = one.player_of(rows_to(1), StagedParts(0, 0, 0, 0), arithmetic_of(torch.uint8), late, never)
+    with pytest.raises(_EndedError):
+        player(1, 0, 0)
+    assert calls == 3
+
+
+def connect_all(
+    places: list[tuple[list[str], int]], listeners: list[socket.socket], secrets: list[bytes]
+) -> list[list[bool]]:
+    """Return, for each rank, which others it is connected with."""
+
+    def connect(rank: int) -> list[bool]:
+        connected = sockets._connect(rank, listeners[rank], places, secrets[rank])
+        found = [one is not None for one in connected]
+        for one in filter(None, connected):
+            one.close()
+        return found
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        return list(threads.map(connect, range(len(places))))
+
+
+def listen(ranks: int) -> list[socket.socket]:
+    return [socket.create_server(("127.0.0.1", 0)) for _ in range(ranks)]
+
+
+def test_ranks_find_each_other_past_strangers_and_wrong_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "ADDRESS_SECONDS", 0.2)
+    listeners, secret = listen(4), os.urandom(sockets.SECRET_BYTES)
+    stranger = socket.create_server(("127.0.0.1", 0))
+    ports = [listener.getsockname()[1] for listener in listeners]
+    visitors = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+    visitors[3].sendall(b"x" * 1000)
+    # 127.0.0.2 leads to another rank's process as a host's private network would: the same port, nobody there
+    places = [(["127.0.0.2", "127.0.0.1"] if rank == 2 else ["127.0.0.1"], port) for rank, port in enumerate(ports)]
+    found = connect_all(places, listeners, [secret] * 4)
+    assert found == [[other != rank for other in range(4)] for rank in range(4)]
+    for one in (*listeners, *visitors, stranger):
+        one.close()
+
+
+def test_another_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(sockets, "ADDRESS_SECONDS", 0.2)
+    listeners = listen(2)
+    places = [(["127.0.0.1"], listener.getsockname()[1]) for listener in listeners]
+    assert connect_all(places, listeners, [b"a" * 16, b"b" * 16]) == [[False, False]] * 2
+    for one in listeners:
+        one.close()
+    assert threading.active_count() < 20
+
+
+def test_this_host_has_an_address_that_is_no_loopback_or_the_loopback_alone() -> None:
+    found = sockets._addresses("")
+    assert found == ["127.0.0.1"] or not any(address.startswith("127.") for address in found)
+    assert sockets._addresses("no such interface") == ["127.0.0.1"]
