@@ -361,7 +361,9 @@ class Group:
             mailboxes.free()
         self._mailboxes.clear()
         self._cross_memory.clear()
-        self._close_short()
+        for short in filter(None, self._short):
+            short.close()
+        self._short.clear()
         if self._memory is not None:
             self._memory.free()
             self._memory = None
@@ -372,16 +374,12 @@ class Group:
     def abandon(self) -> None:
         """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""
         self.broken = True
-        self._close_short()
+        for short in filter(None, self._short):
+            short.end()
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None:
             self._forget_calls()
-
-    def _close_short(self) -> None:
-        for short in filter(None, self._short):
-            short.close()
-        self._short.clear()
 
     def _forget_calls(self) -> None:
         if self.watch is not None:

@@ -90,8 +90,12 @@ class Short:
         rows = [*rows_of(group.rank, program, nothing, 0)]
         self._barrier = self._player_of(rows, StagedParts(0, 0, 0, 0), nothing.arithmetic)
 
+    def end(self) -> None:
+        """End the connections, from any thread: waits of this rank and of others find out."""
+        self._sockets.end()
+
     def close(self) -> None:
-        """Close the sockets."""
+        """Close the sockets. All ranks call it together."""
         self._sockets.close()
 
     def is_faster_than_library(self) -> bool:
@@ -139,9 +143,9 @@ class Short:
         return (number + self._group.calls.number) % TOKENS
 
     def _player_of(
-        self, rows: Sequence[Row], ends: StagedParts, arithmetic: Arithmetic
+        self, rows: Sequence[Row], parts: StagedParts, arithmetic: Arithmetic
     ) -> Callable[[int, int, int], None]:
-        return self._sockets.player_of(rows, ends, arithmetic, self._late, self._raise_mismatch)
+        return self._sockets.player_of(rows, parts, arithmetic, self._late, self._raise_mismatch)
 
     def _late(self) -> None:
         self._group.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress

@@ -104,7 +104,7 @@ class Sockets:
     def player_of(
         self,
         rows: Sequence[Row],
-        ends: StagedParts,
+        parts: StagedParts,
         arithmetic: Arithmetic,
         late: Callable[[], None],
         mismatch: Callable[[int], None],
@@ -129,10 +129,16 @@ class Sockets:
                 perform(others[number])
 
         table = np.array(rows, np.int64).reshape(-1, 5)
-        return Messenger(self._descriptors, table, *ends, YIELDS, handle)  # type: ignore[no-any-return]
+        return Messenger(self._descriptors, table, *parts, YIELDS, handle)  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        """End all connections. Their numbers stay taken, since another thread may wait for them."""
+        for one in filter(None, self._connected):
+            with suppress(OSError):  # the other rank has ended it before
+                one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, which nobody uses any more."""
         for one in filter(None, self._connected):
             one.close()
 
