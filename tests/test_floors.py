@@ -46,7 +46,7 @@ MAX_LINES = {
     "asynchronous": 1_100,
     "bench": 1_355,
     "cli": 2_175,
-    "collectives": 3_615,
+    "collectives": 3_660,
     "compute": 1_240,
     "data": 5_870,
     "engine": 630,

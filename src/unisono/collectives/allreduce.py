@@ -79,8 +79,8 @@ def _start_first(
 
 
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
-    if algorithm == AUTO and reaches_device(group, tensor.device) and is_direct(group, tensor, op, wire):
-        allreduce_direct(group, tensor, op, wire)
+    if reaches_device(group, tensor.device) and is_direct(group, tensor, op, wire, algorithm):
+        allreduce_direct(group, tensor, op, wire, algorithm)
     else:
         allreduce_staged(allreduce, group, tensor, algorithm, wire, op)
 

@@ -1,14 +1,18 @@
 """Collectives of memory on a device, which a CUDA-aware MPI library moves as it is; the device computes the sums.
 
-Allreduce (ASA of Theano-MPI, section 3.2), 4 ranks:
+Any schedule is played on it, by the player of messages (`transports/player.py`):
 
-    rank 0   a0 a1 a2 a3              sum of chunk 0 on the device              s0 s1 s2 s3
-    rank 1   b0 b1 b2 b3   exchange   sum of chunk 1              all-gather    s0 s1 s2 s3
-    rank 2   c0 c1 c2 c3   ───────▶   sum of chunk 2              ─────────▶    s0 s1 s2 s3
-    rank 3   d0 d1 d2 d3              sum of chunk 3                            s0 s1 s2 s3
+    SEND, RECEIVE   the payload's own memory
+    ADD             into a landing buffer on the device, which sums in the order of the ranks, in float32 or wider
 
-2 rounds, 2n(p-1)/p bytes sent by each rank. Sums are computed in float32 or wider, in the order of the ranks, by the
-chunk's owner alone: all ranks get the same bits. With a wire of 16 bits (ASA16) both rounds carry half as many bytes.
+`auto` takes `direct`, which is ASA of Theano-MPI (section 3.2): chunks are exchanged, each rank sums its own, and sends
+the sum to all. 2 rounds, 2n(p-1)/p bytes sent by each rank. With a wire of 16 bits (ASA16) the payload is one of half
+as many bytes meanwhile.
+
+The library knows no streams: the host waits for the device before each round, and for the messages before each sum.
+
+    the device's stream   g ───── gradients ─│          │─ sum of chunk r ─│
+    messages                                 │─ round 0 ─│                  │─ round 1 ─│
 
 A library that was not built for GPUs would read a device address as a host address and crash, so it is asked first. One
 that was may still fail or be slow with the installed driver, so a first sum is compared and timed (`reaches`), unless
@@ -20,8 +24,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -29,19 +33,17 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_chunk
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, memory_of, name_of, share_memory
+from unisono.collectives.payload import flat_of, memory_of, move_dtype_of
+from unisono.collectives.plans import AUTO
 from unisono.device import is_on_host, module_of
 from unisono.errors import UsageError
 from unisono.mpi import MPI, allreduce_min
-from unisono.schedules.pieces import bounds
-
-COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "product": torch.mul,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
-}
-"""Functions of two tensors, by op."""
+from unisono.network.choice import LIBRARY
+from unisono.schedules.pieces import bounds, cut_program
+from unisono.schedules.schedule import Action
+from unisono.transports.arithmetic import HALF_DTYPES, TORCH_OPS, Float32Arithmetic
+from unisono.transports.messages import tag_of, wait_until
+from unisono.transports.player import TICKET_SPREAD, Completion, Move, Rounds, play
 
 WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Dtypes in which numbers travel, by wire; None for the tensor's own."""
@@ -57,8 +59,14 @@ VARIABLE = "UNISONO_DEVICE_TRANSPORT"
 
 STAGED, DIRECT = "staged", "direct"
 
-TAG = 1
-"""Tag of all messages; one collective of a group is under way at a time."""
+ASA = "direct"
+"""Schedule of Theano-MPI's ASA."""
+
+PIECE_BYTES = 32 << 20
+"""Largest chunk of a piece, in bytes: landing memory is that of the pieces in flight."""
+
+IN_FLIGHT = 2
+"""Pieces of a payload that are under way at once."""
 
 
 def mpi_reports_gpu_support() -> bool:
@@ -116,18 +124,17 @@ def _seconds(group: Group, device: torch.device, act: Callable[[], object]) -> f
     return float(slowest[0])
 
 
-def allreduce_direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None = None) -> None:
-    """Reduce `tensor` over all ranks by `op`, in place."""
+def allreduce_direct(
+    group: Group, tensor: torch.Tensor, op: str, wire: str | None = None, algorithm: str = AUTO
+) -> None:
+    """Reduce `tensor` over all ranks by `op`, in place, with a schedule."""
     flat = flat_of(tensor)
     coded = flat if (dtype := WIRE_DTYPES[wire]) is None or not flat.is_floating_point() else flat.to(dtype)
-    call = call_of(f"all_reduce({tensor.numel()} x {name_of(tensor.dtype)}, {op}, wire {wire}, of a device)")
-    with group.enter_library_call(call):
-        own = _sum_chunk(group, coded, op)
-        _exchange(group, [own] * group.size, _chunks(group, coded))
+    _play(group, "allreduce", coded, op, ASA if algorithm == AUTO else algorithm)
     if coded.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(coded.view(tensor.shape))
-        _settle(tensor)  # another stream may read it next
+        _settle(tensor)
 
 
 def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor, op: str) -> None:
@@ -137,11 +144,10 @@ def reduce_scatter_direct(group: Group, tensor: torch.Tensor, part: torch.Tensor
     """
     with Checks(group, "reduce_scatter"):
         check_chunk(group, "reduce_scatter", part, tensor, group.rank * part.numel())
-    given = tensor.clone() if share_memory(part, tensor) else tensor
-    call = call_of(f"reduce_scatter({tensor.numel()} x {name_of(tensor.dtype)}, {op}, of a device)")
-    with group.enter_library_call(call):
-        part.copy_(_sum_chunk(group, flat_of(given), op).view(part.shape))
-        _settle(part)
+    partial_sums = flat_of(tensor).clone()
+    _play(group, "reduce_scatter", partial_sums, op)
+    part.copy_(_own_chunk(group, partial_sums).view(part.shape))
+    _settle(part)
 
 
 def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> None:
@@ -151,52 +157,90 @@ def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> No
     """
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
-    call = call_of(f"all_gather({out.numel()} x {name_of(out.dtype)}, of a device)")
-    with group.enter_library_call(call):
-        _exchange(group, [flat_of(part)] * group.size, _chunks(group, flat_of(out)))
+    flat = flat_of(out)
+    own = _own_chunk(group, flat)
+    if own.data_ptr() != part.data_ptr():
+        own.copy_(flat_of(part))
+    _play(group, "all_gather", flat)
 
 
 def broadcast_direct(group: Group, tensor: torch.Tensor, root: int) -> None:
     """Copy the root's `tensor` to all ranks, in place."""
-    call = call_of(f"broadcast({tensor.numel()} x {name_of(tensor.dtype)}, from {root}, of a device)")
-    with group.enter_library_call(call):
-        _settle(tensor)
-        group.wait_for(group.comm.Ibcast([memory_of(tensor), MPI.BYTE], root), tensor)
+    _play(group, "broadcast", flat_of(tensor), None, "tree", root)
 
 
-def _chunks(group: Group, flat: torch.Tensor) -> list[torch.Tensor]:
-    return [flat[slice(*bounds(len(flat), group.size, rank))] for rank in range(group.size)]
+def _own_chunk(group: Group, flat: torch.Tensor) -> torch.Tensor:
+    return flat[slice(*bounds(len(flat), group.size, group.rank))]
 
 
-def _sum_chunk(group: Group, flat: torch.Tensor, op: str) -> torch.Tensor:
-    """Return this rank's chunk of the reduction, which replaces its own in `flat`."""
-    chunks = _chunks(group, flat)
-    own = chunks[group.rank]
-    came = [own if rank == group.rank else torch.empty_like(own) for rank in range(group.size)]
-    _exchange(group, chunks, came)
-    wide = torch.float32 if own.dtype in (torch.float16, torch.bfloat16) else own.dtype
-    total = came[0].to(wide, copy=True)
-    for one in came[1:]:
-        total = COMBINE[op](total, one)
-    own.copy_(total)
-    return own
+def _play(
+    group: Group, collective: str, payload: torch.Tensor, op: str | None = None, algorithm: str = ASA, root: int = 0
+) -> None:
+    """Play a schedule of a collective on flat memory of a device; with `op` None it is only moved."""
+    plan = group.plan(collective, algorithm, payload, None, op, root, move_dtype_of(payload))
+    program = group.plans.program(group.plans.schedule(plan))
+    parts = collective in ("reduce_scatter", "all_gather")
+    pieces = cut_program(program, len(payload), PIECE_BYTES // payload.itemsize, parts)
+    call = call_of(f"{plan.call.words}, of a device")
+    with group.enter_call(call) as number:
+        group.check_same_call(call)
+        transport = DeviceTransport(group.messages, payload, number)
+        arithmetic = DeviceArithmetic(payload.dtype, op or "sum")
+        wait = partial(wait_until, check_interrupt=group.check)
+        try:
+            play(program, pieces, Rounds(group.rank, payload, arithmetic, [transport] * group.size, wait), IN_FLIGHT)
+        except BaseException:  # whatever it is, messages of the payload are under way
+            group.broken = True
+            group.keep_alive(transport)
+            raise
+    _settle(payload)  # another stream may read it next
 
 
-def _exchange(group: Group, sends: list[torch.Tensor], receives: list[torch.Tensor]) -> None:
-    """Send sends[d] to rank d, and receive receives[s] from rank s; the own ones are copied where they differ."""
-    own = group.rank
-    if receives[own].data_ptr() != sends[own].data_ptr():
-        receives[own].copy_(sends[own])
-    _settle(sends[own])
-    others = [(own + distance) % group.size for distance in range(1, group.size)]
-    requests = [
-        group.comm.Irecv([memory_of(receives[rank]), MPI.BYTE], rank, TAG) for rank in others if receives[rank].numel()
-    ]
-    requests += [
-        group.comm.Isend([memory_of(sends[rank]), MPI.BYTE], rank, TAG) for rank in others if sends[rank].numel()
-    ]
-    for request in requests:
-        group.wait_for(request, *sends, *receives)
+class DeviceArithmetic(Float32Arithmetic):
+    """Arithmetic of a device's tensors: in float32, or in a wider dtype of their own."""
+
+    def _reduce_in_float32(self, sources: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+        wide = torch.float32 if self.dtype in HALF_DTYPES else self.dtype
+        into.copy_(reduce(self._combine, (source.to(wide) for source in sources)))
+
+
+class DeviceTransport:
+    """Transport for the moves of one call, on a communicator that nothing else uses.
+
+    `payload` is flat memory of a device. `fingerprint` is a number that is equal on ranks in the same call.
+    """
+
+    copies = False
+
+    def __init__(self, comm: MPI.Intracomm, payload: torch.Tensor, fingerprint: int) -> None:
+        self._comm, self._payload, self._tag = comm, payload, tag_of(comm, fingerprint)
+        self._requests: list[MPI.Request] = []
+        self._posted: list[tuple[int, Move, torch.Tensor]] = []  # ticket, move and memory of each request
+
+    def begin(self, ticket: int, moves: Sequence[Move]) -> None:
+        """Post the messages of a round, once the device has computed what is sent, and read what it sums."""
+        _settle(self._payload)
+        tag = self._tag + ticket % TICKET_SPREAD
+        for move in sorted(moves, key=lambda move: move.action is Action.SEND):  # receives first
+            memory = self._payload[move.region]
+            memory = torch.empty_like(memory) if move.action is Action.ADD else memory
+            post = self._comm.Isend if move.action is Action.SEND else self._comm.Irecv
+            self._requests.append(post([memory_of(memory), MPI.BYTE], move.peer, tag))
+            self._posted.append((ticket, move, memory))
+
+    def completed(self) -> list[Completion]:
+        """Test all requests once; return the completed moves."""
+        indices = sorted(MPI.Request.Testsome(self._requests) or ())
+        done = [self._posted[index] for index in indices]
+        for index in reversed(indices):
+            del self._requests[index], self._posted[index]
+        return [
+            Completion(ticket, move.position, memory if move.action is Action.ADD else None)
+            for ticket, move, memory in done
+        ]
+
+    def release(self, ticket: int, position: int) -> None:
+        """Do nothing: landing memory is of one message."""
 
 
 def _settle(tensor: torch.Tensor) -> None:
@@ -205,8 +249,9 @@ def _settle(tensor: torch.Tensor) -> None:
         module_of(tensor.device).current_stream(tensor.device).synchronize()
 
 
-def is_direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None) -> bool:
+def is_direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None, algorithm: str = AUTO) -> bool:
     """Return True for a sum that `allreduce_direct` knows, of a tensor that is long enough, where MPI reaches it."""
     dtype = tensor.dtype
-    known = op in COMBINE and wire in WIRE_DTYPES and dtype is not torch.bool and not dtype.is_complex
+    known = op in TORCH_OPS and wire in WIRE_DTYPES and dtype is not torch.bool and not dtype.is_complex
+    known = known and algorithm != LIBRARY
     return known and tensor.nbytes >= MIN_DIRECT_BYTES and group.reached.get(tensor.device.type, False)

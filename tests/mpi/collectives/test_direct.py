@@ -1,10 +1,17 @@
-"""Memory that the MPI library moves as it is; CPU tensors take the place of a GPU's, as it sees only addresses."""
+"""Memory that the MPI library moves as it is: that of the host, and that of a device that pretends, by true addresses.
+
+The library knows no streams, so a missing synchronization shows."""
 
 from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from unisono.collectives import allreduce as allreduce_module
+from unisono.collectives import direct
 from unisono.collectives.direct import (
     VARIABLE,
     all_gather_direct,
@@ -15,13 +22,92 @@ from unisono.collectives.direct import (
     reduce_scatter_direct,
 )
 from unisono.collectives.group import Group
+from unisono.collectives.payload import memory_of
 from unisono.errors import MismatchError, UsageError
+from unisono.schedules import names
 from unisono.world import World
 
 
 @pytest.fixture
-def group(world: World) -> Group:
-    return Group(world.comm, world.placement, world.table)
+def group(world: World) -> Iterator[Group]:
+    group = Group(world.comm, world.placement, world.table)
+    yield group
+    group.free()
+
+
+@pytest.fixture
+def moved(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device whose memory the library moves."""
+    if device.type != "pretend":
+        pytest.skip("the library of this machine may not move its memory")
+    from unisono.testing import pretend
+
+    monkeypatch.setattr(direct, "memory_of", lambda tensor: memory_of(pretend._host(tensor)))
+    return device
+
+
+@pytest.mark.parametrize("where", ["world", "spread"])
+@pytest.mark.parametrize("name", names())
+def test_any_schedule_has_the_sums_of_the_host(
+    request: pytest.FixtureRequest, moved: torch.device, where: str, name: str
+) -> None:
+    """In several pieces and with empty chunks, of a tensor that the device computes while the call begins."""
+    these: World = request.getfixturevalue(where)
+    group = Group(these.comm, these.placement, these.table)
+    for length, dtype in ((1, torch.float64), (10_001, torch.float64), (777, torch.bfloat16)):
+        here = (torch.arange(length) % 11 + these.rank).to(dtype)
+        there = here.to(moved).mul(2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(direct, "PIECE_BYTES", 1 << 12)
+            allreduce_direct(group, there, "sum", None, name)
+        there.div_(2)
+        torch.testing.assert_close(there.cpu(), these.allreduce(here, name), rtol=1e-12, atol=1e-12)
+    group.free()
+
+
+def test_other_collectives_of_a_device(world: World, group: Group, moved: torch.device) -> None:
+    size, place = world.size, slice(3 * world.rank, 3 * world.rank + 3)
+    whole, part = own(world, 3 * size, torch.float64), torch.empty(3, dtype=torch.float64, device=moved)
+    there = whole.to(moved) * 2
+    reduce_scatter_direct(group, there, part, "maximum")
+    torch.testing.assert_close(part.cpu(), 2 * of_rank(size - 1, 3 * size, torch.float64)[place])
+    torch.testing.assert_close(there.cpu(), 2 * whole)
+    all_gather_direct(group, part * 3, there)
+    torch.testing.assert_close(there.cpu(), 6 * of_rank(size - 1, 3 * size, torch.float64))
+    for root in range(size):
+        there = whole.to(moved) * 2
+        broadcast_direct(group, there, root)
+        torch.testing.assert_close(there.cpu(), 2 * of_rank(root, 3 * size, torch.float64))
+
+
+def test_a_world_takes_the_named_schedule(world: World, moved: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own sum is one of the host's memory."""
+    if world.size == 1:
+        pytest.skip("nothing is summed")
+    played: list[str] = []
+    play = direct._play
+    monkeypatch.setattr(direct, "_play", lambda *of: (played.append(of[4]), play(*of))[1])
+    monkeypatch.setattr(direct, "MIN_DIRECT_BYTES", 0)
+    monkeypatch.setattr(allreduce_module, "reaches", lambda group, *_: group.reached.setdefault("pretend", True))
+    group = world.split(0)
+    for name in ("auto", "ring", "halving", "library"):
+        tensor = torch.ones(100, device=moved)
+        assert group.allreduce(tensor, name).cpu().tolist() == [world.size] * 100
+    assert played == ["direct", "ring", "halving"]
+    group.free()
+
+
+def test_a_missing_synchronization_gives_wrong_sums(
+    world: World, group: Group, moved: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.size == 1:
+        pytest.skip("nothing is sent")
+    reseed = importlib.import_module("unisono.testing.pretend").reseed
+    reseed(None)  # what nobody waits for does not run
+    monkeypatch.setattr(direct, "_settle", lambda _: None)
+    tensor = torch.ones(100, device=moved).mul(2)
+    allreduce_direct(group, tensor, "sum")
+    assert tensor.cpu().tolist() != [2 * world.size] * 100
 
 
 def own(world: World, length: int, dtype: torch.dtype) -> torch.Tensor:

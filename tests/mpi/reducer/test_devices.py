@@ -77,9 +77,9 @@ def test_sums_may_stay_on_the_device(
         pytest.skip("nothing is summed")
     staged: list[int] = []
 
-    def direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None = None) -> None:
+    def direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None, algorithm: str) -> None:
         staged.append(tensor.numel())
-        allreduce_module.allreduce_staged(allreduce_module.allreduce, group, tensor, "auto", wire, op)
+        allreduce_module.allreduce_staged(allreduce_module.allreduce, group, tensor, algorithm, wire, op)
 
     monkeypatch.setattr(allreduce_module, "allreduce_direct", direct)
     monkeypatch.setattr(allreduce_module, "is_direct", lambda *_: True)
