@@ -1,10 +1,15 @@
-"""Exchanges and training steps of ranks that share the accelerators of one node, beside copies, gloo and NCCL.
+"""Exchanges, training steps, recipes and tests on the accelerators of one node, beside copies, gloo and NCCL.
 
-python benchmarks/devices/run.py OUT.json [RANKS ...]        1, 2 and 4 ranks; about 3 minutes
+python benchmarks/devices/run.py OUT.json [RANKS ...]        1, 2 and 4 ranks; under 9 minutes in all
+python benchmarks/devices/run.py --dry OUT.json              the same, small, on a device that pretends
 
 exchange   allreduce of a tensor on the device, beside its two copies alone, and beside the same allreduce on the host:
            copies and sums overlap, so the bound is the largest of the three
 step       a training step, beside the same without an exchange, DDP over gloo, and (one rank for each device) over NCCL
+recipes    digits until it has learned, ResNet-50 and AlexNet an epoch on noise, by `unisono train` on 2 ranks
+tests      python -m pytest tests -m device, for as long as there is time
+
+Each part that fails or takes too long is said so, and the others go on; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -12,15 +17,18 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -31,6 +39,8 @@ from unisono.device import host_memory, module_of
 from unisono.launch import find_mpiexec
 from unisono.models import MODELS
 
+ROOT = Path(__file__).resolve().parents[2]
+
 SIZES = [1 << 20, 8 << 20, 64 << 20, 256 << 20]
 """Bytes of exchanged tensors."""
 
@@ -40,9 +50,33 @@ NETWORKS = {"resnet50": 64, "alexnet": 64}
 ROUNDS = 7
 """Rounds of all contenders, of which the median counts."""
 
+LIMIT_SECONDS, LIMIT_OF_RANKS, LIMIT_OF_A_RECIPE = 520.0, 110.0, 60.0
+"""Seconds of everything, of the measurements with one number of ranks, and of a recipe."""
+
+WITHIN_BOUND, LONG_BYTES = 1.15, 64 << 20
+"""Largest ratio of a staged exchange to its bound, for the long tensors: of as many bytes and more."""
+
+DRY = "--dry" in sys.argv
+if DRY:
+    SIZES, NETWORKS, ROUNDS, LONG_BYTES = [1 << 12, 1 << 16], {"small_convnet": 4}, 2, 1 << 16
+
+IMAGES = 8 if DRY else 512
+"""Images of noise that a recipe of ImageNet is given."""
+
+RECIPES = {
+    "digits": ["--set", f"training.epochs={1 if DRY else 15}"],
+    "imagenet_resnet50": ["--set", f"training.batch={4 if DRY else 128}", "--set", "optimizer.warm_epochs=0"],
+    "imagenet_alexnet": ["--set", f"training.batch={4 if DRY else 128}"],
+}
+"""Recipes that are run, with the keys that are not those of a cluster."""
+
 
 def rank_main(out: Path, parts: list[str]) -> None:
     """Measure as one rank; rank 0 writes what all have found."""
+    if DRY:
+        from unisono.testing.pretend import use_pretend  # noqa: PLC0415
+
+        use_pretend()
     count = torch.accelerator.device_count()
     local = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
     torch.accelerator.set_device_index(local % count)
@@ -96,11 +130,14 @@ def exchange(world: unisono.World, device: torch.device, nbytes: int) -> dict[st
 
 def step(world: unisono.World, device: torch.device, name: str, batch: int, shared: bool) -> dict[str, float]:
     """Return seconds of a step by each contender."""
-    inputs, labels = torch.randn(batch, 3, 224, 224, device=device), torch.randint(1000, (batch,), device=device)
+    classes, side = (10, 8) if DRY else (1000, 224)
+    channels = 1 if DRY else 3
+    inputs, labels = torch.randn(batch, channels, side, side), torch.randint(classes, (batch,))
+    inputs, labels = inputs.to(device), labels.to(device)
 
     def contender(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Callable[[], object]:
         torch.manual_seed(0)
-        model = wrap(MODELS.load(name)(1000, 3).to(device, memory_format=torch.channels_last))
+        model = wrap(MODELS.load(name)(classes, channels).to(device, memory_format=torch.channels_last))
         optimizer = torch.optim.SGD(model.parameters(), 1e-3, 0.9)
 
         def one() -> None:
@@ -116,11 +153,11 @@ def step(world: unisono.World, device: torch.device, name: str, batch: int, shar
         "no exchange": contender(lambda model: model),
         "unisono": contender(lambda model: unisono.parallel(model, world)),
     }
-    if world.size > 1:
+    if world.size > 1 and not DRY:
         contenders["DDP, gloo"] = contender(
             lambda model: DistributedDataParallel(model, process_group=group("gloo", world))
         )
-    if not shared:
+    if not shared and not DRY:
         contenders["DDP, NCCL"] = contender(
             lambda model: DistributedDataParallel(model, process_group=group("nccl", world))
         )
@@ -158,26 +195,124 @@ def timed(
     return {name: statistics.median(several) for name, several in seconds.items()}
 
 
+def ended(command: list[str], limit: float, folder: Path) -> tuple[int, str, float]:
+    """Run a command, at most for so many seconds; return its exit code, its output and its seconds."""
+    began = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=max(1.0, limit))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            output += f"ended after {limit:.0f} s, which were all it had"
+        return process.returncode, output, time.perf_counter() - began
+
+
+def measured(number: int, folder: Path) -> dict[str, Any]:
+    """Return the findings of so many ranks, which are printed."""
+    out = folder / f"{number}.json"
+    command = [str(find_mpiexec()), "-n", str(number), sys.executable, __file__, "rank", str(out), "exchange,step"]
+    code, output, _ = ended([*command, *(["--dry"] if DRY else [])], LIMIT_OF_RANKS, folder)
+    if code or not out.is_file():
+        print(number, "ranks: failed,", output[-2000:])
+        return {"ranks": number, "failed": output[-2000:]}
+    found: dict[str, Any] = json.loads(out.read_text())
+    print(number, "ranks:", found["by"], "direct:", found["direct"])
+    for row in found["exchange"]:
+        print(number, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
+    for name, row in found["step"].items():
+        print(number, "ranks:", name, {key: f"{value * 1e3:.1f} ms" for key, value in row.items()}, flush=True)
+    long = [row["of the bound"] for row in found["exchange"] if row["bytes"] >= LONG_BYTES]
+    if number > 1 and not found["direct"] and not DRY:
+        found["overlaps"] = max(long) <= WITHIN_BOUND
+        print(number, f"ranks: long staged exchanges take {max(long):.2f} x the longest of copies and sum")
+    return found
+
+
+def pack_noise(folder: Path) -> None:
+    """Pack images of noise, as those of ImageNet, to train on and to test with."""
+    from unisono.data.kinds import RAW  # noqa: PLC0415
+    from unisono.data.pack.packing import PackOptions, pack  # noqa: PLC0415
+    from unisono.data.sources import Source  # noqa: PLC0415
+
+    shape = 224, 224, 3
+    labels, sizes = np.arange(IMAGES) % 10, np.full(IMAGES, 3 * 224 * 224)
+    draw = np.random.default_rng(0)
+    images = [draw.integers(0, 256, 3 * 224 * 224, np.uint8).tobytes() for _ in range(16)]
+    source = Source(
+        RAW, [str(label) for label in range(10)], list(map(str, range(IMAGES))), labels, sizes,
+        lambda number: images[number % 16], shape,
+    )  # fmt: skip
+    for part in ("train", "test"):
+        pack(source, folder / part, PackOptions(stripes=2), 4, lambda: None)
+
+
+def trained(name: str, changes: list[str], folder: Path, limit: float) -> dict[str, Any]:
+    """Return how the run of a recipe ended, which is printed."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    device = "cpu" if found is None else f"{found.type}:0" if torch.accelerator.device_count() < 2 else "auto"
+    command = [sys.executable, "-m", "unisono", "train", name, "--ranks", "2", "--run", str(folder / name), *changes]
+    command += ["--set", f"compute.device={device}"]
+    if name != "digits":
+        keys = "data.pack=noise", "data.augment=none", "training.epochs=1"
+        command += [word for key in keys for word in ("--set", key)]
+    code, output, seconds = ended(command, limit, folder)
+    lines = [line for line in output.splitlines() if line.strip()]
+    print(
+        f"recipe {name} on {device}: {'ended' if code == 0 else 'FAILED'} after {seconds:.0f} s;",
+        *lines[-3:],
+        sep="\n  ",
+    )
+    return {"returncode": code, "seconds": seconds, "said": lines[-12:], "device": device}
+
+
 def main() -> None:
-    """Start all numbers of ranks, and write what they found."""
-    if sys.argv[1] == "rank":
-        rank_main(Path(sys.argv[2]), sys.argv[3].split(","))
+    """Measure with all numbers of ranks, run the recipes and the tests, and write what was found."""
+    arguments = [one for one in sys.argv[1:] if one != "--dry"]
+    if arguments[0] == "rank":
+        rank_main(Path(arguments[1]), arguments[2].split(","))
         return
-    out, ranks = Path(sys.argv[1]), [int(one) for one in sys.argv[2:]] or [1, 2, 4]
-    found = []
-    for number in ranks:
-        part = out.with_suffix(f".{number}")
-        command = [str(find_mpiexec()), "-n", str(number), sys.executable, __file__, "rank", str(part), "exchange,step"]
-        subprocess.run(command, check=True, timeout=200)
-        found.append(json.loads(part.read_text()))
-        part.unlink()
-        print(number, "ranks:", found[-1]["by"], "direct:", found[-1]["direct"])
-        for row in found[-1]["exchange"]:
-            print(number, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
-        for name, row in found[-1]["step"].items():
-            print(number, "ranks:", name, {key: f"{value * 1e3:.1f} ms" for key, value in row.items()}, flush=True)
+    began, out, ranks = time.monotonic(), Path(arguments[0]).resolve(), [int(one) for one in arguments[1:]] or [1, 2, 4]
     environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-    out.write_text(json.dumps({"environment": environment, "runs": found}, indent=1) + "\n")
+    found: dict[str, Any] = {"environment": environment, "runs": [], "recipes": {}}
+
+    def left() -> float:
+        return LIMIT_SECONDS - (time.monotonic() - began)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for number in ranks:
+            found["runs"].append(measured(number, folder))
+            out.write_text(json.dumps(found, indent=1) + "\n")
+        pack_noise(folder / "noise")
+        for name, changes in RECIPES.items():
+            found["recipes"][name] = trained(name, changes, folder, min(LIMIT_OF_A_RECIPE, left()))
+            out.write_text(json.dumps(found, indent=1) + "\n")
+        tests = [
+            "tests/measure/test_probes.py" if DRY else "tests",
+            "-m",
+            "device",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+        ]
+        code, output, seconds = ended([sys.executable, "-m", "pytest", *tests], left(), ROOT)
+    found["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-3:]}
+    print("tests:", *found["tests"]["said"], sep="\n  ")
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    failed = [run for run in found["runs"] if "failed" in run or not run.get("overlaps", True)]
+    sys.exit(bool(failed or code or any(run["returncode"] for run in found["recipes"].values())))
 
 
 if __name__ == "__main__":
