@@ -18,7 +18,8 @@ from tests.progress import SILENCE_SECONDS, run
 
 from unisono.launch import find_mpiexec, launch_environment
 
-MPI_TESTS = Path(__file__).parent / "mpi"
+ROOT = Path(__file__).parents[1]
+MPI_TESTS = ROOT / "tests" / "mpi"
 
 LEFT_OUT: dict[int, tuple[str, ...]] = {
     1: (),
@@ -145,6 +146,14 @@ PYTEST = ("-m", "pytest", "-v", "-x", "--capture=sys", "-p", "no:cacheprovider",
 library, prints an error and ends the process in the middle of a test."""
 
 
+def left_out(ranks: int) -> list[str]:
+    """Arguments of pytest that leave out what is not run on so many ranks: tests by their names from the root on."""
+    tests = MPI_TESTS.relative_to(ROOT)
+    return [
+        f"--deselect={tests / name}" if "::" in name else f"--ignore={MPI_TESTS / name}" for name in LEFT_OUT[ranks]
+    ]
+
+
 def run_pytest(ranks: int, folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
     """Run pytest on all ranks; return how it ended, and the errors of all ranks, whose files are in `folder`."""
     program = ["sh", "-c", STDERR_TO_A_FILE, str(folder), sys.executable, *PYTEST, *arguments]
@@ -155,9 +164,10 @@ def run_pytest(ranks: int, folder: Path, *arguments: str) -> tuple[subprocess.Co
 
 @pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.launches) for ranks in (2, 3, 4))])
 def test_on_ranks(ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    left_out = [f"--{'deselect' if '::' in name else 'ignore'}={MPI_TESTS / name}" for name in LEFT_OUT[ranks]]
-    done, errors = run_pytest(ranks, tmp_path, str(MPI_TESTS), *left_out)
+    done, errors = run_pytest(ranks, tmp_path, str(MPI_TESTS), *left_out(ranks))
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{errors}"
+    run_all_the_same = [name for name in LEFT_OUT[ranks] if re.search(rf"tests/mpi/{re.escape(name)}\b", done.stdout)]
+    assert not run_all_the_same
     passed = [int(count) for count in re.findall(r"^=+ (\d+) passed", done.stdout, re.MULTILINE)]
     assert passed, done.stdout[-3000:]
     assert passed[0] > 50, "the tests were not collected"
