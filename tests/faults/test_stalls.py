@@ -11,15 +11,16 @@ from tests import progress
 
 from unisono.launch import find_mpiexec, launch_environment
 
-TIMEOUT = 4.0
+TIMEOUT = 2.5
+"""Seconds; ranks in different calls are found after 2.0."""
 
-START = """
+START = f"""
 import os, signal, sys, time, torch, unisono
 from unisono.errors import StallError
 from unisono.placement import place
 from unisono.world import World
 world = unisono.init()
-spread = World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table, timeout=4.0)
+spread = World(world.comm.Dup(), place([rank % 2 for rank in range(world.size)]), world.table, timeout={TIMEOUT})
 x = torch.ones(3)
 for each in (world, spread):
     each.allreduce(x)
