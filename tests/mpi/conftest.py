@@ -16,6 +16,7 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.initialize import init
 from unisono.placement import place
+from unisono.plan import choose
 from unisono.world import World
 
 _WORLD = pytest.StashKey[World]()
@@ -32,6 +33,14 @@ def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through again whenever garbage is collected."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_bucket_sizes() -> Iterator[None]:
+    """Searches predict the two sizes of buckets that they measure: networks here are a bucket of all larger ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "BUCKET_SIZES", choose.MEASURED_BUCKET_BYTES)
+        yield
 
 
 @pytest.fixture
