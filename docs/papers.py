@@ -67,6 +67,11 @@ theirs**, where those are inputs themselves count by their own prediction. Where
 have a reason.
 """
 
+FAR = """## What stays farther off
+
+These are not within 15% in their better informed column: its ratio is what the reason in the notes has to explain.
+"""
+
 
 def page() -> str:
     """Return the page."""
@@ -75,7 +80,8 @@ def page() -> str:
     parts = [HEAD.format(count=len(figures)), READ.format(rows=len(predicted_rows()), within=WITHIN, **counts)]
     for paper in dict.fromkeys(figure.paper for figure in figures):
         parts.append("\n".join(_of_paper([one for one in all_figures().values() if one.paper == paper])))
-    return "\n".join(parts)
+    far = markdown_table(["place", "quantity", "theirs", "predicted", "with theirs"], list(_far_rows()), (0, 1))
+    return "\n".join([*parts, "", FAR, *far, ""])
 
 
 def _of_paper(figures: list[PaperFigure]) -> Iterator[str]:
@@ -113,7 +119,18 @@ def _notes(figure: PaperFigure) -> Iterator[str]:
     if figure.differs:
         yield f"*ours*: {figure.differs}"
     if figure.measurement is not None:
-        yield f"measured on {figure.measurement.machine}, {figure.measurement.date}"
+        by = "" if figure.measurement.command == figure.measure else f" by `{figure.measurement.command}`"
+        yield f"measured on {figure.measurement.machine}, {figure.measurement.date}{by}"
+
+
+def _far_rows() -> Iterator[list[str]]:
+    """Yield the cells of each prediction that is farther off in both columns."""
+    for figure in all_figures().values():
+        for row in figure.rows:
+            if row in predicted_rows() and not row.close(row.prediction.best):
+                name = f"{figure.paper}, {figure.place}"
+                cells = [beside(row, row.prediction.ours), beside(row, row.prediction.fitted)]
+                yield [name, row.quantity, theirs_in_words(row), *("" if cell == "-" else cell for cell in cells)]
 
 
 def headlines() -> list[tuple[str, PaperFigure, PaperRow]]:

@@ -60,13 +60,13 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     members = zipfile.ZipFile(wheel).infolist()
     names = [member.filename for member in members]
     assert {"unisono/recipes/digits.toml", "unisono/machines/taihulight.toml", "unisono/py.typed"} <= set(names)
-    assert "unisono/data/digits.csv.gz" in names
+    assert {"unisono/data/digits.csv.gz", "unisono/papers/dimd.toml", "unisono/papers/predicted.json"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"unisono"}
     compiled = [name for name in names if name.endswith(".so")]
     assert len(compiled) == (shutil.which(os.environ.get("CC", "cc")) is not None)
     # The sources grow with the project. What is no source grows only by mistake: a picture, a result, a data set.
-    assert sum(member.compress_size for member in members if not member.filename.endswith(".py")) < 150_000
+    assert sum(member.compress_size for member in members if not member.filename.endswith((".py", ".toml"))) < 150_000
     with tarfile.open(sdist) as archive:
         inside = {member.partition("/")[2] for member in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "src/unisono/world.py"} <= inside
@@ -86,6 +86,8 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     trained = command(bare / "bin" / "unisono", "train", "digits", "--set", "training.epochs=1", cwd=tmp_path)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "test accuracy" in trained.stdout
+    figure = command(bare / "bin" / "unisono", "papers", "swcaffe-figure-10", cwd=tmp_path)
+    assert "715.45 x" in figure.stdout, figure
     refused = command(bare / "bin" / "unisono", "pack", "images", "packs", cwd=tmp_path)
     assert refused.returncode == 2, refused
     assert "pip install '.[data]'" in refused.stderr

@@ -31,10 +31,13 @@ USED = RUNS[0]
 RATE = "table 3's images/s for all numbers of samples: it has AlexNet with 256 and ResNet-50 with 32"
 LATENCY = "1 us a message: the paper gives the magnitude; sums at the 112 GB/s of a node's memory (3.1)"
 EQUATIONS = (
-    "equations 5 and 6 at 12 GB/s give {ms:.0f} ms for {mb:.0f} MB, {share:.1%} of the step; figure 11's "
-    "{measured:.1%} are {seconds:.2f} s, {rate:.0f} MB/s. The equations lack what slows this exchange in use"
+    "{network} with {samples}: equations 5 and 6 at 12 GB/s give {ms:.0f} ms, figure 11's {measured:.1%} of the step "
+    "are {seconds:.2f} s, {rate:.0f} MB/s"
 )
-GROWS = "; nor does an equation explain that ResNet-50's exchange takes longer with more samples, for the same bytes"
+LACKS = (
+    "the equations lack what slows this exchange in use; nor do they explain that ResNet-50's takes longer with more "
+    "samples, for the same bytes"
+)
 
 
 def predictions() -> Predictions:
@@ -50,11 +53,11 @@ def predictions() -> Predictions:
         computing, exchange, slow = samples / RATES[network], exchange_seconds(network), nbytes / in_use
         share, measured = exchange / (computing + exchange), share_of(*run)
         reason = EQUATIONS.format(
-            **{"ms": exchange * 1e3, "mb": nbytes / 1e6, "share": share, "measured": measured},
+            **{"network": network, "samples": samples, "ms": exchange * 1e3, "measured": measured},
             seconds=communication_seconds(*run),
             rate=nbytes / 1e6 / communication_seconds(*run),
         )
-        reason += GROWS if network == "ResNet-50" else ""
+        reason += f"; {LACKS}" if run == RUNS[-1] else ""
         one = partial(PaperPrediction, spent=run == USED, assumptions=(LATENCY, RATE), used=used, reason=reason)
         fitted = None if run == USED else slow
         speedups[f"speedup, {words_of(*run)}"] = one(
@@ -62,7 +65,10 @@ def predictions() -> Predictions:
             None if fitted is None else weak_speedup(NODES, computing, fitted),
         )
         shares[f"share of communication, {words_of(*run)}"] = one(
-            100 * share, None if fitted is None else 100 * fitted / (computing + fitted), predicted=False
+            100 * share,
+            None if fitted is None else 100 * fitted / (computing + fitted),
+            reason="the speedups of figure 10 follow from these shares; its reasons are theirs",
+            predicted=False,
         )
     return {SPEEDUPS: speedups, SHARES: shares, "swcaffe-figure-7": _rounds()}
 

@@ -31,6 +31,15 @@ def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:
         assert words in done.stderr
 
 
+def test_the_loss_of_a_test_is_drawn_as_well(in_process: Run, tmp_path: Path) -> None:
+    for epoch in (1, 2, 3):
+        add_metrics(tmp_path, {"epoch": epoch, "elapsed": 60.0 * epoch, "test_accuracy": 0.5, "test_loss": 1 / epoch})
+    done = in_process("accuracy", ".", "--loss")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{tmp_path.name}: loss 0.3333 after 3 epochs, 3:00 min"]
+    assert ">test loss<" in (tmp_path / "loss.svg").read_text()
+
+
 def test_without_matplotlib_the_error_names_the_extra(
     in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -22,6 +24,9 @@ from unisono.papers.figures import (
     find_figure,
 )
 from unisono.papers.measure import runs_of
+from unisono.training.recipe_file import find_recipe, read_recipe
+
+ROOT = Path(__file__).parents[2]
 
 PLACES = {
     "DIMD": ("table", (1, 2), (*range(5, 17),)),
@@ -72,10 +77,12 @@ def test_predictions_and_measurements_are_of_rows_that_are_there() -> None:
             assert all(figure.measurement.value(names) is not None for names in compared), figure.id
 
 
-def test_a_measurement_of_the_release_is_by_the_command_of_the_figure() -> None:
+def test_a_measurement_of_the_release_is_by_the_command_of_the_figure_or_a_benchmark() -> None:
     for figure in counted():
-        if figure.measurement is not None and figure.measure:
-            assert figure.measurement.command == figure.measure, figure.id
+        if figure.measurement is not None and figure.measurement.command != figure.measure:
+            program = figure.measurement.command.split()[1]
+            assert program.startswith("benchmarks/"), figure.id
+            assert (ROOT / program).exists(), figure.id
 
 
 def test_a_prediction_that_is_far_off_has_a_reason() -> None:
@@ -101,6 +108,15 @@ def test_commands_are_those_that_there_are(name: str) -> None:
             known = {option for parameter in found.params for option in parameter.opts}
             own = rest[1 : rest.index("--")] if "--" in rest else rest[1:]
             assert {word for word in own if word.startswith("--")} <= known, text
+
+
+@pytest.mark.parametrize("name", all_figures())
+def test_changes_of_recipes_are_those_that_there_are(name: str) -> None:
+    for run in runs_of(find_figure(name)):
+        words = shlex.split(run.command)
+        if "train" in words:
+            changes = [value for option, value in pairwise(words) if option == "--set"]
+            read_recipe(find_recipe(Path(words[words.index("train") + 1])), changes)
 
 
 def test_an_unknown_figure_is_answered_with_the_nearest() -> None:

@@ -65,7 +65,7 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         {"seconds": 9.0, "computing": 8.0, "communicating": 1.0, "waiting": 0.5, "test_accuracy": 0.5, "test_loss": 1.0}
         | {"elapsed": 9.0},
         {"seconds": 2.0, "computing": 9.0, "communicating": 1.5, "waiting": 0.75, "test_accuracy": 0.75}
-        | {"test_loss": 0.5, "elapsed": 11.0},
+        | {"test_top5": 0.9375, "test_loss": 0.5, "elapsed": 11.0},
     ]
     files = {
         "metrics.jsonl": "\n".join(map(json.dumps, lines)),
@@ -97,6 +97,7 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "exchange in an epoch": ("s", 0.5, 0.5, 0.5),
         "waiting in an epoch": ("s", 0.25, 0.25, 0.25),
         "test accuracy": ("%", 75, 75, 75),
+        "top-5 error": ("%", 6.25, 6.25, 6.25),
         "test loss": ("", 0.5, 0.5, 0.5),
         "the whole run": ("s", 11, 11, 11),
         "a, ours": ("images/s", 4, 2, 8),
@@ -110,11 +111,6 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
 
 
 def test_messages_of_a_probe(tmp_path: Path) -> None:
-    row = "[[message]]\nbytes = 1000\nseconds = 1e-3\nspread = 0.5\n"
-    start = 'name = "n"\n[node]\ncores = 1\n[link]\nbandwidth = 1e9\nlatency = 1e-6\n'
-    (tmp_path / "probe.toml").write_text(start + row)
-    found = {row.name: (row.unit, row.value, row.low, row.high) for row in read_rows(tmp_path)}
-    assert found == {
-        "latency, 1000 B": ("ms", 1, 0.75, 1.25),
-        "bandwidth, 1000 B": ("MB/s", 1, 0.8, 1.333),
-    }
+    (tmp_path / "probe.toml").write_text('name = "n"\n[node]\ncores = 1\n[link]\nbandwidth = 1e9\nlatency = 1e-6\n')
+    found = {row.name: (row.unit, row.value) for row in read_rows(tmp_path)}
+    assert found == {"latency of 4 bytes": ("ms", 0.001), "bandwidth of long messages": ("MB/s", 1000)}

@@ -31,7 +31,10 @@ ROWS = (
     PaperRow("drawn", claim="it falls"),
 )
 MEASURED = PaperMeasurement(
-    "2026-01-01", "a machine", "", tuple(MeasuredRow(n, "s", v, 1, v) for n, v in (("a", 6), ("b", 2)))
+    "2026-01-01",
+    "a machine",
+    "unisono bench memory --output {out}",
+    tuple(MeasuredRow(n, "s", v, 1, v) for n, v in (("a", 6), ("b", 2))),
 )
 FIGURE = PaperFigure(
     "x-figure-1", "5.1", "a title", "the text", "smaller", "", "unisono plan", "unisono bench memory --output {out}",

@@ -150,15 +150,16 @@ def accuracy(
             help="Output file; its suffix sets the format: svg, png, pdf. Default: accuracy.svg, perplexity.svg."
         ),
     ] = None,
+    loss: Annotated[bool, typer.Option("--loss", help="Draw the loss of the test set.")] = False,
 ) -> None:
     """Draw the test accuracy of runs, top-1 and top-5, against wall-clock time and against epochs.
 
     Runs on texts have their test perplexity drawn.
     """
-    from unisono.training.measures import curves_of, draw, summarize
+    from unisono.training.measures import LOSS, curves_of, draw, summarize
     from unisono.view.chart import write_picture
 
-    curves = curves_of(runs)
+    curves = curves_of(runs, LOSS if loss else None)
     output = output or Path(f"{curves[0].measure.name}.svg")
     for curve in curves:
         print(summarize(curve))

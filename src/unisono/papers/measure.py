@@ -143,6 +143,8 @@ def _training(path: Path) -> Iterator[MeasuredRow]:
         yield _row(f"{name} in an epoch", "s", took[1:] or took)
     last = lines[-1]
     yield _row("test accuracy", "%", [100 * last["test_accuracy"]])
+    if "test_top5" in last:
+        yield _row("top-5 error", "%", [100 - 100 * last["test_top5"]])
     yield _row("test loss", "", [last["test_loss"]])
     yield _row("the whole run", "s", [last["elapsed"]])
 
@@ -175,12 +177,10 @@ def _collectives(path: Path) -> Iterator[MeasuredRow]:
 
 
 def _messages(path: Path) -> Iterator[MeasuredRow]:
-    """Yield latency and bandwidth of the messages of a probe."""
-    for message in find_machine(str(path)).messages:
-        size, low = format_bytes(message.bytes), message.seconds * (1 - message.spread / 2)
-        took = [low, message.seconds, 2 * message.seconds - low]
-        yield _row(f"latency, {size}", "ms", [1e3 * seconds for seconds in took])
-        yield _row(f"bandwidth, {size}", "MB/s", [message.bytes / seconds / 1e6 for seconds in took])
+    """Yield the latency of short messages and the bandwidth of long ones, from the file of a probe."""
+    link = find_machine(str(path)).link
+    yield _row("latency of 4 bytes", "ms", [1e3 * link.latency])
+    yield _row("bandwidth of long messages", "MB/s", [link.bandwidth / 1e6])
 
 
 def _listed(path: Path) -> Iterator[MeasuredRow]:

@@ -149,7 +149,8 @@ def _measured(figure: PaperFigure) -> Iterator[str]:
     if found is None:
         return
     yield ""
-    yield f"measured on {found.machine}, {found.date}: median, and range"
+    by = "" if found.command == figure.measure else f", by {found.command}"
+    yield f"measured on {found.machine}, {found.date}{by}: median, and range"
     rows = [[row.name, f"{number(row.value)} {row.unit}", _range(row.low, row.high)] for row in found.rows]
     yield from (f"  {line}" for line in text_table(rows, left=(0,)))
     yield ""

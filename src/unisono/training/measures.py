@@ -3,6 +3,7 @@
 measure       labels           metrics of an epoch                            in words    the best
 accuracy      one a sample     test_accuracy, test_top5, test_loss            98.10%      the highest
 perplexity    one a token      the same, of tokens, and test_perplexity       3.95        the lowest
+loss          any              test_loss                                      0.1235      the lowest
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def finite(number: float | None) -> float | None:
 
 
 ACCURACY = Measure("accuracy", "accuracies", True, ".2%", 1.0, ".1%", "samples")
+LOSS = Measure("loss", "losses", False, ".4f", math.inf, ".4f", "samples")
 PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", math.inf, ".2f", "tokens")
 
 
@@ -157,8 +159,8 @@ def curve_of(name: str, metrics: Sequence[Mapping[str, Any]], measure: Measure) 
     )
 
 
-def curves_of(folders: Sequence[Path]) -> list[Curve]:
-    """Return the curves of the runs in folders, of one measure.
+def curves_of(folders: Sequence[Path], chosen: Measure | None = None) -> list[Curve]:
+    """Return the curves of the runs in folders, of one measure: `chosen`, or that by which the runs are compared.
 
     Raises UsageError where no epoch of a run has ended in one of them.
     """
@@ -166,7 +168,7 @@ def curves_of(folders: Sequence[Path]) -> list[Curve]:
     for folder, lines in zip(folders, metrics, strict=True):
         if not lines:
             raise UsageError(f"{folder} has no run with a finished epoch: {METRICS} is empty or missing")
-    measure = measure_of(line for lines in metrics for line in lines)
+    measure = chosen or measure_of(line for lines in metrics for line in lines)
     return [curve_of(folder.resolve().name, lines, measure) for folder, lines in zip(folders, metrics, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """Charts by matplotlib, in the typeface and the colors of `svg`: on a light page dark, on a dark page light.
 
-Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 and 14); bars are
+Curves are those of a measure over time and over epochs, for one or more runs (as in DIMD's figures 13 to 16); bars are
 layers with their bounds; times are those of collectives by size, beside their bound.
 
 accuracy                         accuracy
