@@ -60,6 +60,7 @@ READ = """## How to read the tables
   such a measurement. No value is an input of its own prediction.
 - **Measured** is there where ours is comparable in itself, such as a ratio of two times. All measured values,
   with their ranges, are printed by `unisono papers FIGURE`.
+- Measured values of this release are of 2 cores that other programs shared: ranges show it.
 - In brackets is ours over theirs. A bound ("at most") counts as near where ours is below it.
 
 Of {rows} predictions, **{plain} are within {within:.0%} with nothing fitted, and {fitted} with measurements of
