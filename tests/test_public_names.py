@@ -9,7 +9,16 @@ import unisono
 def test_these_and_no_others() -> None:
     exchanges = ["BSP", "EASGD", "DiLoCo", "Exchange", "KVStore", "LocalSGD", "Sharded"]
     classes = [*exchanges, "Trainer", "UnisonoError", "World"]
-    assert unisono.__all__ == [*classes, "add_samples", "init", "no_sync", "parallel", "synchronize"]
+    assert unisono.__all__ == [
+        *classes,
+        "add_samples",
+        "init",
+        "no_sync",
+        "own_samples",
+        "parallel",
+        "shares",
+        "synchronize",
+    ]
     assert dir(unisono) == sorted(unisono.__all__)
     assert all(getattr(unisono, name).__name__ == name for name in unisono.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -16,7 +16,7 @@ from unisono.registry import lazy_attributes
 from unisono.torch_backend.register import register_with_torch
 
 if TYPE_CHECKING:
-    from unisono.data_parallel import add_samples, no_sync, parallel, synchronize
+    from unisono.data_parallel import add_samples, no_sync, own_samples, parallel, shares, synchronize
     from unisono.errors import UnisonoError
     from unisono.initialize import init
     from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
@@ -38,12 +38,14 @@ __all__ = [
     "add_samples",
     "init",
     "no_sync",
+    "own_samples",
     "parallel",
+    "shares",
     "synchronize",
 ]
 
 _HOMES = {
-    "unisono.data_parallel": ("add_samples", "no_sync", "parallel", "synchronize"),
+    "unisono.data_parallel": ("add_samples", "no_sync", "own_samples", "parallel", "shares", "synchronize"),
     "unisono.errors": ("UnisonoError",),
     "unisono.initialize": ("init",),
     "unisono.rules": ("BSP", "DiLoCo", "EASGD", "Exchange", "LocalSGD", "Sharded"),

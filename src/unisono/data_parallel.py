@@ -9,15 +9,19 @@ for inputs, labels in batches:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 
 from unisono.device import device_of
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
+from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.structure import compare_models, trainable
+from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
 from unisono.step.rule import Members, RankState
 from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
@@ -30,6 +34,8 @@ from unisono.tensor_parallel.model import (
 )
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.whole_state import check_split_optimizer
+from unisono.wires import EXACT
+from unisono.wires.exact import FORMATS
 from unisono.world import World
 
 SPLIT_LOOP = (
@@ -46,6 +52,8 @@ def parallel(
     optimizer: torch.optim.Optimizer | None = None,
     plan: PlanLike | str | None = None,
     example: Example | None = None,
+    virtual_ranks: int = 0,
+    threads: int = 1,
 ) -> torch.nn.Module:
     """Make `model` train in parallel, and return it: the same module, with an unchanged state_dict.
 
@@ -70,6 +78,9 @@ def parallel(
     of this rank as in data parallelism. If no split is predicted to be faster, nothing is split. Rank 0 logs the
     reasons; if layers are split, a warning lists what the loop has to do. Raises UsageError for a model that cannot be
     copied.
+
+    With `virtual_ranks`, each batch has so many fixed shares, whose gradients are summed exactly: weights have the same
+    bits for any number of ranks. Each rank computes some of them, with `threads` threads, in a loop over `shares`.
     """
     chosen = rule or BSP()
     sharded = chosen.traits.state is RankState.SHARDED
@@ -78,7 +89,7 @@ def parallel(
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
         plan = _plan_by_prediction(model, world, chosen, optimizer, example)
-    reducer = attach(model, world, chosen, plan)
+    reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, optimizer, sharded)
         if sharded:
@@ -151,6 +162,40 @@ def synchronize(model: torch.nn.Module) -> None:
     reducer.synchronize()
 
 
+def own_samples(model: torch.nn.Module, whole: int) -> range:
+    """Return the numbers of this rank's samples in a batch of `whole` samples of all ranks: those of its virtual ranks.
+
+    Raises UsageError for a model without virtual ranks.
+    """
+    return _virtual_of(model)[1].own_samples(whole)
+
+
+def shares(
+    model: torch.nn.Module, *tensors: torch.Tensor, whole: int | None = None, seed: int | None = None
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the tensors' rows for each of this rank's virtual ranks; a forward and a backward pass follow each.
+
+        optimizer.zero_grad()
+        for inputs, labels in unisono.shares(model, inputs, labels):
+            loss(model(inputs), labels).backward()       # a mean over the share
+        optimizer.step()                                 # every .grad is that of the batch of all ranks
+
+    The tensors have `own_samples` of a batch of `whole` samples; None: all shares have equally many. Random numbers of
+    a share follow from `seed`, by default the number of batches before. Gradients of earlier batches are cleared.
+    Raises UsageError for a model without virtual ranks and for samples that do not fit.
+    """
+    reducer, virtual = _virtual_of(model)
+    reducer.zero_grad()
+    return virtual.passes(model, tensors, whole, seed, reducer.synchronize)
+
+
+def _virtual_of(model: torch.nn.Module) -> tuple[Reducer, VirtualRanks]:
+    reducer = _reducer_of(model)
+    if (virtual := reducer.programs.virtual) is None:
+        raise UsageError("the model has no virtual ranks: call unisono.parallel(model, world, virtual_ranks=V)")
+    return reducer, virtual
+
+
 def _reducer_of(model: torch.nn.Module) -> Reducer:
     reducer = reducer_of(model)
     if reducer is None:
@@ -158,10 +203,24 @@ def _reducer_of(model: torch.nn.Module) -> Reducer:
     return reducer
 
 
-def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike | str | None = None) -> Reducer:
+def attach(
+    model: torch.nn.Module,
+    world: World,
+    rule: BaseRule,
+    plan: PlanLike | str | None = None,
+    virtual_ranks: int = 0,
+    threads: int = 1,
+) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
-    pass; return the reducer."""
+    pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
     prepare(model)
+    if virtual_ranks:
+        torch.set_num_threads(threads)
+        if rule.exchange.wire is None:
+            rule = replace(rule, exchange=replace(rule.exchange, wire=EXACT))
+    if virtual_ranks or rule.exchange.wire == EXACT:
+        divided = plan is not None or split_of(model) is not None
+        world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks, divided))
     if (plan is not None or split_of(model) is not None) and not rule.traits.groups:
         raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan")
     world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
@@ -169,10 +228,30 @@ def attach(model: torch.nn.Module, world: World, rule: BaseRule, plan: PlanLike 
     agree_on_state(model, world)
     if plan is not None:
         split_model(model, world, plan)
-    reducer = Reducer(model, world, rule, parameter_parts(model))
+    reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
     if (split := split_of(model)) is not None:
         split.weigh_by(reducer.loss_weight)
     return reducer
+
+
+def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int, split: bool) -> None:
+    """Raise UsageError where gradients cannot be summed exactly, or not in shares of so many virtual ranks."""
+    named = f"virtual_ranks = {virtual_ranks}"
+    if virtual_ranks and virtual_ranks < ranks:
+        raise UsageError(
+            f"{named}, but {ranks} ranks, so some would have no share: start at most {virtual_ranks} ranks, or raise it"
+        )
+    if rule.exchange.wire != EXACT:
+        raise UsageError(f'{named}, but the sums of wire "{rule.exchange.wire}" depend on the ranks: use "exact"')
+    if not rule.traits.exact or split:
+        who = "split layers do" if split else f"{type(rule).__name__} does"
+        raise UsageError(f'{who} not sum by the wire "exact": use BSP or Sharded on whole layers')
+    for key, parameter in zip(*trainable(model), strict=True):
+        if parameter.device.type != HOST or parameter.dtype.to_real() not in FORMATS:
+            raise UsageError(
+                f'parameter {key} is {parameter.dtype} on {parameter.device}, and the wire "exact" sums float32 and '
+                "float64 on processors: convert it, or use another wire"
+            )
 
 
 def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rule: str) -> None:

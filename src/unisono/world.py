@@ -25,6 +25,8 @@ from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.placement import Partition, Placement, place
+from unisono.wires import EXACT
+from unisono.wires.exact import sum_over
 
 Result = TypeVar("Result")
 
@@ -97,11 +99,17 @@ class World:
 
         `algorithm` is "auto" (chosen by measurements, or else by predicted cost), "library", or the name of a schedule.
         `wire` is the number format of the messages: "float32", "float16", "bfloat16", "int8" or "int4"; None for the
-        tensor's own. `op` is "sum", "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums
-        are computed in float32 or wider. Every rank ends with the same bits.
+        tensor's own; "exact" for a sum whose bits depend on no algorithm and no order of ranks. `op` is "sum",
+        "product", "minimum", "maximum", or for integers and bool "and", "or", "xor". Sums are computed in float32 or
+        wider. Every rank ends with the same bits.
         Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm or
         op, MismatchError when ranks make different calls.
         """
+        if wire == EXACT:
+            if op == "sum" and tensor.is_floating_point():
+                with torch.no_grad():
+                    return tensor.copy_(sum_over(self, tensor, algorithm).view(tensor.shape))
+            wire = None  # integers need no other form
         return allreduce(self._group, tensor, algorithm, wire, op)
 
     def reaches_device(self, device: torch.device) -> bool:
@@ -121,6 +129,10 @@ class World:
         Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` is not changed. `algorithm`,
         `wire`, `op` and errors are those of `allreduce`.
         """
+        if wire == EXACT:
+            if op == "sum" and tensor.is_floating_point():
+                return sum_over(self, tensor, algorithm, scatter=True)
+            wire = None
         return reduce_scatter(self._group, tensor, algorithm, wire, op)
 
     def all_gather(

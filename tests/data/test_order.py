@@ -49,6 +49,19 @@ def test_the_rank_of_a_place_is_the_one_whose_share_has_it(samples: int, batch: 
             assert (found[share(places, batch, step, rank, ranks)] == rank).all()
 
 
+@given(st.integers(0, 200), st.integers(1, 64), st.integers(1, 9), st.integers(0, 9))
+def test_ranks_have_whole_shares_of_virtual_ranks(samples: int, batch: int, ranks: int, more: int) -> None:
+    places, virtual = np.arange(samples), ranks + more
+    found = ranks_of(samples, batch, ranks, virtual)
+    for step in range(steps_of(samples, batch)):
+        shares = [share(places, batch, step, number, virtual) for number in range(virtual)]
+        for rank in range(ranks):
+            own = share(places, batch, step, rank, ranks, virtual)
+            several = range(virtual * rank // ranks, virtual * (rank + 1) // ranks)
+            assert np.array_equal(own, np.concatenate([shares[number] for number in several]))
+            assert (found[own] == rank).all()
+
+
 @given(st.integers(1, 40), st.integers(0, 5), st.integers(0, 3), st.integers(0, 4))
 def test_a_worker_visits_its_samples_in_an_order_of_its_own(count: int, seed: int, worker: int, epoch: int) -> None:
     numbers = np.arange(100, 100 + count)

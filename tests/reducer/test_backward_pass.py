@@ -77,6 +77,8 @@ def programs_of(
         player=player,
         memory=memory,
         buffers=buffers,
+        exact=None,
+        virtual=None,
         rule_memory=SimpleNamespace(kept=RuleMemory()),
         times=StepTimes(len(memory.parameters)),
         observe=observe,

@@ -57,6 +57,8 @@ class Rank:
             memory=self.memory,
             buffers=Buffers(torch.nn.Identity()),
             collectives=collectives,
+            exact=None,
+            virtual=None,
             rule_memory=SimpleNamespace(kept=RuleMemory()),
             layout=lambda: self.layout,
             layer_norms=True,

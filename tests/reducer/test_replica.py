@@ -41,6 +41,8 @@ def programs_of(memory: BucketMemory, rank: int = 0) -> Any:
         memory=memory,
         buffers=Buffers(nn.Identity()),
         collectives=SimpleNamespace(rank=rank),
+        exact=None,
+        virtual=None,
         rule_memory=SimpleNamespace(kept=RuleMemory()),
     )
 

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import StepError
-from unisono.rules import BSP, LocalSGD, Sharded
+from unisono.rules import BSP, Exchange, LocalSGD, Sharded
+from unisono.step import build
 from unisono.step import operations as op
 from unisono.step.layout import ActivationExchange, Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.program import (
     COMMUNICATION,
     MAIN,
+    UPDATE,
     Operation,
     RankGroup,
     Role,
@@ -28,7 +30,7 @@ from unisono.step.program import (
     bucket,
     order,
 )
-from unisono.step.symbolic_state import Contribution, SymbolicState, Versions
+from unisono.step.symbolic_state import Contents, Contribution, Stage, SymbolicState, Versions
 from unisono.step.verify import check_guarantees, verify
 
 STEPS = [Step(0), Step(1), Step(2, synchronize=False), Step(3)]
@@ -43,6 +45,43 @@ def test_rules_keep_their_guarantees(overlap: str, ranks: int) -> None:
         verify(
             LocalSGD(overlap=overlap, every=every), even_layout(ranks, buckets), [Step(0), Step(1), Step(2)], buckets
         )
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("make", [BSP, Sharded])
+def test_exact_sums_are_of_gradients_that_all_ranks_have_measured(
+    make: type[BSP] | type[Sharded], overlap: str
+) -> None:
+    rule = make(Exchange(wire="exact"), overlap=overlap)
+    for ranks, buckets in ((1, 2), (3, 1), (4, 5)):
+        verify(rule, even_layout(ranks, buckets), STEPS, seed=buckets)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ("exponents", "rank . pack 1 needs exponents of all ranks' gradients in bucket 1, which holds magnitudes"),
+        ("measure", "rank . exponents 1 needs magnitudes of this rank's gradients in bucket 1, which holds nothing"),
+    ],
+)
+def test_integers_without_agreed_exponents_are_refused(left_out: str, words: str) -> None:
+    class Hasty(BSP):
+        def follow(self, event: Step, rank: int, layout: Layout) -> build.Followers:
+            for key, tasks in super().follow(event, rank, layout):
+                yield key, [task for task in tasks if task.operation.name != left_out]
+
+    with pytest.raises(StepError, match=words.replace("rank .", "rank .:")):
+        verify(Hasty(Exchange(wire="exact")), even_layout(2, 1), [Step(0)])
+
+
+def test_integers_of_gradients_of_another_batch_are_refused() -> None:
+    """The exponents of the last step, which a rule would use again: a gradient may not fit them."""
+    state = SymbolicState(0, even_layout(1, 1), Versions())
+    task = Task(op.EXACT[op.PACK][1], 1, UPDATE)
+    state.buckets[1] = Contents(Stage.EXPONENTS, {0: Counter({Contribution(0, 0, 0): 1})})
+    state.gradients[0], state.made[0], state.control = {1: Counter({Contribution(0, 1, 0): 1})}, 1, 1
+    with pytest.raises(StepError, match="pack 1 makes integers of a gradient of parameter 0 that was not measured"):
+        task.operation.symbolic([state], task)
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

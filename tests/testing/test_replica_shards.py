@@ -250,3 +250,12 @@ def test_a_wire_rounds_gradients_and_leaves_ranks_equal() -> None:
     close(nets[1], nets[0], 0.0)
     close(nets[0], exact[0], 0.02)
     assert not torch.equal(nets[0].first.weight, exact[0].first.weight)
+
+
+@pytest.mark.parametrize("rule", [BSP, Sharded])
+def test_exact_sums_leave_ranks_equal_and_are_those_of_floats_up_to_the_last_bits(rule: type[BSP]) -> None:
+    batches, events = batches_of(3, range(3), [4]), [Step(number) for number in range(3)]
+    nets, _ = train(rule(Exchange(wire="exact")), layout_of(3), batches, events, "momentum")
+    floats, _ = train(BSP(), layout_of(3), batches, events, "momentum")
+    close(nets[1], nets[0], 0.0)
+    close(nets[0], floats[0], 1e-6)

@@ -50,6 +50,13 @@ def test_what_cannot_run_is_known_before_a_rank_is_started() -> None:
         (["optimizer.nesterov=true", "optimizer.name=lars"], 1, "optimizer.name = 'lars' and"),
         (["optimizer.nesterov=1"], 1, "optimizer.nesterov = 1 is not true or false"),
         (["compute.device='no device'"], 1, 'compute.device = \'no device\'; there are "auto", "cpu" and the kinds'),
+        (["training.virtual_ranks=4"], 8, "virtual_ranks = 4, but 8 ranks: some would have no share; start at most 4"),
+        (["training.virtual_ranks=7"], 2, "virtual_ranks = 7 does not divide training.batch = 64: shares have equally"),
+        (
+            ["training.virtual_ranks=8"],
+            2,
+            'needs the same algorithms in each run: set compute.convolutions = "library"',
+        ),
         (["exchange.wire=float8"], 1, "exchange.wire = 'float8'; there are own, float32, float16, bfloat16"),
     ):
         with pytest.raises(UsageError, match=words):

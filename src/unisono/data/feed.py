@@ -61,13 +61,18 @@ class Feed(FeedFacts):
         self._train, self._test, self._world, self._seed = train, test, train.sampler.world, seed
         self._shuffle, self._own, self._observe = shuffle, own, observe
 
+    def share_among(self, virtual: int) -> None:
+        """Give each rank the samples of its shares of so many virtual ranks (`reducer/virtual_ranks.py`)."""
+        self._train.sampler.virtual = virtual
+
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
         with observed(self._observe, "shuffle", "shuffle"):
             order = self._train.sampler.order(self._seed, epoch, batch, self._shuffle)
             self._train.sampler.epoch(order, batch, done)
+        seat = self._world.rank, self._world.size, self._train.sampler.virtual
         steps = range(done, steps_of(self.samples, batch))
-        wanted = (share(order, batch, step, self._world.rank, self._world.size) for step in steps)
+        wanted = (share(order, batch, step, *seat) for step in steps)
         return self._train.batches(wanted, self._seed, epoch)
 
     def test_batches(self, batch: int, alone: bool = False) -> Iterator[Batch]:

@@ -157,10 +157,11 @@ def steps_of(samples: int, batch: int) -> int:
     return -(-samples // batch)
 
 
-def share(order: Numbers, batch: int, step: int, rank: int, ranks: int) -> Numbers:
-    """Return the samples of one rank in one step of an epoch with this order: its part of the global batch."""
-    whole = order[step * batch : (step + 1) * batch]
-    start, stop = bounds(len(whole), ranks, rank)
+def share(order: Numbers, batch: int, step: int, rank: int, ranks: int, virtual: int = 0) -> Numbers:
+    """Return the samples of one rank in one step of an epoch with this order: its part of the global batch, or the
+    parts of its `virtual` ranks, of which it has those from virtual * rank // ranks on."""
+    whole, virtual = order[step * batch : (step + 1) * batch], virtual or ranks
+    start, stop = (len(whole) * (virtual * one // ranks) // virtual for one in (rank, rank + 1))
     return whole[start:stop]
 
 
@@ -171,8 +172,10 @@ def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers
     return (np.arange(first, min(stop, first + own)) for first in range(start, stop, own))
 
 
-def ranks_of(samples: int, batch: int, ranks: int) -> NDArray[np.int32]:
+def ranks_of(samples: int, batch: int, ranks: int, virtual: int = 0) -> NDArray[np.int32]:
     """Return the rank that sees the sample at each position of an epoch's order, int32: the inverse of `share`."""
+    if virtual:
+        return ranks_of(virtual, virtual, ranks)[ranks_of(samples, batch, virtual)]
     whole, rest = divmod(samples, batch)
     full, last = (
         ((np.arange(1, length + 1) * ranks - 1) // max(1, length)).astype(np.int32) for length in (batch, rest)

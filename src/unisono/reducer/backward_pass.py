@@ -141,7 +141,7 @@ class BackwardPass:
 
     def mark_submitted(self, task: Task) -> None:
         """Record that a task is about to run: a bucket that is packed, or applied, counts as submitted."""
-        if task.operation in (op.PACK, op.PACK_SUM):
+        if task.operation in op.PACKING:
             self._submitted.add(task.key)
         elif task.operation is op.UPDATE_LOCAL:
             self._submitted.update(key for number in task.parameters for key in self.replica.layout.keys_of[number])

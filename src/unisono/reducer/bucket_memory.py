@@ -202,7 +202,9 @@ class BucketMemory:
     def present(self, key: int) -> dict[int, bool]:
         """Return, for each gradient that ends in a bucket, True where any rank had one."""
         ends = self.place(key).ends
-        return dict(zip(ends, (self.flags(key)[: len(ends)] != 0).tolist(), strict=True))
+        flags = self.flags(key)[: len(ends)]
+        there = flags.view(torch.uint8).view(len(flags), flags.itemsize).any(1)  # numbers, or integers
+        return dict(zip(ends, there.tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
         """Return the piece of each parameter in a bucket."""
@@ -253,7 +255,7 @@ class BucketMemory:
                 if gradient is None:
                     flat[here].zero_()
                 elif weight != 1 or not lies_in(gradient, self.views[number]):
-                    torch.mul(self._in_order(gradient, number)[part], weight, out=flat[here])
+                    torch.mul(self.in_order(gradient, number)[part], weight, out=flat[here])
         flags = self.flags(key)
         for place, number in enumerate(self.place(key).ends):
             flags[place] = fresh[number] is not None
@@ -269,7 +271,7 @@ class BucketMemory:
             gradient.record_stream(stream)  # it may be freed before it was read
             if not lies_in(gradient, self.views[number]):
                 targets.append(flat[here])
-                gradients.append(self._in_order(gradient, number)[part])
+                gradients.append(self.in_order(gradient, number)[part])
         if targets:
             torch._foreach_copy_(targets, gradients)
 
@@ -287,7 +289,7 @@ class BucketMemory:
         flat = self._sums(key, self._own)
         with self.incoming(marked=True):
             for number, here, part in self._pieces[key - 1]:
-                torch.div(self._in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
+                torch.div(self.in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
             self._fetch(key)
         self.flags(key)[: len(self.place(key).ends)] = 0
 
@@ -296,7 +298,7 @@ class BucketMemory:
         flat = torch.zeros_like(self.bucket(key))
         with self.incoming(marked=True):
             for number, here, part in self._pieces[key - 1]:
-                flat[here] = self._in_order(self.parameters[number].detach(), number)[part]
+                flat[here] = self.in_order(self.parameters[number].detach(), number)[part]
         return flat
 
     def unpack_weights(self, key: int) -> None:
@@ -310,10 +312,10 @@ class BucketMemory:
             for number, here, part in self._pieces[key - 1]:
                 parameter, view = self.parameters[number].detach(), self.views[number]
                 if parameter.stride() == view.stride():
-                    self._in_order(parameter, number)[part] = given[here]
+                    self.in_order(parameter, number)[part] = given[here]
                 else:  # it is not dense: a copy that is takes the part, and is copied back
                     dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=view.device)
-                    self._in_order(dense.copy_(parameter), number)[part] = given[here]
+                    self.in_order(dense.copy_(parameter), number)[part] = given[here]
                     parameter.copy_(dense)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
@@ -328,10 +330,11 @@ class BucketMemory:
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
-        weights = self._in_order(self.parameters[segment.number].detach(), segment.number)
+        weights = self.in_order(self.parameters[segment.number].detach(), segment.number)
         return weights[segment.first : segment.last]
 
-    def _in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+    def in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
         return in_order(tensor, self.views[number].stride())
 
 

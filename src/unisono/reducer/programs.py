@@ -16,11 +16,13 @@ from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.tuning import Log, StepTimes, Tuning
+from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BaseRule
 from unisono.step.layout import Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import check_groups, check_threads
+from unisono.wires.exact import ExactSums
 
 
 class Programs:
@@ -30,6 +32,10 @@ class Programs:
     """Player that runs the programs."""
     by_main: bool
     """True where the main thread runs collectives."""
+    exact: ExactSums | None = None
+    """Sums of integers, with the wire "exact"."""
+    virtual: VirtualRanks | None = None
+    """Shares of this rank, whose gradients a pass sums with its own; None where a rank is a share."""
 
     def __init__(
         self,

@@ -48,19 +48,30 @@ from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import clear
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import StepTimes
+from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
 from unisono.step.layout import Layout, Updates
 from unisono.step.rule import RankState
+from unisono.wires import EXACT
+from unisono.wires.exact import ExactSums
 from unisono.world import World
 
 
 class Reducer:
     """Gradients of a model on one rank, and their combination with those of the other ranks by a rule."""
 
-    def __init__(self, model: torch.nn.Module, world: World, rule: BaseRule, parts: ParameterParts = UNSPLIT) -> None:
-        """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        world: World,
+        rule: BaseRule,
+        parts: ParameterParts = UNSPLIT,
+        virtual_ranks: int = 0,
+    ) -> None:
+        """Attach to `model`, of whose parameters `parts` are split. Called by all ranks of `world` together. Each
+        computes its shares of `virtual_ranks`; 0: each is one."""
         self._model, self.structure, size = weakref.ref(model), Structure(model), world.size
         self.rule, self.traits = rule, rule.traits
         self.parameters, self.times = self.structure.parameters, StepTimes(len(self.structure.parameters))
@@ -85,6 +96,11 @@ class Reducer:
         observe = weakly(self._observe)
         self.programs = programs = Programs(rule, memory, self.buffers, collectives, self.times, observe, self.links)
         self.control = StepControl(world.rank, size, lambda: programs.player.wait(CONTROL))
+        if rule.exchange.wire == EXACT:
+            programs.exact = ExactSums(virtual_ranks or size, memory.sums, memory.pieces, memory.in_order)
+        if virtual_ranks:
+            about = self.accumulation, self.control, self.parameters
+            programs.virtual = VirtualRanks(virtual_ranks, world.rank, size, *about)
         self.runner = PassRunner(programs, self.control, self.structure.names)
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
@@ -303,11 +319,18 @@ class Reducer:
         return self._step.updates if isinstance(self._step, SplitStep) else Updates.PARTS
 
     def _replica_of(self, layout: Layout, agreement: Agreement) -> ModelReplica:
-        """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer."""
+        """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer, or one whose
+        norms depend on the number of ranks."""
         step = self._step
         if self.traits.state is RankState.SHARDED:
             if self.sharded is None:
                 raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
+            clip = layout.clip or getattr(self.rule, "clip", None)
+            if self.programs.virtual is not None and (clip or layout.layer_norms):
+                raise UsageError(
+                    "Sharded sums the norms of clip, LARS and LAMB by rank, so that bits depend on the ranks: use BSP "
+                    "with virtual_ranks"
+                )
             assert not isinstance(step, SplitStep), "the step is that of `sharded`"
             return ShardedReplica(self.programs, layout, agreement, step)
         assert not isinstance(step, ShardedStep), "only sharded rules have such steps"

@@ -17,13 +17,14 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.errors import UnisonoError
 from unisono.optimizers.sharded import ShardedStep
-from unisono.reducer.bucket_memory import norm_of_all
+from unisono.reducer.bucket_memory import lies_in, norm_of_all
 from unisono.reducer.control import Agreement, decode, difference_of, encode
 from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_numbers, step_result
 from unisono.reducer.structure import digest
 from unisono.step.layout import Layout
 from unisono.step.shard_work import ShardWork
+from unisono.wires.exact import Gradients, Terms, integers
 from unisono.world import World
 
 Update = Callable[[Sequence[int]], None]
@@ -41,7 +42,7 @@ class ModelReplica:
         self.kept = programs.rule_memory.kept
         """Tensors that the rule keeps between steps."""
         self._buffers, self._update = programs.buffers, update
-        self.gradients: dict[int, torch.Tensor | None] = {}
+        self.gradients: Gradients = {}
         """Gradient of each parameter that is ready; None where there is none."""
         self.weight = 1.0
         """Factor of the gradients before they are summed; known once all ranks' samples are."""
@@ -51,6 +52,10 @@ class ModelReplica:
         """True while rank 0's buffers are being sent, or have arrived and were not copied to the model."""
         self.lock = Lock()
         """Lock held while the pass is discarded, and while gradients are set."""
+        self._samples = 0.0  # of all ranks
+        self._exact, self._virtual, virtual = programs.exact, programs.virtual is not None, programs.virtual
+        self._shares = [] if virtual is None else virtual.kept
+        self._samples_of_pass = 0.0 if virtual is None else virtual.samples
         self._loss_weights: Sequence[float] = ()  # of all ranks, where parameters are split
         self._rank = programs.collectives.rank
         self._unpacked_parts = [len(keys) for keys in layout.keys_of]
@@ -59,6 +64,9 @@ class ModelReplica:
         self._norm: torch.Tensor | None = None  # of all ranks' gradients, where parameters are split
         memory = self.memory
         self.bucket, self.arrivals, self.sums, self.flags = memory.bucket, memory.arrivals, memory.sums, memory.flags
+        if (exact := programs.exact) is not None:
+            self.integers, self.maxima, self.decode = exact.integers, exact.maxima, exact.decode
+            self.arrivals = lambda key: map(integers, memory.arrivals(key))
         self.read_weights, self.write_weights = memory.read_weights, memory.write_weights
         self.fill_bucket = memory.fill_bucket
         self.pack_weights, self.unpack_weights = memory.pack_weights, memory.unpack_weights
@@ -84,7 +92,7 @@ class ModelReplica:
         result, self._loss_weights = decode(sums[: len(own)]), sums[len(own) :]
         if result.changes_differ:
             result = replace(result, difference=self._compare_weights(world))
-        self.weight = result.weight_of(message)
+        self.weight, self._samples = result.weight_of(message), result.samples
         if result.error() is not None:
             self.discard()
         self.agreement.result = result
@@ -100,17 +108,39 @@ class ModelReplica:
         counts = [int(count) if compared else None for compared, count, _ in table.tolist()]
         return difference_of(counts, table[:, 2].long().tolist())
 
+    def terms(self, scaled: bool = True) -> Terms:
+        """Return the gradients of this rank's shares, each with its weight in the sum of all ranks."""
+        if not self._virtual:
+            return [(self.weight if scaled else 1.0, self.gradients)]
+        shares = (*self._shares, (self._samples_of_pass, self.gradients))
+        return [(samples / self._samples if scaled else 1.0, gradients) for samples, gradients in shares if samples]
+
+    def measure(self, key: int, scaled: bool = True) -> None:
+        assert self._exact is not None, "a program that measures has exact sums"
+        for number in self.memory.place(key).parameters:
+            gradient = self.gradients[number]
+            if gradient is not None and lies_in(gradient, self.memory.views[number]):
+                self.gradients[number] = gradient.clone()  # integers take its place
+        self._exact.measure(key, self.terms(scaled))
+
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients, times this rank's weight if `scaled`, into a bucket; release those of which all parts are
         packed."""
         place, weight = self.memory.place(key), self.weight if scaled else 1.0
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
-        self.memory.pack(key, self.gradients, weight)
+        if self._exact is None:
+            self.memory.pack(key, self.gradients, weight)
+        else:
+            terms, flags = self.terms(scaled), integers(self.memory.flags(key))
+            self._exact.pack(key, terms)
+            for at, number in enumerate(place.ends):
+                flags[at] = any(gradients[number] is not None for _, gradients in terms)
         for number in place.parameters:
             self._unpacked_parts[number] -= 1
             if not self._unpacked_parts[number]:
-                self.gradients[number] = None
+                for gradients in (self.gradients, *(kept for _, kept in self._shares)):
+                    gradients[number] = None
 
     def set_grads(self, key: int) -> None:
         """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
@@ -118,6 +148,8 @@ class ModelReplica:
         A parameter that is cut gets its gradient with its last part; on several communicators that is any of them.
         """
         present = self.memory.present(key)
+        if self._exact is not None:
+            self._exact.decode(key, 0, len(self.sums(key)))
         self.memory.unpack(key)
         with self.lock:
             self._has_gradient.update(present)
@@ -203,7 +235,8 @@ class ShardedReplica(ModelReplica):
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients into a bucket, and record which there are."""
-        self.shards.set_presence(key, self.gradients)
+        kept = {number: one for _, kept in self._shares for number, one in kept.items() if one is not None}
+        self.shards.set_presence(key, self.gradients | kept)
         super().pack(key, scaled)
 
     def agree_on_step(self, world: Any) -> None:

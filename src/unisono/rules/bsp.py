@@ -17,7 +17,7 @@ from unisono.errors import UsageError
 from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import PACK, PACK_SUM, SET_GRADS
-from unisono.step.program import UPDATE, Step, Task, bucket, gradient
+from unisono.step.program import UPDATE, Step, Task, bucket
 from unisono.step.rule import BaseRule, Traits
 from unisono.tables import choice
 
@@ -47,19 +47,17 @@ class BSP(BaseRule):
     @property
     def traits(self) -> Traits:
         """Properties: each bucket is averaged, or summed, over the ranks that hold it."""
-        return Traits(groups=True, sums=self.scale == "sum")
+        return Traits(groups=True, exact=True, sums=self.scale == "sum")
 
     def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: each is averaged and applied as soon as it is full."""
         sends = self.collectives(layout, rank)
         yield self.due(0), self.agree(sends, self.gate)
         for key in layout.keys:
-            own = tuple(map(gradient, layout.bucket(key).parameters))
             yield (
                 self.due(key),
                 (
-                    Task(SCALES[self.scale], key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
-                    *sends.place(self.allreduce(), key, (), (bucket(key),)),
+                    *build.summed(layout, key, sends, SCALES[self.scale], self.allreduce(), self.exchange.wire),
                     Task(SET_GRADS, key, UPDATE, (), (bucket(key),)),
                     *build.updates(layout, key, sends),
                 ),

@@ -46,13 +46,13 @@ from unisono.step.program import (
     Task,
     Value,
     bucket,
-    gradient,
     state,
     thread,
     weights,
 )
 from unisono.step.rule import BaseRule, RankState, Traits
 from unisono.step.symbolic_state import Contents, Stage, SymbolicState, each, sums_of_buckets
+from unisono.wires import EXACT
 
 if TYPE_CHECKING:
     import torch
@@ -100,8 +100,11 @@ def reduce_scatter(algorithm: str = "auto", wire: str | None = None) -> Operatio
     """Return the operation by which each rank gets the sum of its shard of a bucket, in a wire format."""
 
     def act(replica: Any, task: Task, world: Any) -> None:
-        flat = replica.sums(task.key)
+        exact = wire == EXACT
+        flat = replica.integers(task.key) if exact else replica.sums(task.key)
         own_shard(flat, world).copy_(world.reduce_scatter(flat, algorithm, wire))
+        if exact:
+            replica.decode(task.key, *bounds(len(flat), world.size, world.rank))
         world.allreduce(replica.shards.presence[task.key])
 
     return Operation("reduce_scatter", act, _reduce_scatter, half_exchange, Role.COLLECTIVE)
@@ -184,7 +187,7 @@ class Sharded(BaseRule):
     @property
     def traits(self) -> Traits:
         """Properties: each bucket is summed and gathered by the ranks that hold it."""
-        return Traits(RankState.SHARDED, groups=True)
+        return Traits(RankState.SHARDED, groups=True, exact=True)
 
     def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: each is summed in shards, updated and gathered."""
@@ -213,11 +216,9 @@ class Sharded(BaseRule):
 
     def _scatter(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:
         """Return the tasks that sum the shards of a bucket, and update this rank's where nothing else is needed."""
-        own = tuple(map(gradient, layout.bucket(key).parameters))
         exchange = reduce_scatter(self.exchange.algorithm, self.exchange.wire)
         return [
-            Task(PACK, key, UPDATE, (build.CONTROL,), (bucket(key), *own)),
-            *sends.place(exchange, key, (), (bucket(key),)),
+            *build.summed(layout, key, sends, PACK, exchange, self.exchange.wire),
             *([_update(layout, key)] if self._updates_at_once(layout) else []),
         ]
 

@@ -30,6 +30,7 @@ from unisono.step.program import (
     thread,
     weights,
 )
+from unisono.wires import EXACT
 
 CONTROL = Value("control", 0)
 """Control message, which gives the weight of this rank's gradients."""
@@ -123,6 +124,21 @@ def merge(backward_tasks: Iterable[Task], followers: Followers) -> Iterator[Task
                 yield end_next()
             yield task
     yield from left
+
+
+def summed(
+    layout: Layout, key: int, sends: CollectiveTasks, pack: Operation, total: Operation, wire: str | None
+) -> list[Task]:
+    """Return the tasks that pack a bucket and sum it over the ranks by `total`; with the wire "exact" as integers, on
+    whose exponents the ranks agree before."""
+    exact, held = wire == EXACT, (bucket(key),)
+    own = tuple(map(gradient, layout.bucket(key).parameters))
+    packed, agreed = Task(pack, key, UPDATE, (CONTROL,), (*held, *own)), list[Task]()
+    if exact:
+        measure, integers = op.EXACT[pack]
+        agreed = [packed._replace(operation=measure), *sends.place(op.EXPONENTS, key, (), held)]
+        packed = packed._replace(operation=integers)
+    return [*agreed, packed, *sends.place(total, key, (), held, follows=exact)]
 
 
 def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:

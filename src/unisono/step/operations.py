@@ -2,7 +2,8 @@
 
 outside     begin, forward, backward, grad_input, end, wait: what the program outside does with its batch
             activations: exchanges of layers that are split over ranks
-gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own
+gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own;
+            measure and exponents before a pack of integers (wire "exact")
 weights     pack_weights, unpack_weights
 others      barrier, pack_buffers, broadcast_buffers
 """
@@ -116,19 +117,48 @@ def _pack(state: SymbolicState, task: Task) -> None:
     held = state.buckets.get(task.key)
     if held is not None and held.stage in (Stage.UPDATED, Stage.GATHERED):
         raise StepError(f"rank {state.rank}: {task} overwrites updated weights that were not unpacked")
+    state.buckets[task.key] = Contents(Stage.GRADIENTS, _own_gradients(state, task))
+    for parameter in state.layout.bucket(task.key).parameters:
+        del state.gradients[parameter][task.key]
+
+
+def _own_gradients(state: SymbolicState, task: Task) -> dict[int, Sum]:
+    """Return the gradients of a bucket that this rank has made in the step of its control message."""
     parts: dict[int, Sum] = {}
     for parameter in state.layout.bucket(task.key).parameters:
         if state.control != state.made.get(parameter):
             raise StepError(
                 f"rank {state.rank}: {task} has no control message of its step, which gives the weight of gradients"
             )
-        contributions = state.gradients.get(parameter, {}).pop(task.key, None)
+        contributions = state.gradients.get(parameter, {}).get(task.key)
         if contributions is None:
             raise StepError(
                 f"rank {state.rank}: {task} packs the gradient of parameter {parameter}, which is not there"
             )
         parts[parameter] = contributions
-    state.buckets[task.key] = Contents(Stage.GRADIENTS, parts)
+    return parts
+
+
+@each
+def _measure(state: SymbolicState, task: Task) -> None:
+    state.buckets[task.key] = Contents(Stage.MEASURED, _own_gradients(state, task))
+
+
+def _exponents(ranks: Sequence[SymbolicState], task: Task) -> None:
+    for state, measured in sums_of_buckets(ranks, task, Stage.MEASURED):
+        state.buckets[task.key] = Contents(Stage.EXPONENTS, measured)
+
+
+def _pack_integers(ranks: Sequence[SymbolicState], task: Task) -> None:
+    for state in ranks:
+        agreed = state.contents(task, Stage.EXPONENTS)
+        for parameter, own in _own_gradients(state, task).items():
+            if not own <= agreed[parameter]:
+                raise StepError(
+                    f"rank {state.rank}: {task} makes integers of a gradient of parameter {parameter} that was not "
+                    "measured: it may not fit the exponents"
+                )
+    _pack(ranks, task)
 
 
 def _sum_of(*stages: Stage) -> SymbolicEffect:
@@ -197,6 +227,30 @@ PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack,
 
 PACK_SUM = replace(PACK, act=lambda replica, task, _: replica.pack(task.key, scaled=False))
 """Copy of gradients as they are into their bucket, which then holds their sum."""
+
+MEASURE = Operation("measure", lambda replica, task, _: replica.measure(task.key), _measure, price_pack, letter="m")
+"""Largest magnitude in each block of a bucket's gradients, times their rank's weight."""
+
+MEASURE_SUM = replace(MEASURE, act=lambda replica, task, _: replica.measure(task.key, scaled=False))
+"""The same of gradients as they are."""
+
+EXPONENTS = Operation(
+    "exponents",
+    lambda replica, task, world: world.allreduce(replica.maxima(task.key), op="maximum"),
+    _exponents,
+    small_exchange,
+    Role.COLLECTIVE,
+)
+"""Maximum of those over the ranks: it gives the exponents of the integers that are packed next."""
+
+EXACT = {
+    pack: (measure, replace(pack, symbolic=_pack_integers))
+    for pack, measure in ((PACK, MEASURE), (PACK_SUM, MEASURE_SUM))
+}
+"""Operations that measure and then pack with the wire "exact", by those that pack with any other."""
+
+PACKING = frozenset(operation for pack, pair in EXACT.items() for operation in (pack, *pair))
+"""Operations after which the gradients of a bucket may not change."""
 
 SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(task.key), _set_grads, price_unpack)
 """Conversion of a bucket's sums to the gradients of its parameters. One without a gradient on any rank gets None."""

@@ -90,13 +90,17 @@ class CollectiveTasks:
         reads: tuple[Value, ...],
         writes: tuple[Value, ...],
         ranks: Sequence[int] = (),
+        follows: bool = False,
     ) -> tuple[Task, ...]:
         """Return the tasks of the next collective: of `ranks`, or by default of those that hold the bucket.
 
-        Several communicators take turns; after each round a barrier waits for all under way.
+        Several communicators take turns; after each round a barrier waits for all under way. One that `follows` the
+        last, which it needs, is on the same communicator.
         """
         members = tuple(ranks) or self._layout.group_of(key, self._rank)
         task = Task(operation, key, self._overlap.lane, reads, writes, RankGroup(members))
+        if follows:
+            return (_in_order(task, (self._before - 1) % self._communicators),)
         number, begun = self._before % self._communicators, self._before > 0
         self._before += 1
         placed = _in_order(task, number)

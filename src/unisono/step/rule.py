@@ -95,6 +95,8 @@ class Traits:
     members: Members = Members.ALL
     groups: bool = False
     """True where each bucket may have a group of ranks of its own, so that layers can be split over ranks."""
+    exact: bool = False
+    """True where the wire "exact" gives sums whose bits are the same for any number of ranks."""
     sums: bool = False
     """True where gradients are summed over the ranks; False where they are averaged."""
     buckets: int = 1
@@ -123,7 +125,8 @@ class Exchange:
     algorithm: str = AUTO
     """Algorithm: "auto" (the fastest by measurement, else by estimate), "library", or the name of a schedule."""
     wire: str | None = None
-    """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own."""
+    """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own;
+    "exact" for sums of integers, whose bits depend on nothing else here (`wires/exact.py`)."""
     bucket_bytes: int | None = None
     """Largest bucket in bytes; None chooses it from the first steps."""
 

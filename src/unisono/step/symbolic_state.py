@@ -10,6 +10,7 @@ without computing.
 
 What a bucket holds is checked by its stage:
 
+    (magnitudes ─▶ exponents ─▶ with the wire "exact")
     gradients ─▶ averaged gradients ─▶ (applied)          weights ─▶ (unpacked)
         └─▶ shard of the sum ─▶ updated shard ─▶ gathered weights ─▶ (unpacked)
 """
@@ -64,6 +65,8 @@ class Stage(Enum):
     """Kind of what a bucket holds."""
 
     GRADIENTS = "gradients"
+    MEASURED = "magnitudes of this rank's gradients"
+    EXPONENTS = "exponents of all ranks' gradients"
     AVERAGED = "gradients that are set"
     SHARD = "a shard of summed gradients"
     UPDATED = "an updated shard"

@@ -125,8 +125,12 @@ class InProcessWorld:
         self._barrier.wait()
         return found
 
-    def allreduce(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
+    def allreduce(
+        self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None, op: str = "sum"
+    ) -> torch.Tensor:
         """Sum a tensor over the ranks, in place, and return it. A wire rounds as `direct` does: each chunk twice."""
+        if op == "maximum":
+            return tensor.copy_(torch.stack(self.all_gather_object(tensor.clone())).amax(0))
         total = torch.zeros_like(tensor)
         for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
             total += one

@@ -18,6 +18,7 @@ from unisono.step.layout import Layout, Updates
 from unisono.step.program import Task
 from unisono.step.replica import ANCHOR, RuleMemory
 from unisono.step.shard_work import ShardWork
+from unisono.wires.exact import ExactSums, Terms, integers
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -59,6 +60,9 @@ class InProcessReplica:
         self._own: dict[int, torch.Tensor | None] = {}
         self._unpacked: dict[int, int] = {}
         self._sent: dict[int, torch.Tensor] = {}
+        self._terms: dict[int, Terms] = {}  # of buckets with exact sums
+        self._exact = ExactSums(layout.ranks, self.sums, self._pieces, lambda one, _: one.reshape(-1))
+        self.integers, self.maxima, self.decode = self._exact.integers, self._exact.maxima, self._exact.decode
         self._flat: torch.Tensor | None = None
         self._averaged: dict[int, torch.Tensor | None] = {}
         self.kept = RuleMemory()
@@ -96,6 +100,13 @@ class InProcessReplica:
         self._weight = self._samples / total if total else 0.0
         self._samples, self._norm = 0, None
 
+    def measure(self, key: int, scaled: bool = True) -> None:
+        weight = self._weight if scaled else float(self._weight > 0)
+        like, flags = self.read_weights(key), len(self._ranges(key))
+        self._sent[key] = like.new_zeros(len(like) + flags)
+        self._terms[key] = [(weight, dict(self._own))]
+        self._exact.measure(key, self._terms[key])
+
     def pack(self, key: int, scaled: bool = True) -> None:
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
         parts, there = [], []
@@ -109,12 +120,15 @@ class InProcessReplica:
             if not self._unpacked[number]:
                 del self._own[number]
         self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
+        if key in self._terms:
+            self._exact.pack(key, self._terms[key])
+            integers(self.flags(key)).copy_(torch.tensor(there))
 
     def bucket(self, key: int) -> torch.Tensor:
         return self._sent[key]
 
     def arrivals(self, key: int) -> tuple[torch.Tensor]:
-        return (self._sent[key],)
+        return (integers(self._sent[key]) if key in self._terms else self._sent[key],)
 
     def sums(self, key: int) -> torch.Tensor:
         return self._sent[key][: -len(self._ranges(key))]
@@ -123,6 +137,8 @@ class InProcessReplica:
         return self._sent[key][-len(self._ranges(key)) :]
 
     def set_grads(self, key: int) -> None:
+        if self._terms.pop(key, None):
+            self.decode(key, 0, len(self.sums(key)))
         for flag, (number, first, last, part) in zip(self.flags(key), self._parts_of(key, self.sums(key)), strict=True):
             whole = self._averaged.get(number)
             if flag != 0 and whole is None:
@@ -268,6 +284,12 @@ class InProcessReplica:
             (number, first, last)
             for number, (first, last) in zip(bucket.parameters, bucket.ranges or whole, strict=True)
         ]
+
+    def _pieces(self, key: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield these with their places in the bucket."""
+        at = 0
+        for number, first, last in self._ranges(key):
+            yield number, slice(at, at := at + last - first), slice(first, last)
 
     def _parts_of(self, key: int, flat: torch.Tensor) -> Iterator[tuple[int, int, int, torch.Tensor]]:
         """Yield these with the part of a flat tensor that is theirs."""

@@ -52,13 +52,16 @@ from unisono.world import World
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def bind_cores(world: World) -> tuple[CoreShare, list[str]]:
-    """Bind this rank to its share of its node's cores. Return the share, and one report line for each kind of node."""
+def bind_cores(world: World, threads: int = 0) -> tuple[CoreShare, list[str]]:
+    """Bind this rank to its share of its node's cores, and compute with `threads`, or those of its cores. Return the
+    share, and one report line for each kind of node."""
     node = world.node_world()
     shares = shares_of(node.all_gather_object(available_cores()), alone=world.size == 1)
     share = shares[node.rank]
     bind(share)
-    if share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
+    if threads:
+        torch.set_num_threads(threads)
+    elif share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
         torch.set_num_threads(min(torch.get_num_threads(), len(share.cores)))
     return share, list(dict.fromkeys(world.all_gather_object(report(shares))))
 
@@ -132,13 +135,16 @@ def _feed(
     recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
 ) -> Feed:
     data, seed = recipe.data, recipe.training.seed
-    if not data.pack:
-        return in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
-    check_installed()
-    from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  what only packs need
+    if data.pack:
+        check_installed()
+        from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  what only packs need
 
-    data = replace(data, threads=decoding_threads(data, share))
-    return packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
+        data = replace(data, threads=decoding_threads(data, share))
+        feed = packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
+    else:
+        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
+    feed.share_among(recipe.training.virtual_ranks)
+    return feed
 
 
 def decoding_threads(data: DataOptions, share: CoreShare) -> int:
@@ -185,11 +191,18 @@ def make_trainer(
         split_model(model, world, layers)
     if recipe.compute.convolutions == "autotune" and device.type == HOST:
         prepare(model, plan)
-        first, last = bounds(recipe.training.batch, world.size, world.rank)
+        virtual = recipe.training.virtual_ranks
+        first, last = bounds(recipe.training.batch, virtual or world.size, 0 if virtual else world.rank)
         warm_up(model, cast_inputs(feed.blank(last - first), dtype), plan, world, within)
     numbers = options.learning_rate, options.momentum, options.weight_decay
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
-    return Trainer(model, world, rule, optimizer, clip=options.clip or None, timeline=timeline, within=within)
+    shares = recipe.training.virtual_ranks, threads_of(recipe) or 1
+    return Trainer(model, world, rule, optimizer, classification_loss, options.clip or None, timeline, within, *shares)
+
+
+def threads_of(recipe: Recipe) -> int:
+    """Return the number of threads that compute on each rank; 0: those of its cores."""
+    return recipe.compute.threads or int(recipe.training.virtual_ranks > 0)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:

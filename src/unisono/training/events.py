@@ -101,12 +101,13 @@ def fixed_order(
     called at the end of an epoch, who has requested the end since then, in words, or "". Both are equal on all ranks.
     """
     training, point = recipe.training, begin
+    seat = 0 if training.virtual_ranks else rank  # each share makes a seed of its own of that of the step
     steps = steps_of(samples, training.batch)
     while point.epoch < training.epochs:
         yield Draw(point.epoch, point.done)
         while point.done < steps:
             rate = rate_of_step(recipe.optimizer, point.epoch, point.done, steps, training.epochs, training.batch)
-            yield TrainStep(point.step, point.done, rate, seed_of_step(training.seed, point.step, rank))
+            yield TrainStep(point.step, point.done, rate, seed_of_step(training.seed, point.step, seat))
             point = replace(point, done=point.done + 1, step=point.step + 1)
             asked, every = requests(), training.checkpoint_every
             if "stop" in asked:

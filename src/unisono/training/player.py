@@ -175,11 +175,11 @@ class EventPlayer(ABC):
         for group in run.trainer.optimizer.param_groups:
             group["lr"] = event.rate
         torch.manual_seed(event.seed)
+        batch, seed = run.recipe.training.batch, run.recipe.training.seed
+        whole = min(batch, run.feed.samples - event.done * batch)
         if split_of(run.trainer.model) is not None:
-            batch, seed = run.recipe.training.batch, run.recipe.training.seed
-            whole = min(batch, run.feed.samples - event.done * batch)
             seed_dropout(run.trainer.model, seed, event.number, bounds(whole, run.world.size, run.world.rank)[0])
-        self.losses.add(run.trainer.step(inputs, labels), len(labels))
+        self.losses.add(run.trainer.step(inputs, labels, whole, event.seed), len(labels))
         return len(labels)
 
     def save(self, event: Save) -> None:

@@ -72,6 +72,9 @@ class TrainingRecipe:
     """Epochs of the whole run; at least 1."""
     batch: int = number(64, at_least=1)
     """Samples of a step, over all ranks together; at least 1."""
+    virtual_ranks: int = number(0, at_least=0)
+    """Fixed shares of each batch, whose gradients are summed exactly: weights then have the same bits for any number of
+    ranks up to this; 0: each rank is a share, and sums are those of `exchange.wire`."""
     seed: int = number(0, at_least=0)
     """Seed of the weights, the order of samples, and the random numbers of each step."""
     checkpoint_every: int = number(0, at_least=0)
@@ -112,7 +115,8 @@ class ExchangeRecipe:
     algorithm: str = "auto"
     """Name of a schedule; "library": MPI's allreduce; "auto": chosen by size from the table of choices."""
     wire: str = OWN
-    """Number format of gradients between nodes; "own": that of the gradients."""
+    """Number format of gradients between nodes; "own": that of the gradients, or "exact" with virtual ranks; "exact":
+    sums whose bits depend on no algorithm, bucket or order of ranks."""
     bucket_megabytes: float = number(0, at_least=0)
     """Largest bucket in MiB; 0: chosen from measurements of the first steps."""
 
@@ -140,6 +144,8 @@ class ComputeRecipe:
     convolutions: str = choice("autotune", "autotune", "library")
     """Algorithm of convolutions: "autotune", the fastest of each, timed before the first step; "library", PyTorch's,
     as always on an accelerator."""
+    threads: int = number(0, at_least=0)
+    """Threads that compute on each rank; 0: those of its cores, or 1 with virtual ranks, whose bits depend on them."""
     plan: str = ""
     """File with timings of convolutions that several runs share; the run's folder has its own. Empty: none."""
 

@@ -24,7 +24,7 @@ from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
 from unisono.training.recipe import OWN, Recipe, RuleRecipe
 from unisono.user_function import UserFunction, is_user_function
-from unisono.wires import WIRES
+from unisono.wires import EXACT, WIRES
 
 DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
 """Words for the device of a rank: one of both, a kind of accelerator that PyTorch knows, or one device of a kind."""
@@ -90,6 +90,8 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
                     f"parallel.layers are split over groups of {size} ranks, which do not divide {ranks} ranks: start "
                     f"a multiple of {size}, or change parallel.ranks"
                 )
+    if virtual := recipe.training.virtual_ranks:
+        yield from _about_virtual_ranks(recipe, ranks, virtual)
     if ranks > batch:
         yield (
             f"{ranks} ranks share batches of {batch} samples, so some would have none; start at most {batch} ranks, or "
@@ -102,6 +104,16 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
                 f'data.shuffle = "{shuffle}", but workers of rule.name = "{recipe.rule.name}" have samples of their '
                 "own and no shuffle; leave it away"
             )
+
+
+def _about_virtual_ranks(recipe: Recipe, ranks: int, virtual: int) -> Iterator[str]:
+    named, batch, compute = f"training.virtual_ranks = {virtual}", recipe.training.batch, recipe.compute
+    if virtual < ranks:
+        yield f"{named}, but {ranks} ranks: some would have no share; start at most {virtual} ranks, or raise it"
+    if batch % virtual:
+        yield f"{named} does not divide training.batch = {batch}: shares have equally many samples; change one of them"
+    if compute.convolutions == "autotune" and not compute.plan:
+        yield f'{named} needs the same algorithms in each run: set compute.convolutions = "library", or compute.plan'
 
 
 def make_rule(recipe: Recipe) -> BaseRule:
@@ -124,6 +136,8 @@ def make_rule(recipe: Recipe) -> BaseRule:
 def _exchange_of(recipe: Recipe) -> Exchange:
     options = recipe.exchange
     wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
+    if wire is None and recipe.training.virtual_ranks:
+        wire = EXACT
     return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
 
 

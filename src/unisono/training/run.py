@@ -109,7 +109,7 @@ def _make_parts(
 
     `source` is the folder of the run that is resumed or replayed.
     """
-    share, lines = build.bind_cores(world)
+    share, lines = build.bind_cores(world, build.threads_of(recipe))
     device = build.take_device(recipe.compute.device, world)
     lines += [*build.describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
     observe = None if timeline is None else timeline.add

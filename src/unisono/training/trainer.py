@@ -18,6 +18,7 @@ from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of
 from unisono.reducer.hooks import wait_on_access
 from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
+from unisono.reducer.virtual_ranks import name_nondeterministic
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import exchanges_activations
@@ -35,7 +36,8 @@ class Trainer:
 
     `loss` takes the model's output in training and the labels, and returns the mean over the samples; the default is
     cross entropy. `clip` is the largest norm of all averaged gradients. `within` returns the context in which the model
-    computes (autocast). The model may be plain, or already parallel by `unisono.parallel`.
+    computes (autocast). The model may be plain, or already parallel by `unisono.parallel`. `virtual_ranks` and their
+    `threads` are those of `unisono.parallel`.
 
     Where the model is on a device, batches from the host are moved there.
 
@@ -54,13 +56,15 @@ class Trainer:
         clip: float | None = None,
         timeline: Timeline | None = None,
         within: StepContext = nullcontext,
+        virtual_ranks: int = 0,
+        threads: int = 1,
     ) -> None:
         """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices."""
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.device = world.call_on_all(lambda: device_of([*model.parameters(), *model.buffers()], "the model"))
         """Device of the model."""
         self.recorder = Recorder()
-        self.reducer = reducer_of(model) or attach(model, world, rule)
+        self.reducer = reducer_of(model) or attach(model, world, rule, None, virtual_ranks, threads)
         self.reducer.structure.check(model)
         sharded = self.reducer.traits.state is RankState.SHARDED
         check_split_optimizer(model, optimizer, sharded)
@@ -77,12 +81,15 @@ class Trainer:
         if timeline is not None:
             self.reducer.observe = timeline.add
 
-    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
+    def step(
+        self, inputs: torch.Tensor, labels: torch.Tensor, whole: int | None = None, seed: int | None = None
+    ) -> float | torch.Tensor:
         """Train on this rank's share of a batch, which may be empty. Return the sum of the loss over its samples.
 
-        On a device it is a tensor of one number, which is not waited for. Raises UsageError within `no_sync`, and after
-        it: accumulate gradients in a loop of your own; and for a step that is captured as a graph; TensorError for a
-        batch on another device than the model.
+        With virtual ranks, `whole` and `seed` are those of `unisono.shares`. On a device the sum is a tensor of one
+        number, which is not waited for. Raises UsageError within `no_sync`, and after it: accumulate gradients in a
+        loop of your own; and for a step that is captured as a graph; TensorError for a batch on another device than the
+        model.
         """
         if self.reducer.accumulation.accumulates:
             raise UsageError(
@@ -100,23 +107,38 @@ class Trainer:
         if not self._awaits:
             reducer.runner.wait()
         reducer.control.samples = float(samples)
-        if samples or self._exchanges:
-            self.model.train()
-            with self.span("forward", "computing"), self.within():
-                loss = self.loss(self.model(inputs), labels) if samples else loss_of_none(self.model, inputs)
-            reducer.zero_grad()
-            step = self._begin_update()
-            with self.span("backward", "computing"):
-                reducer.backward(loss.backward, step)
-            if samples:
-                total = (loss.item() if is_on_host(loss) else loss.detach()) * samples
+        if (virtual := reducer.programs.virtual) is not None:
+            with name_nondeterministic():
+                for one in virtual.passes(self.model, (inputs, labels), whole, seed, self._pass_without_samples):
+                    total += self._pass(*one)
+        elif samples or self._exchanges:
+            total = self._pass(inputs, labels)
         else:
-            reducer.zero_grad()
-            reducer.backward(reducer.synchronize, self._begin_update())
+            self._pass_without_samples()
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
         return total
+
+    def _pass(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
+        """Make a forward and a backward pass, which sums gradients unless more passes of the step follow. Return the
+        sum of the loss."""
+        reducer, samples = self.reducer, len(labels)
+        self.model.train()
+        with self.span("forward", "computing"), self.within():
+            loss = self.loss(self.model(inputs), labels) if samples else loss_of_none(self.model, inputs)
+        reducer.zero_grad()
+        with self.span("backward", "computing"):
+            if reducer.accumulation.averages:
+                reducer.backward(loss.backward, self._begin_update())
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
+        return (loss.item() if is_on_host(loss) else loss.detach()) * samples if samples else 0.0
+
+    def _pass_without_samples(self) -> None:
+        """Make the pass of a rank that has no samples, or none left."""
+        self.reducer.zero_grad()
+        self.reducer.backward(self.reducer.synchronize, self._begin_update())
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of a batch on the model's device: a copy of one on the host."""

@@ -139,3 +139,34 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
 
     group.call_on_root(check)
     alone.free()
+
+
+@pytest.mark.parametrize(("rule", "hold"), [("bsp", "even"), ("sharded", "whole")])
+def test_virtual_ranks_have_the_same_bits_on_any_number_of_ranks(
+    world: World, packs: Path, tmp_path: Path, rule: str, hold: str
+) -> None:
+    """Five shares of batches of 30, of which the last is short: on 1 to all ranks, and resumed on all."""
+    home = world.call_on_root(lambda: tmp_path)
+    recipe = recipe_of(packs, hold)
+    recipe = replace(
+        recipe,
+        model=replace(recipe.model, dtype="float32"),
+        training=replace(recipe.training, batch=30, virtual_ranks=5),
+        compute=replace(recipe.compute, convolutions="library"),
+    )
+    threads, weights = torch.get_num_threads(), []
+    for ranks in range(1, world.size + 1):
+        group = world.split(world.rank // ranks)
+        if world.rank < ranks:
+            own = replace(recipe, rule=replace(recipe.rule, name=rule if ranks > 1 else "bsp"))
+            train(own, group, TrainOptions(home / f"{ranks}"))
+            weights.append(outcome(home / f"{ranks}")[1])
+        group.free()
+    world.call_on_root(lambda: stopped(home / "1", home / "resumed"))
+    train(recipe, world, TrainOptions(resume=home / "resumed"))
+    weights.append(outcome(home / "resumed")[1])
+    torch.set_num_threads(threads)
+    for other in weights[1:]:
+        assert all(tensor.equal(weights[0][name]) for name, tensor in other.items())
+    digits = world.all_gather_object(next(iter(weights[0].values())).sum().item())
+    assert len(set(digits)) == 1

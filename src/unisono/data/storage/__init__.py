@@ -46,6 +46,8 @@ class Sampler:
 
     order_name = ""
     """Property that orders depend on, beside the arguments of `order`; empty if they are full permutations."""
+    virtual = 0
+    """Number of virtual ranks that share each batch; 0: the ranks do."""
     note = ""
     """Line for the start of a run; empty if there is nothing to say."""
 

@@ -52,14 +52,14 @@ Owners = NDArray[np.integer]
 """Member of a group that holds each sample: its owner."""
 
 
-def owners_in_epoch(order: Numbers, batch: int, member_of_rank: NDArray[np.integer]) -> Owners:
+def owners_in_epoch(order: Numbers, batch: int, member_of_rank: NDArray[np.integer], virtual: int = 0) -> Owners:
     """Return the owners in an epoch with this order, in the smallest dtype, since the access is random.
 
     `member_of_rank` has the number of each rank in its group.
     """
     members = member_of_rank.astype(np.min_scalar_type(int(member_of_rank.max())))
     held = np.empty(len(order), members.dtype)
-    held[order] = members[ranks_of(len(order), batch, len(members))]
+    held[order] = members[ranks_of(len(order), batch, len(members), virtual)]
     return held
 
 
@@ -200,7 +200,7 @@ class PartitionedStorage(Storage):
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
         """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
-        owners = owners_in_epoch(order, batch, self._member_of_rank)
+        owners = owners_in_epoch(order, batch, self._member_of_rank, self.virtual)
         if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
             return
         shuffle(self._store, owners)

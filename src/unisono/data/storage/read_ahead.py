@@ -61,9 +61,9 @@ def plan_reads(blocks: StripeBlocks, seen: Numbers, cached: NDArray[np.bool_]) -
     return ReadPlan(found[turns], uses[turns], nbytes[found[turns]])
 
 
-def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int) -> Numbers:
+def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int, virtual: int = 0) -> Numbers:
     """Return the samples that a rank sees of an epoch's order from step `done` on (`order.share`)."""
-    mine: NDArray[np.bool_] = ranks_of(len(order), batch, ranks) == rank
+    mine: NDArray[np.bool_] = ranks_of(len(order), batch, ranks, virtual) == rank
     mine[: done * batch] = False
     return order[mine]
 

@@ -80,7 +80,7 @@ class StreamedStorage(Storage):
             return
         if ahead is not None:
             ahead.stop()
-        self._begin(seen_by(order, batch, done, self.world.rank, self.world.size))
+        self._begin(seen_by(order, batch, done, self.world.rank, self.world.size, self.virtual))
 
     def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
@@ -134,7 +134,7 @@ class StreamedStorage(Storage):
     def _prepare(self, seed: int, epoch: int, batch: int) -> tuple[Position, Numbers, ReadPlan]:
         """Return the order and the plan of the epoch after this one."""
         order = streamed_order(self._blocks, batch, self._window_bytes, epoch_rng(seed, epoch + 1))
-        seen = seen_by(order, batch, 0, self.world.rank, self.world.size)
+        seen = seen_by(order, batch, 0, self.world.rank, self.world.size, self.virtual)
         return (seed, epoch + 1, batch), order, self._plan(seen)
 
     def _begin(self, seen: Numbers) -> None:

@@ -1,0 +1,150 @@
+"""Virtual ranks: V fixed shares of each batch, whose gradients are summed exactly. So weights have the same bits for
+any number of ranks, which compute the shares one after another (`docs/exact_sums.md`).
+
+    V = 8 on 3 ranks        share    samples of a batch of 64        order on rank 1: the lowest share last
+    rank 0   shares 0 1       4      32 to 39, seed of share 4       forward, backward, its gradients are kept
+    rank 1   shares 2 3 4     3      24 to 31, seed of share 3       forward, backward, its gradients are kept
+    rank 2   shares 5 6 7     2      16 to 23, seed of share 2       forward, backward, whose program sums all of them
+
+Before each share the buffers (running means) are those from before the step. Those of share 0 stay, which rank 0 has
+computed last and sends to all ranks.
+
+A rank keeps the gradients of its shares until a bucket's exponents are agreed: V / p times the memory of one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from unisono.errors import UsageError
+from unisono.reducer.accumulation import Accumulation
+from unisono.reducer.control import StepControl
+from unisono.wires.exact import Gradients
+
+NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+class VirtualRanks:
+    """Shares of `count` that one rank of `ranks` computes in each step, and their gradients until they are summed."""
+
+    def __init__(
+        self,
+        count: int,
+        rank: int,
+        ranks: int,
+        accumulation: Accumulation,
+        control: StepControl,
+        parameters: Sequence[torch.Tensor],
+    ) -> None:
+        self.count, self._rank = count, rank
+        self.own = range(count * rank // ranks, count * (rank + 1) // ranks)
+        """Shares of this rank."""
+        self.kept: list[tuple[float, Gradients]] = []
+        """Samples and gradients of the shares of this step but the last."""
+        self.samples = 0.0
+        """Samples of the share whose pass runs."""
+        self._accumulation, self._control, self._parameters = accumulation, control, parameters
+
+    def own_samples(self, whole: int) -> range:
+        """Return the numbers of this rank's samples in a batch of `whole` samples of all ranks."""
+        return range(whole * self.own.start // self.count, whole * self.own.stop // self.count)
+
+    def passes(
+        self,
+        model: torch.nn.Module,
+        tensors: tuple[torch.Tensor, ...],
+        whole: int | None,
+        seed: int | None,
+        synchronize: Callable[[], None],
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield each share of this rank's `tensors`, which are its part of `whole` samples; None: all shares are equal.
+
+        A backward pass follows each. The last one sums all of them; where that share is empty `synchronize` does so.
+        `seed` is that of this step's random numbers, by default the number of sums before. Raises UsageError for
+        samples that do not fit.
+        """
+        cuts, state = self._cuts(tensors, whole), torch.get_rng_state()
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(self.own) > 1 else []
+        seed = self._control.averages if seed is None else seed
+        self.kept = []
+        try:
+            for share, (first, last) in reversed([*zip(self.own, cuts, strict=True)]):
+                with torch.no_grad():
+                    for buffer, before in buffers:
+                        buffer.copy_(before)
+                torch.manual_seed(int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1))
+                self.samples, sums = float(last - first), share == self.own.start
+                self._accumulation.averages = sums
+                if sums:
+                    self._control.samples = float(cuts[-1][1] - cuts[0][0])
+                if first < last:
+                    with _deterministic():
+                        yield tuple(tensor[first:last].clone() for tensor in tensors)  # as aligned as in any other run
+                elif sums:
+                    synchronize()
+                if not sums:
+                    self.kept.append((self.samples, self._take_gradients()))
+        finally:
+            self._accumulation.averages, self.kept = True, []
+            torch.set_rng_state(state)
+
+    def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
+        """Return the first row of each share in this rank's tensors, and the one after its last."""
+        length, shares = len(tensors[0]), len(self.own)
+        if whole is None and length % shares:
+            raise UsageError(
+                f"rank {self._rank}: {length} samples for {shares} virtual ranks, which have equally many: give a "
+                "multiple, or whole=..., the samples of all ranks"
+            )
+        total = length // shares * self.count if whole is None else whole
+        begin = self.own_samples(total)
+        if len(begin) != length:
+            raise UsageError(
+                f"rank {self._rank}: {length} samples, but its virtual ranks have samples {begin.start} to "
+                f"{begin.stop - 1} of {total}: give those of unisono.own_samples"
+            )
+        each = [total * share // self.count - begin.start for share in (*self.own, self.own.stop)]
+        return list(pairwise(each))
+
+    def _take_gradients(self) -> Gradients:
+        """Return the gradients of the pass that has ended, and leave none in the parameters."""
+        found = {number: parameter.grad for number, parameter in enumerate(self._parameters)}
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._accumulation.accumulated = False
+        return found
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let PyTorch refuse operators whose bits differ from call to call."""
+    filling: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills, filling.fill_uninitialized_memory = filling.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        filling.fill_uninitialized_memory = fills
+
+
+@contextmanager
+def name_nondeterministic() -> Iterator[None]:
+    """Raise PyTorch's error about such an operator as UsageError, which names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if (found := NONDETERMINISTIC.search(str(error))) is None:
+            raise
+        raise UsageError(
+            f"virtual ranks promise the same bits in each run, and {found[1]} is not deterministic: replace it in the "
+            "model, or train without virtual_ranks"
+        ) from error

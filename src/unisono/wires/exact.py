@@ -1,0 +1,218 @@
+"""Exact sums: integers with one exponent for each block of 256 numbers, agreed by all who sum. Integer addition has no
+rounding, so no order of the terms, and no algorithm, piece or bucket size, changes a bit of the result.
+
+2 shares, 1 guard bit; a block of float32      share 0 |  1.5   -0.25 |      share 1 |  2.5    0.75 |
+largest magnitudes, then their maximum         1.5 ─┬─ 2.5 < 2**2              quantum 2**(2 - 30 + 1) = 2**-27
+                                               2.5 ─┘
+integers  round(number / quantum)              |  201326592  -33554432 |     |  335544320  100663296 |
+their sum, by any algorithm of any library     |  536870912   67108864 |  x quantum  ─▶  |  4.0   0.5 |
+
+With S shares and G = ceil(log2 S) guard bits a term has 30 - G bits besides its sign (62 - G in float64's int64), so
+that the sum has 30. Each term is rounded to the nearest multiple of the quantum, and the sum once to the payload's
+dtype: the error is at most S quanta / 2, and half a unit in the last place of the sum (`docs/exact_sums.md`). A block
+with a number that is not finite is NaN throughout. Blocks below 2**-96 have fewer bits.
+
+Blocks are counted from the first element of a parameter, in the order of its memory: so a bucket's place and length,
+and a rank's shard of it, change no block. Who holds a part of a block measures the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from unisono.errors import TensorError
+from unisono.schedules.pieces import bounds
+
+BLOCK = 256
+"""Numbers that share an exponent."""
+
+STRETCH = 1024
+"""Blocks that are converted at once: their intermediate results stay in the processor's cache."""
+
+MAX_SUMMANDS = 1 << 20
+
+
+Gradients = dict[int, torch.Tensor | None]
+"""Gradient of each parameter, by its number; None where there is none."""
+
+Terms = Sequence[tuple[float, Gradients]]
+"""Gradients of the shares of a rank, each with its weight in the sum."""
+
+
+class Format(NamedTuple):
+    """Numbers of bits of a floating-point dtype, and the integers that its numbers become."""
+
+    integer: torch.dtype
+    mantissa: int
+    bias: int
+    width: int
+    """Bits of a sum, besides its sign: also the lowest exponent, as it is stored, that a block is given."""
+
+
+FORMATS = {torch.float32: Format(torch.int32, 23, 127, 30), torch.float64: Format(torch.int64, 52, 1023, 62)}
+
+
+def unencoded(_: torch.dtype) -> None:
+    """Return None: integers are sent as they are."""
+
+
+def integers(flat: torch.Tensor) -> torch.Tensor:
+    """Return the memory of floating-point numbers as integers of the same size. Raises TensorError for other dtypes."""
+    if flat.dtype not in FORMATS:
+        raise TensorError(f'wire "exact" sums float32 and float64, not {flat.dtype}: convert it first')
+    return flat.view(FORMATS[flat.dtype].integer)
+
+
+def blocks_of(start: int, stop: int) -> tuple[int, int]:
+    """Return the numbers of the first block that elements [start, stop) touch, and of the one after the last.
+
+    >>> blocks_of(255, 513)
+    (0, 3)
+    """
+    return start // BLOCK, -(-stop // BLOCK)
+
+
+def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: torch.Tensor) -> None:
+    """Raise `maxima`, one number for each block that elements [start, stop) of `values` touch, to the largest magnitude
+    in the whole block, times `weight`."""
+    first, last = blocks_of(start, stop)
+    for rows, here in _rows(values[first * BLOCK : last * BLOCK], 0):
+        found = torch.maximum(rows.amax(1), -rows.amin(1)).mul_(weight).abs_()  # abs: NaN may have a sign
+        maxima[here] = torch.maximum(maxima[here], found)
+
+
+def scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors that make integers of numbers, and the quanta that make numbers of integers, for each block.
+
+    `maxima` are those of all `summands` shares."""
+    _, mantissa, bias, width = FORMATS[maxima.dtype]
+    if not 1 <= summands <= MAX_SUMMANDS:
+        raise TensorError(f'wire "exact" sums at most {MAX_SUMMANDS} shares, not {summands}')
+    stored = integers(maxima) >> mantissa  # magnitude < 2 ** (stored - bias + 1)
+    bits = width - (summands - 1).bit_length()
+    power = stored.clamp(min=width) - (bias - 1) - bits  # of the quantum
+    factors, quanta = (((bias + one).clamp(min=0) << mantissa).view(maxima.dtype) for one in (-power, power))
+    return factors, quanta.masked_fill_(stored > 2 * bias, torch.nan)
+
+
+def encode(
+    values: torch.Tensor, start: int, factors: torch.Tensor, weight: float, into: torch.Tensor, add: bool = False
+) -> None:
+    """Write values, times `weight`, as integers, or add them to those there; `start` is the place of the first in its
+    parameter, and `factors` are those of its blocks."""
+    weighted = (factors * weight)[:, None]
+    for (rows, here), (sums, _) in zip(_rows(values, start), _rows(into, start), strict=True):
+        rounded = torch.mul(rows, weighted[here]).round_()
+        if add:
+            sums.add_(rounded.to(sums.dtype))
+        else:
+            sums.copy_(rounded)
+
+
+def decode(sums: torch.Tensor, start: int, quanta: torch.Tensor, into: torch.Tensor) -> None:
+    """Write the numbers of integers, of which the first has the place `start` in its parameter; `into` may be the same
+    memory."""
+    for (rows, here), (target, _) in zip(_rows(sums, start), _rows(into, start), strict=True):
+        torch.mul(rows.to(target.dtype), quanta[here, None], out=target)
+
+
+class ExactSums:
+    """Exact sums in flat memories of several keys (buckets), which hold parts of parameters."""
+
+    def __init__(
+        self,
+        summands: int,
+        sums: Callable[[int], torch.Tensor],
+        pieces: Callable[[int], Iterable[tuple[int, slice, slice]]],
+        flat: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> None:
+        """Sum `summands` shares in the memory `sums` of a key, whose `pieces` are the number of a parameter, its place
+        there, and the elements of the parameter; `flat` returns a parameter's gradient in the order of its memory."""
+        self._summands, self._sums, self._pieces, self._flat = summands, sums, pieces, flat
+        self._maxima: dict[int, torch.Tensor] = {}
+        self._quanta: dict[int, torch.Tensor] = {}
+
+    def measure(self, key: int, terms: Terms) -> None:
+        """Measure the blocks of gradients that have parts in a memory."""
+        pieces = list(self._blocks(key))
+        maxima = self._maxima[key] = self._sums(key).new_zeros(pieces[-1][-1].stop if pieces else 0)
+        for number, _, part, _, blocks in pieces:
+            for weight, gradients in terms:
+                if (gradient := gradients[number]) is not None:
+                    measure(self._flat(gradient, number), part.start, part.stop, weight, maxima[blocks])
+
+    def maxima(self, key: int) -> torch.Tensor:
+        """Return the largest magnitudes of the blocks, as integers in the same order: NaN is the largest."""
+        return integers(self._maxima[key])
+
+    def pack(self, key: int, terms: Terms) -> None:
+        """Write the sums of this rank's gradients into a memory as integers of the agreed exponents."""
+        factors, self._quanta[key] = scales(self._maxima.pop(key), self._summands)
+        sums = self.integers(key)
+        for number, here, part, _, blocks in self._blocks(key):
+            begun = False
+            for weight, gradients in terms:
+                if (gradient := gradients[number]) is not None:
+                    encode(self._flat(gradient, number)[part], part.start, factors[blocks], weight, sums[here], begun)
+                    begun = True
+            if not begun:
+                sums[here].zero_()
+
+    def integers(self, key: int) -> torch.Tensor:
+        """Return the integers in a memory."""
+        return integers(self._sums(key))
+
+    def decode(self, key: int, start: int, stop: int) -> None:
+        """Make numbers of the integers in elements [start, stop) of a memory, in place."""
+        sums, quanta = self._sums(key), self._quanta[key]
+        for _, here, part, first, blocks in self._blocks(key):
+            begin, end = max(start, here.start), min(stop, here.stop)
+            if begin < end:
+                place = part.start + begin - here.start  # in the parameter
+                mine = quanta[blocks.start + place // BLOCK - first : blocks.stop]
+                decode(integers(sums[begin:end]), place, mine, sums[begin:end])
+
+    def _blocks(self, key: int) -> Iterator[tuple[int, slice, slice, int, slice]]:
+        """Yield each piece, the number of its first block in its parameter, and the places of its blocks among all."""
+        at = 0
+        for number, here, part in self._pieces(key):
+            first, last = blocks_of(part.start, part.stop)
+            yield number, here, part, first, slice(at, at + last - first)
+            at += last - first
+
+
+def sum_over(world: Any, tensor: torch.Tensor, algorithm: str, scatter: bool = False) -> torch.Tensor:
+    """Return the exact sum of the tensors of all ranks, flat; with `scatter`, this rank's chunk of it. bfloat16 and
+    float16 are summed as float32."""
+    flat = tensor.detach().reshape(-1)
+    flat = flat.float() if flat.itemsize < 4 else flat
+    mine, whole = torch.empty_like(flat), slice(0, len(flat))
+    sums = ExactSums(world.size, lambda _: mine, lambda _: [(0, whole, whole)], lambda one, _: one)
+    terms: Terms = [(1.0, {0: flat})]
+    sums.measure(0, terms)
+    world.allreduce(sums.maxima(0), op="maximum")
+    sums.pack(0, terms)
+    start, stop = bounds(len(flat), world.size, world.rank) if scatter else (0, len(flat))
+    total = (world.reduce_scatter if scatter else world.allreduce)(sums.integers(0), algorithm)
+    integers(mine)[start:stop] = total
+    sums.decode(0, start, stop)
+    return mine[start:stop].to(tensor.dtype)
+
+
+def _rows(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, slice]]:
+    """Yield elements as rows of a block each, with the numbers of the blocks: the rest of the block that element
+    `start` lies in, if it does not begin there, then whole blocks, then the begin of one."""
+    at, number, length = 0, 0, len(flat)
+    while at < length:
+        inside = (start + at) % BLOCK
+        rows = min((length - at) // BLOCK, STRETCH)
+        if inside or not rows:
+            end = min(at + BLOCK - inside, length)
+            yield flat[at:end].view(1, -1), slice(number, number + 1)
+            at, number = end, number + 1
+        else:
+            yield flat[at : at + rows * BLOCK].view(rows, BLOCK), slice(number, number + rows)
+            at, number = at + rows * BLOCK, number + rows

@@ -1,0 +1,246 @@
+"""The same bits for any number of ranks: each number up to that of all ranks trains, and so do other settings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import unisono
+from unisono.data.builtin import load_digits
+from unisono.errors import UnisonoError, UsageError
+from unisono.step.overlaps import OVERLAPS
+from unisono.training.trainer import Trainer
+from unisono.world import World
+
+SHARES = 8
+SIZES = (64, 64, 29, 64, 5, 64, 1, 64)
+"""Samples of each batch: in some a share is smaller than another, or empty."""
+
+
+@contextmanager
+def groups_of(world: World, ranks: int) -> Iterator[World]:
+    """Groups of so many ranks, and one of the rest; freed at the end."""
+    group = world.split(world.rank // ranks)
+    yield group
+    group.free()
+
+
+def net() -> nn.Module:
+    """A small network with batch norm and dropout, and a layer that buckets cut."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 61),
+        nn.Dropout(0.3),
+        nn.ReLU(),
+        nn.Linear(61, 10),
+    )
+
+
+def digest(model: nn.Module) -> str:
+    """Hash of all weights and buffers."""
+    state = model.state_dict().values()
+    return hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in state)).hexdigest()
+
+
+def batches(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """This rank's samples of each batch, and the number of all ranks' samples."""
+    data, order = load_digits().train, torch.randperm(1437, generator=torch.Generator().manual_seed(1))
+    for number, size in enumerate(SIZES):
+        mine = unisono.own_samples(model, size)
+        rows = order[64 * number :][mine.start : mine.stop]
+        yield data.inputs[rows], data.labels[rows], size
+
+
+def trained(world: World, rule: unisono.BSP | unisono.Sharded, adam: bool = False, shares: int = SHARES) -> str:
+    """Hash after the steps of a Trainer. Integers count batches of share 0 on rank 0."""
+    model = net()
+    make = torch.optim.AdamW if adam else torch.optim.SGD
+    optimizer = make(model.parameters(), 0.01, weight_decay=1e-3)
+    threads = torch.get_num_threads()
+    try:
+        trainer = Trainer(model, world, rule, optimizer, virtual_ranks=shares)
+        for inputs, labels, whole in batches(model):
+            trainer.step(inputs, labels, whole)
+        trainer.wait()
+        return world.call_on_root(lambda: digest(model))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rule_of(
+    kind: type, algorithm: str = "auto", nbytes: int | None = None, overlap: str = "chain", **own: str
+) -> unisono.BSP:
+    return kind(unisono.Exchange(algorithm, "exact", nbytes), overlap, **own)
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_any_number_of_ranks_has_the_bits_of_one(world: World, adam: bool) -> None:
+    """Rank 0's group has 1 to all ranks, and each has another schedule, size of buckets and overlap."""
+    others = [
+        rule_of(unisono.BSP, overlap="none"),
+        rule_of(unisono.BSP, "ring", 3000, "concurrent"),
+        rule_of(unisono.Sharded, "direct", 7000, "chain"),
+        rule_of(unisono.Sharded, "library", None, "funnel"),
+    ]
+    found = set()
+    for ranks in range(1, world.size + 1):
+        with groups_of(world, ranks) as group:
+            found |= {trained(group, rule_of(unisono.BSP), adam), trained(group, others[ranks % 4], adam)}
+    assert len(set().union(*world.all_gather_object(found))) == 1
+
+
+@pytest.mark.parametrize("kind", [unisono.BSP, unisono.Sharded])
+def test_settings_change_no_bit(spread: World, kind: type) -> None:
+    """Between two nodes, and by MPI's own sum."""
+    rules = [rule_of(kind, algorithm, nbytes, overlap) for algorithm, nbytes, overlap in (
+        ("auto", None, "auto"),
+        ("ring", 1000, "chain"),
+        ("library", 4000, "concurrent"),
+        ("halving" if kind is unisono.BSP else "ring", 20_000, "funnel"),
+        ("direct", 20_000, "none"),
+    )]  # fmt: skip
+    assert len({trained(spread, rule) for rule in rules}) == 1
+
+
+def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=1e-3)
+    threads = torch.get_num_threads()
+    unisono.parallel(model, world, virtual_ranks=SHARES)
+    loss = nn.CrossEntropyLoss()
+    for inputs, labels, whole in batches(model):
+        state = torch.get_rng_state()
+        for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+            rows.append(len(targets))
+            loss(model(some), targets).backward()
+        assert torch.get_rng_state().equal(state), "the program's own numbers go on"
+        optimizer.step()
+    torch.set_num_threads(threads)
+    assert sum(world.all_gather_object(sum(rows))) == sum(SIZES)
+    own = world.call_on_root(lambda: digest(model))
+    assert own == trained(world, rule_of(unisono.BSP))
+
+
+def test_a_sum_over_shares(world: World) -> None:
+    """The sum of the shares' means is V times the mean of equal shares, up to the last bits."""
+    grads = []
+    for scale in ("mean", "sum"):
+        model = net()
+        unisono.parallel(model, world, unisono.BSP(scale=scale), virtual_ranks=SHARES)
+        inputs, labels, whole = next(batches(model))
+        for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+            nn.functional.cross_entropy(model(some), targets).backward()
+        grads.append([parameter.grad.clone() for parameter in model.parameters()])
+    for mean, total in zip(*grads, strict=True):
+        torch.testing.assert_close(total, SHARES * mean, rtol=1e-5, atol=1e-6)
+
+
+def test_without_virtual_ranks_no_setting_changes_a_bit(spread: World) -> None:
+    """The wire alone: ranks are the shares."""
+    found = set()
+    for algorithm, nbytes, overlap in (("ring", 1000, "chain"), ("library", None, "none"), ("direct", 9000, "funnel")):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        trainer = Trainer(model, spread, rule_of(unisono.BSP, algorithm, nbytes, overlap), optimizer)
+        data = load_digits().train
+        for step in range(4):
+            rows = slice(16 * (step * spread.size + spread.rank), 16 * (step * spread.size + spread.rank + 1))
+            torch.manual_seed(step)
+            trainer.step(data.inputs[rows], data.labels[rows])
+        trainer.wait()
+        found.add(digest(model))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_the_average_is_that_of_floats_up_to_the_last_bits(world: World, overlap: str) -> None:
+    model, serial = net(), net()
+    unisono.parallel(model, world, unisono.BSP(overlap=overlap), virtual_ranks=SHARES)
+    for layer in (*model, *serial):
+        layer.eval()  # so that shares are the batch
+    inputs, labels, whole = next(batches(model))
+    for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+        nn.functional.cross_entropy(model(some), targets).backward()
+    everyone = world.all_gather_object((inputs, labels))
+    inputs, labels = (torch.cat(parts) for parts in zip(*everyone, strict=True))
+    nn.functional.cross_entropy(serial(inputs), labels).backward()
+    for own, other in zip(model.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_sums_of_a_world_have_the_bits_of_any_algorithm(spread: World) -> None:
+    own = torch.randn(3001, generator=torch.Generator().manual_seed(spread.rank))
+    found = {spread.allreduce(own.clone(), name, "exact").numpy().tobytes() for name in ("ring", "direct", "library")}
+    assert len(found) == 1
+    whole = spread.allreduce(own.clone(), wire="exact")
+    first = 3001 * spread.rank // spread.size
+    part = spread.reduce_scatter(own, "ring", "exact")
+    assert part.equal(whole[first : first + len(part)])
+    torch.testing.assert_close(whole, spread.allreduce(own.clone()), rtol=1e-5, atol=1e-5)
+
+
+class Placing(nn.Module):
+    """Layer with an operator whose result depends on the order of its writes."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone().put_(torch.zeros(2, dtype=torch.int64), inputs.flatten()[:2])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda world: unisono.parallel(net(), world, virtual_ranks=world.size - 1),
+            "ranks, so some would have no share",
+        ),
+        (
+            lambda world: unisono.parallel(net(), world, unisono.BSP(unisono.Exchange(wire="int8")), virtual_ranks=8),
+            'virtual_ranks = 8, but the sums of wire "int8" depend on the ranks: use "exact"',
+        ),
+        (
+            lambda world: unisono.parallel(net().bfloat16(), world, virtual_ranks=8),
+            r'parameter 0.weight is torch.bfloat16 on cpu, and the wire "exact" sums float32 and float64',
+        ),
+        (
+            lambda world: trained(world, unisono.LocalSGD(unisono.Exchange(wire="exact"))),
+            'LocalSGD does not sum by the wire "exact": use BSP or Sharded on whole layers',
+        ),
+        (
+            lambda world: trained(world, unisono.Sharded(clip=1.0)),
+            "Sharded sums the norms of clip, LARS and LAMB by rank",
+        ),
+    ],
+)
+def test_what_cannot_have_the_same_bits_is_refused(world: World, make: Callable[[World], object], words: str) -> None:
+    if world.size == 1 and "no share" in words:
+        pytest.skip("0 are none")
+    with pytest.raises(UnisonoError, match=words):
+        make(world)
+
+
+def test_samples_that_do_not_fit_and_operators_that_are_not_deterministic_are_refused(world: World) -> None:
+    model = net()
+    with pytest.raises(UsageError, match="the model is not parallel"):
+        unisono.own_samples(model, 64)
+    unisono.parallel(model, world)
+    with pytest.raises(UsageError, match=r"the model has no virtual ranks: call unisono\.parallel"):
+        unisono.shares(model, torch.zeros(8))
+    shares = 2 * world.size
+    model = nn.Sequential(Placing(), nn.Linear(4, 4))
+    trainer = Trainer(model, world, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1), virtual_ranks=shares)
+    with pytest.raises(UsageError, match=r"rank .: 3 samples for 2 virtual ranks, which have equally many: give a"):
+        trainer.step(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(UsageError, match=r"rank .: 2 samples, but its virtual ranks have samples .* to"):
+        trainer.step(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64), whole=4 * world.size)
+    with pytest.raises(UsageError, match=r"and put_ is not deterministic: replace it in the model, or train without"):
+        trainer.step(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    assert not torch.are_deterministic_algorithms_enabled()

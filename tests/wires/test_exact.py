@@ -1,0 +1,143 @@
+"""Exact sums: an oracle in whole numbers, equal bits for any split and order of shares, and the bound of the error."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.testing.test_play import call
+
+from unisono.errors import TensorError
+from unisono.wires.exact import BLOCK, STRETCH, blocks_of, decode, encode, integers, measure, scales, sum_over
+
+DTYPES = {torch.float32: (np.float32, 30, -96), torch.float64: (np.float64, 62, -960)}
+
+
+def quantum_of(block: np.ndarray, dtype: torch.dtype) -> Fraction:
+    """The quantum of a block of all shares, of shape (shares, numbers)."""
+    _, width, lowest = DTYPES[dtype]
+    exponent = max(math.frexp(float(np.abs(block).max()))[1], lowest)
+    return Fraction(2) ** (exponent - width + (len(block) - 1).bit_length())
+
+
+def oracle(shares: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The sum of shares one after another, in Python's whole numbers."""
+    total = np.empty(shares.shape[1], DTYPES[dtype][0])
+    for start in range(0, shares.shape[1], BLOCK):
+        block = shares[:, start : start + BLOCK]
+        quantum = quantum_of(block, dtype)
+        for place in range(block.shape[1]):
+            whole = sum(round(Fraction(float(one)) / quantum) for one in block[:, place])
+            total[start + place] = total.dtype.type(whole) * total.dtype.type(float(quantum))
+    return total
+
+
+def summed(shares: torch.Tensor, cuts: list[int], ranks: list[list[int]]) -> torch.Tensor:
+    """The sum of shares that several ranks have, in buckets that end at `cuts`."""
+    found = torch.empty_like(shares[0])
+    for start, stop in zip([0, *cuts], [*cuts, shares.shape[1]], strict=True):
+        first, last = blocks_of(start, stop)
+        maxima = shares.new_zeros(last - first)
+        for one in shares:
+            measure(one, start, stop, 1.0, maxima)
+        factors, quanta = scales(maxima, len(shares))
+        total = torch.zeros(stop - start, dtype=integers(found).dtype)
+        for several in ranks:
+            own = torch.zeros_like(total)
+            for share in several:
+                encode(shares[share, start:stop], start, factors, 1.0, own, add=share != several[0])
+            total += own
+        decode(total, start, quanta, found[start:stop])
+    return found
+
+
+@st.composite
+def splits(draw: st.DrawFn, length: int, shares: int) -> tuple[list[int], list[list[int]]]:
+    """Ends of buckets, and the shares of each rank, in any order."""
+    cuts = draw(st.lists(st.integers(0, length), max_size=4).map(sorted))
+    order = draw(st.permutations(range(shares)))
+    ends = draw(st.lists(st.integers(1, shares - 1), max_size=4, unique=True).map(sorted)) if shares > 1 else []
+    return cuts, [list(order[a:b]) for a, b in zip([0, *ends], [*ends, shares], strict=True)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.data())
+def test_any_split_of_the_shares_gives_the_bits_of_the_oracle_and_holds_the_bound(
+    dtype: torch.dtype, data: st.DataObject
+) -> None:
+    numpy, width, _ = DTYPES[dtype]
+    length, count = data.draw(st.integers(1, 2 * BLOCK + 9)), data.draw(st.integers(1, 9))
+    limit = 2.0**100
+    given_ = data.draw(arrays(numpy, (count, length), elements=st.floats(-limit, limit, width=8 * numpy().itemsize)))
+    shares = torch.from_numpy(given_)
+    expected = oracle(given_, dtype)
+    for _ in range(3):
+        found = summed(shares, *data.draw(splits(length, count))).numpy()
+        assert found.tobytes() == expected.tobytes()
+    for start in range(0, length, BLOCK):
+        quantum = quantum_of(given_[:, start : start + BLOCK], dtype)
+        for place in range(start, min(start + BLOCK, length)):
+            true = sum(Fraction(float(one)) for one in given_[:, place])
+            error = abs(Fraction(float(expected[place])) - true)
+            assert error <= count * quantum / 2 + Fraction(float(np.spacing(np.abs(expected[place])))) / 2
+            largest = Fraction(float(np.abs(given_[:, start : start + BLOCK]).max()))
+            if largest >= Fraction(2) ** -96:
+                assert quantum <= 4 * count * largest / 2**width
+
+
+def test_sums_are_as_good_as_those_of_floats() -> None:
+    """The largest error of normally distributed numbers is not above that of a serial sum of float32 in rank order."""
+    shares = torch.randn(8, 1 << 14, generator=torch.Generator().manual_seed(0))
+    true, serial = shares.double().sum(0), torch.zeros(1 << 14)
+    for one in shares:
+        serial += one
+    exact = summed(shares, [], [list(range(8))])
+    assert (exact - true).abs().max() <= (serial - true).abs().max()
+
+
+def test_long_payloads_are_their_blocks() -> None:
+    shares = torch.randn(3, BLOCK * (STRETCH + 3) + 7, generator=torch.Generator().manual_seed(0))
+    whole = summed(shares, [], [[0, 1, 2]])
+    assert whole.equal(summed(shares, [5, BLOCK, BLOCK * STRETCH + 1], [[2], [1, 0]]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_with_a_number_that_is_not_finite_is_nan(bad: float, dtype: torch.dtype) -> None:
+    shares = torch.ones(4, 3 * BLOCK, dtype=dtype)
+    shares[2, BLOCK + 3] = bad
+    found = summed(shares, [], [[0, 1], [2, 3]]).view(3, BLOCK)
+    assert [bool(row.isnan().all()) for row in found] == [False, True, False]
+    assert found[[0, 2]].eq(4).all()
+
+
+def test_the_largest_numbers_and_zeros_and_the_smallest() -> None:
+    largest = torch.finfo(torch.float32).max
+    shares = torch.tensor([[largest] * BLOCK + [0.0] * BLOCK + [2.0**-140] * BLOCK] * 3)
+    shares[1] *= -1
+    found = summed(shares, [], [[0], [1], [2]])
+    assert found[:BLOCK].eq(largest).all()
+    assert found[BLOCK:].eq(0).all(), "below half of the smallest quantum"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_of_a_world_it_is_the_same_in_chunks(dtype: torch.dtype) -> None:
+    shares = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    worlds = call(3, lambda world: [sum_over(world, shares[world.rank], "auto", scatter) for scatter in (False, True)])
+    wide = shares if dtype.itemsize >= 4 else shares.float()
+    expected = summed(wide, [], [[0, 1, 2]]).to(dtype)
+    assert all(whole.equal(expected) for whole, _ in worlds)
+    assert torch.cat([part for _, part in worlds]).equal(expected)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(TensorError, match=r'wire "exact" sums float32 and float64, not torch\.int32'):
+        integers(torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(TensorError, match='wire "exact" sums at most 1048576 shares, not 2000000'):
+        scales(torch.ones(3), 2_000_000)
