@@ -1,0 +1,140 @@
+"""What the ranks of the benchmark do: they train, or measure steps and sums. `run.py` starts them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import unisono
+from unisono.data.builtin import load_digits
+from unisono.models import make_network
+from unisono.placement import place
+from unisono.world import World
+
+SHARES, BATCH, STEPS, ROUNDS = 8, 64, 10, 15
+
+
+class Mirror(nn.Module):
+    """Augmentation: each image is mirrored, or not, by the random numbers of its share."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flips = torch.rand(len(images), 1, 1, 1) < 0.5 if self.training else torch.zeros(len(images), 1, 1, 1).bool()
+        return torch.where(flips, images.flip(-1), images)
+
+
+class GPT(nn.Module):
+    """Two layers with dropout, on the pixels of a digit as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(17, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.layers(self.embedding((images.flatten(1) * 16).long())).mean(1))
+        return scores
+
+
+def network(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return GPT() if name == "gpt" else nn.Sequential(Mirror(), make_network(name, "", 10, 1))
+
+
+def trained(world: World, setting: dict[str, Any]) -> str:
+    """SHA-256 of the weights and buffers of rank 0 after some steps."""
+    model, kind = network(setting["network"]), {"bsp": unisono.BSP, "sharded": unisono.Sharded}[setting["rule"]]
+    exchange = unisono.Exchange(setting["algorithm"], None, setting["bucket_bytes"])
+    rule, optimizer = kind(exchange, setting["overlap"]), torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    data, order = load_digits().train, torch.randperm(1437, generator=torch.Generator().manual_seed(1))
+    if setting["trainer"]:
+        trainer = unisono.Trainer(model, world, rule, optimizer, virtual_ranks=SHARES)
+    else:
+        unisono.parallel(model, world, rule, optimizer, virtual_ranks=SHARES)
+    for step in range(STEPS):
+        rows = order[step * BATCH : step * BATCH + (29 if step == STEPS // 2 else BATCH)]
+        mine = unisono.own_samples(model, len(rows))
+        inputs, labels = data.inputs[rows[mine.start : mine.stop]], data.labels[rows[mine.start : mine.stop]]
+        if setting["trainer"]:
+            trainer.step(inputs, labels, len(rows))
+            continue
+        for some, targets in unisono.shares(model, inputs, labels, whole=len(rows)):
+            nn.functional.cross_entropy(model(some), targets).backward()
+        optimizer.step()
+    if setting["trainer"]:
+        trainer.wait()
+    state = model.state_dict().values()
+    return hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in state)).hexdigest()
+
+
+def compared(world: World, what: str, plain: Callable[[], object], exact: Callable[[], object]) -> dict[str, Any]:
+    """Median milliseconds of both, which take turns; the slowest rank's of each round."""
+    seconds: dict[str, list[float]] = {"plain": [], "exact": []}
+    for _ in range(ROUNDS):
+        for name, act in (("plain", plain), ("exact", exact)):
+            world.comm.Barrier()
+            began = time.perf_counter()
+            act()
+            seconds[name].append(max(world.all_gather_object(time.perf_counter() - began)))
+    own = {name: 1e3 * statistics.median(found[3:]) for name, found in seconds.items()}
+    ratios = [late / early for early, late in zip(seconds["plain"][3:], seconds["exact"][3:], strict=True)]
+    return {"what": what, **own, "ratio": statistics.median(ratios)}
+
+
+def costs(world: World) -> list[dict[str, Any]]:
+    """Sums of tensors, and steps of networks, with V = p."""
+    found = []
+    for megabytes in (1, 4, 16):
+        one = world.empty(megabytes << 18, torch.float32).normal_()
+        found.append(
+            compared(
+                world,
+                f"allreduce of {megabytes} MiB",
+                lambda one=one: world.allreduce(one),  # type: ignore[misc]
+                lambda one=one: world.allreduce(one, wire="exact"),  # type: ignore[misc]
+            )
+        )
+    data = load_digits().train
+    for name in ("small_convnet", "resnet8"):
+        steps = []
+        for shares in (0, world.size):
+            model = network(name)
+            optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+            rule = unisono.BSP(unisono.Exchange(bucket_bytes=1 << 20), "chain")
+            trainer = unisono.Trainer(model, world, rule, optimizer, virtual_ranks=shares)
+            rows = slice(BATCH * world.rank, BATCH * (world.rank + 1))
+
+            def step(trainer: unisono.Trainer = trainer, rows: slice = rows) -> None:
+                trainer.step(data.inputs[rows], data.labels[rows])
+                trainer.wait()
+
+            steps.append(step)
+        found.append(compared(world, f"step of {name}, {BATCH} samples a rank", *steps))
+    return found
+
+
+def main(task: str, given: str, output: str) -> None:
+    world, found = unisono.init(), []
+    torch.set_num_threads(1)
+    for setting in json.loads(Path(given).read_text()):
+        two = setting["nodes"] == 2 and world.size > 1
+        placement = place([rank % 2 for rank in range(world.size)]) if two else world.placement
+        own = World(world.comm.Dup(), placement, world.table)
+        found.append(trained(own, setting))
+        own.free()
+    if task == "cost":
+        found = costs(world)
+    world.call_on_root(lambda: Path(output).write_text(json.dumps(found)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
