@@ -20,10 +20,11 @@ from unisono.placement import one_rank_per_node
 from unisono.schedules import find
 from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import bounds
+from unisono.schedules.pipeline import broadcast
 from unisono.transports import sockets
 from unisono.transports.arithmetic import arithmetic_of
 from unisono.transports.plan import Plan
-from unisono.transports.sockets import Messenger, Sockets, StagedParts
+from unisono.transports.sockets import Messenger, Sockets
 from unisono.transports.steps import Row, RowKind
 
 needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
@@ -58,11 +59,17 @@ def carry_out(plan: Plan, inputs: list[torch.Tensor], lengths: list[int], buffer
     connected = mesh(ranks, buffer_bytes)
 
     def play(rank: int) -> None:
-        memory, ends, rows = placed_rows(plan, algorithm(rank, ranks), rank, ranks)
-        player = connected[rank].player_of(rows, ends, plan.arithmetic, lambda: None, never)
+        memory, rows = placed_rows(plan, algorithm(rank, ranks), rank, ranks)
+        player = connected[rank].player_of(rows, plan.arithmetic, lambda: None, never)
+        start, stop = bounds(plan.length, ranks, rank)
         for token in range(3):
             memory[:] = 255  # what is left there does not matter
-            player(token, inputs[rank].data_ptr(), outputs[rank].data_ptr())
+            source, target = inputs[rank], outputs[rank]
+            if plan.collective == "all_gather":
+                target[start:stop] = source
+            elif plan.collective in ("allreduce", "broadcast") or (plan.collective == "reduce" and rank == plan.root):
+                source = target.copy_(source)  # in place
+            player(token, source.data_ptr(), target.data_ptr())
 
     with ThreadPoolExecutor(ranks) as threads:
         list(threads.map(play, range(ranks)))
@@ -110,6 +117,19 @@ def test_every_collective_equals_the_serial_one(data: st.DataObject) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_long_broadcast_and_a_reduction_along_a_chain_of_pieces(ranks: int) -> None:
+    payloads = [torch.arange(100_003, dtype=torch.float32) % (7 + rank) for rank in range(ranks)]
+    chain = plan_of("broadcast", "pipeline", 100_003, torch.float32, None, 1)
+    _, rows = placed_rows(chain, broadcast(1, ranks), 1, ranks)
+    assert len(rows) > 40
+    outputs = carry_out(chain, payloads, [100_003] * ranks)
+    assert all(torch.equal(out, payloads[1]) for out in outputs)
+    reduced = carry_out(plan_of("reduce", "pipeline", 100_003, torch.float32, "sum", 1), payloads, [100_003] * ranks)
+    assert torch.equal(reduced[1], torch.stack(payloads).sum(0))
+
+
+@needs_compiler
 @pytest.mark.parametrize("schedule", ["tree", "circulant"])
 def test_messages_that_sockets_take_in_parts(schedule: str) -> None:
     payloads = [torch.arange(200_003, dtype=torch.float64) * rank for rank in range(5)]
@@ -135,9 +155,7 @@ def test_a_message_of_another_call_names_its_rank() -> None:
             found.append((rank, other))
             raise _EndedError
 
-        player = connected[rank].player_of(
-            rows_to(1 - rank), StagedParts(0, 0, 0, 0), arithmetic_of(torch.uint8), never, mismatch
-        )
+        player = connected[rank].player_of(rows_to(1 - rank), arithmetic_of(torch.uint8), never, mismatch)
         with pytest.raises(_EndedError):
             player(7 + rank, 0, 0)
 
@@ -160,7 +178,7 @@ def test_a_wait_for_a_late_rank_or_an_ended_one_calls_python(ended: bool) -> Non
 
     if ended:
         other.close()
-    player = one.player_of(rows_to(1), StagedParts(0, 0, 0, 0), arithmetic_of(torch.uint8), late, never)
+    player = one.player_of(rows_to(1), arithmetic_of(torch.uint8), late, never)
     with pytest.raises(_EndedError):
         player(1, 0, 0)
     assert calls == 3

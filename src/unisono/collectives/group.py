@@ -19,7 +19,7 @@ from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.short import MAX_SHORT_BYTES, Short, open_short, schedule_for
+from unisono.collectives.short import LONG_COLLECTIVES, MAX_SHORT_BYTES, Short, open_short, schedule_for
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
@@ -168,8 +168,9 @@ class Group:
         if self.one_node:
             return self._trials.choose(plan)
         short = plan.algorithm == LIBRARY and 0 < plan.nbytes <= MAX_SHORT_BYTES
+        long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
         tuned = (plan.collective, "across nodes") in self.table.measured
-        if not short or tuned or self.short(plan.call) is None:
+        if not (short or long) or tuned or self.short(plan.call) is None:
             return Choice(plan.algorithm, plan.transport)
         return Choice(schedule_for(plan.collective, plan.nbytes), "sockets")
 

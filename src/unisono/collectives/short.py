@@ -26,14 +26,23 @@ from unisono.schedules.schedule import Program
 from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of
 from unisono.transports.messages import wait_until
 from unisono.transports.plan import Plan, Prepared, started
-from unisono.transports.sockets import VARIABLE, Payload, Sockets, StagedParts, landing_bytes, open_sockets, rows_of
+from unisono.transports.sockets import SOURCE, TARGET, VARIABLE, Payload, Sockets, landing_bytes, open_sockets, rows_of
 from unisono.transports.steps import Row, RowKind, copy, kind_of
 
 if TYPE_CHECKING:
     from unisono.collectives.group import Group
 
 MAX_SHORT_BYTES = 64 << 10
-"""Largest payload in bytes: longer ones are cut into pieces, which messages of MPI carry as fast."""
+"""Largest payload in bytes of every collective."""
+
+LONG_COLLECTIVES = ("broadcast", "reduce", "all_to_all")
+"""Collectives of longer payloads, too. In others messages of MPI come as near to the bound."""
+
+CHAIN = "pipeline"
+"""Schedule of a long broadcast or reduction."""
+
+PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
+"""Pieces of a chain: it takes as long as its pieces and its ranks one after another."""
 
 MAX_TREE_BYTES = 2 << 10
 """Largest payload in bytes of an allreduce whose time is that of its messages, not that of its bytes."""
@@ -63,7 +72,9 @@ def schedule_for(collective: str, nbytes: int) -> str:
     ('tree', 'circulant', 'circulant')
     """
     if collective == "all_to_all":
-        return "direct"
+        return "ring" if nbytes > MAX_SHORT_BYTES else "direct"
+    if nbytes > MAX_SHORT_BYTES:
+        return CHAIN
     whole = collective in ("allreduce", "broadcast", "reduce")
     return "tree" if whole and nbytes <= MAX_TREE_BYTES else "circulant"
 
@@ -87,8 +98,7 @@ class Short:
         self._group, self._sockets = group, sockets
         program = find(BARRIER, group.placement).allreduce(group.rank, group.size)
         nothing = Payload(0, Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
-        rows = [*rows_of(group.rank, program, nothing, 0)]
-        self._barrier = self._player_of(rows, StagedParts(0, 0, 0, 0), nothing.arithmetic)
+        self._barrier = self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
 
     def end(self) -> None:
         """End the connections, from any thread: waits of this rank and of others find out."""
@@ -121,8 +131,8 @@ class Short:
         """Prepare a plan of this transport."""
         group, calls, words = self._group, self._group.calls, plan.call.words
         program = group.plans.program(group.plans.schedule(plan))
-        memory, ends, rows = placed_rows(plan, program, group.rank, group.size)
-        player = self._player_of(rows, ends, plan.arithmetic)
+        memory, rows = placed_rows(plan, program, group.rank, group.size)
+        player = self._player_of(rows, plan.arithmetic)
 
         def start(source: int, target: int, _: object = memory) -> None:
             outer = calls.begin(words + group.label, in_library=False)
@@ -142,10 +152,8 @@ class Short:
         number = call_of(call.words + label).number if label else call.number
         return (number + self._group.calls.number) % TOKENS
 
-    def _player_of(
-        self, rows: Sequence[Row], parts: StagedParts, arithmetic: Arithmetic
-    ) -> Callable[[int, int, int], None]:
-        return self._sockets.player_of(rows, parts, arithmetic, self._late, self._raise_mismatch)
+    def _player_of(self, rows: Sequence[Row], arithmetic: Arithmetic) -> Callable[[int, int, int], None]:
+        return self._sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
 
     def _late(self) -> None:
         self._group.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # others may need MPI's progress
@@ -159,36 +167,42 @@ class Short:
         wait_until(lambda: None, group.check)
 
 
-def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Array, StagedParts, list[Row]]:
-    """Return the rows of a plan's program, the memory that they name, and its ends.
+def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Array, list[Row]]:
+    """Return the rows of a plan's program, and the memory that they name beside a call's source and target.
 
-    collective       input                      output
-    allreduce        all                        all
-    reduce_scatter   all                        the rank's chunk
-    all_gather       the rank's chunk           all
-    broadcast        all, of the root           all, of others
-    reduce           all                        all, of the root
-    all_to_all       the first half             the second half: it is a row of 2p chunks
+    allreduce, broadcast, all_gather     in the target, which has the rank's contribution
+    reduce_scatter; reduce on a leaf     in scratch memory, since partial sums overwrite what they are made of
+    all_to_all                           from the source to the target: a row of 2p chunks
+    reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
-    halves = 2 if collective == "all_to_all" else 1
-    cut = Cut(halves * plan.length, program.chunks, 1)
-    payload_bytes = -(-halves * nbytes // ALIGNMENT) * ALIGNMENT
-    memory = np.empty(payload_bytes + landing_bytes(program, cut, itemsize), np.uint8)
-    first = memory.ctypes.data
+    kind = kind_of(plan.dtype, plan.op or "sum")
+    is_leaf = collective == "reduce" and rank != plan.root
+    needs_scratch = collective == "reduce_scatter" or is_leaf or (plan.op is not None and kind is RowKind.OTHER)
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
-    chunk, whole, none = (first + begin, end - begin), (first, nbytes), (first, 0)
-    is_root = rank == plan.root
-    ends = {
-        "reduce_scatter": (whole, chunk),
-        "all_gather": (chunk, whole),
-        "broadcast": (whole, none) if is_root else (none, whole),
-        "reduce": (whole, whole if is_root else none),
-        "all_to_all": (whole, (first + nbytes, nbytes)),
-    }
-    payload = Payload(first, cut, plan.arithmetic, kind_of(plan.dtype, plan.op or "sum"))
-    rows = [*rows_of(rank, program, payload, first + payload_bytes)]
-    if halves == 2:
-        rows.append(copy(first + nbytes + begin, first + begin, end - begin))
-    source, target = ends.get(collective, (whole, whole))
-    return memory, StagedParts(*source, *target), rows
+    if collective == "all_to_all":
+        cut = Cut(2 * plan.length, program.chunks, 1)
+        payload = Payload(SOURCE, cut, plan.arithmetic, kind, received=TARGET)
+        own = copy(TARGET + begin, SOURCE + begin, end - begin)
+        return np.empty(0, np.uint8), [*rows_of(rank, program, payload, 0), own]
+    payload = Payload(TARGET, Cut(plan.length, program.chunks, _pieces(plan, ranks)), plan.arithmetic, kind)
+    scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0
+    memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
+    first = memory.ctypes.data
+    if not needs_scratch:
+        return memory, [*rows_of(rank, program, payload, first)]
+    rows = [copy(first, SOURCE, nbytes)]
+    rows += rows_of(rank, program, payload._replace(address=first), first + scratch_bytes)
+    if collective == "reduce_scatter":
+        rows.append(copy(TARGET, first + begin, end - begin))
+    elif not is_leaf:
+        rows.append(copy(TARGET, first, nbytes))
+    return memory, rows
+
+
+def _pieces(plan: Plan, ranks: int) -> int:
+    """Return the number of pieces of a chain; others have one."""
+    if plan.algorithm != CHAIN:
+        return 1
+    largest = max(MIN_PIECE_BYTES, plan.nbytes // min(MAX_PIECES, PIECES_PER_RANK * ranks))
+    return -(-plan.nbytes // largest)

@@ -4,8 +4,7 @@
 
     message   | token | payload ... |        8 bytes that are equal on all ranks in the same call, then the payload
 
-The rows name memory of the program. A call copies its input there first, and its output from there at last, so that a
-program is made once for all tensors.
+Addresses below 0 are places in the source or the target of a call, so that a program is made once for all tensors.
 
 The messages of a round go together, those to or from one rank in order. ROUND waits until all have gone and arrived: it
 polls, yields the core between polls, and then sleeps until a socket has something to do. `handle` is Python's part: it is
@@ -24,17 +23,18 @@ compiled (`sockets.py`). A connection that has ended is no error here: whoever w
 /* Why Python's part is called; `Interruption` in sockets.py. */
 enum Interruption { FINISHED, LATE, MISMATCH, REDUCTION };
 
+/* First address in the source and in the target; `SOURCE`, `TARGET` in sockets.py. */
+static const int64_t SOURCE = -((int64_t)1 << 62), TARGET = -((int64_t)1 << 61);
+
 enum { HEADER_BYTES = 8, WAIT_MILLISECONDS = 100, ENDED_MILLISECONDS = 10 };
 
 typedef struct {
     PyObject_HEAD
     PyObject *handle;
     Py_buffer program, sockets;
-    const Row *rows;
+    Row *rows; /* of the program, at the addresses of this call */
     Py_ssize_t length, ranks, yields;
     const int32_t *descriptors; /* by rank; -1 for this one */
-    void *input, *output;       /* memory of the program */
-    Py_ssize_t input_bytes, output_bytes;
     int64_t *done;              /* bytes of each row's message that have gone or arrived */
     uint64_t *tokens;           /* of the messages that arrive */
     uint64_t token, scan;
@@ -164,58 +164,66 @@ static enum Interruption run(Messenger *self, Py_ssize_t *at, Py_ssize_t *number
     return FINISHED;
 }
 
+static int64_t resolve(int64_t address, int64_t source, int64_t target) {
+    return address >= 0 ? address : address >= TARGET ? target + (address - TARGET) : source + (address - SOURCE);
+}
+
+/* Place the rows of the program at the addresses of a call. */
+static void place(Messenger *self, int64_t source, int64_t target) {
+    const Row *program = self->program.buf;
+    for (Py_ssize_t index = 0; index < self->length; index++) {
+        Row row = program[index];
+        row.into = resolve(row.into, source, target);
+        row.one = resolve(row.one, source, target);
+        row.other = resolve(row.other, source, target);
+        self->rows[index] = row;
+    }
+}
+
 static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject *named) {
     Messenger *self = (Messenger *)object;
-    unsigned long long token, source, target;
-    if (!PyArg_ParseTuple(arguments, "KKK", &token, &source, &target)) return NULL;
+    unsigned long long token;
+    long long source, target;
+    if (!PyArg_ParseTuple(arguments, "KLL", &token, &source, &target)) return NULL;
     self->token = token;
     self->ended = 0;
     memset(self->done, 0, (size_t)self->length * sizeof(int64_t));
-    if (self->input_bytes) memcpy(self->input, (void *)(uintptr_t)source, (size_t)self->input_bytes);
+    place(self, source, target);
     for (Py_ssize_t at = 0, number = 0;;) {
         enum Interruption event;
         Py_BEGIN_ALLOW_THREADS
         event = run(self, &at, &number);
         Py_END_ALLOW_THREADS
-        if (event == FINISHED) break;
+        if (event == FINISHED) Py_RETURN_NONE;
         PyObject *handled = PyObject_CallFunction(self->handle, "in", (int)event, number);
         if (handled == NULL) return NULL;
         Py_DECREF(handled);
     }
-    if (self->output_bytes) memcpy((void *)(uintptr_t)target, self->output, (size_t)self->output_bytes);
-    Py_RETURN_NONE;
 }
 
-/* Messenger(sockets, program, input, input_bytes, output, output_bytes, yields, handle): file descriptors by rank, int32;
-   rows; addresses; polls before it sleeps. Whoever makes it keeps that memory alive, and the sockets open.
-   messenger(token, source, target): carry the collective out. */
+/* Messenger(sockets, program, yields, handle): file descriptors by rank, int32; rows; polls before it sleeps. Whoever makes
+   it keeps memory alive that the rows name, and the sockets open.
+   messenger(token, source, target): carry the collective out at two addresses. */
 static PyObject *messenger_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
     PyObject *sockets, *program, *handle;
-    Py_ssize_t yields, input_bytes, output_bytes;
-    unsigned long long input, output;
-    if (!PyArg_ParseTuple(arguments, "OOKnKnnO", &sockets, &program, &input, &input_bytes, &output, &output_bytes,
-                          &yields, &handle))
-        return NULL;
+    Py_ssize_t yields;
+    if (!PyArg_ParseTuple(arguments, "OOnO", &sockets, &program, &yields, &handle)) return NULL;
     Messenger *self = (Messenger *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     if (PyObject_GetBuffer(sockets, &self->sockets, PyBUF_SIMPLE) < 0) goto failed;
     if (PyObject_GetBuffer(program, &self->program, PyBUF_SIMPLE) < 0) goto failed;
     self->handle = Py_NewRef(handle);
     self->yields = yields;
-    self->input = (void *)(uintptr_t)input;
-    self->output = (void *)(uintptr_t)output;
-    self->input_bytes = input_bytes;
-    self->output_bytes = output_bytes;
     self->descriptors = self->sockets.buf;
     self->ranks = self->sockets.len / (Py_ssize_t)sizeof(int32_t);
-    self->rows = self->program.buf;
     self->length = self->program.len / (Py_ssize_t)sizeof(Row);
+    self->rows = calloc((size_t)self->length + 1, sizeof(Row));
     self->done = calloc((size_t)self->length + 1, sizeof(int64_t));
     self->tokens = calloc((size_t)self->length + 1, sizeof(uint64_t));
     self->polled = calloc((size_t)self->length + 1, sizeof(struct pollfd));
     self->waiting = calloc((size_t)self->length + 1, sizeof(Py_ssize_t));
     self->busy = calloc(2 * (size_t)self->ranks + 1, sizeof(uint64_t));
-    if (!self->done || !self->tokens || !self->polled || !self->waiting || !self->busy) {
+    if (!self->rows || !self->done || !self->tokens || !self->polled || !self->waiting || !self->busy) {
         PyErr_NoMemory();
         goto failed;
     }
@@ -242,6 +250,7 @@ static void messenger_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     PyBuffer_Release(&self->sockets);
     PyBuffer_Release(&self->program);
+    free(self->rows);
     free(self->done);
     free(self->tokens);
     free(self->polled);

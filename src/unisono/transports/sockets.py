@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from fcntl import ioctl
@@ -28,7 +28,7 @@ import numpy as np
 
 from unisono.mpi import MPI
 from unisono.schedules.pieces import Cut
-from unisono.schedules.schedule import Action, Program, Round
+from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, perform
 from unisono.transports.signals import is_compiled
 from unisono.transports.steps import Row, RowKind, reduction, steps_of
@@ -56,6 +56,9 @@ ACCEPT_SECONDS = 0.05
 
 SECRET_BYTES = 16
 
+SOURCE, TARGET = -(1 << 62), -(1 << 61)
+"""First address in the source and in the target of a call."""
+
 YIELDS = 64
 """Polls before a rank sleeps, some tens of microseconds: as long as a message takes."""
 
@@ -72,26 +75,23 @@ class Interruption(IntEnum):
 
 
 class Payload(NamedTuple):
-    """Memory of a program: its payload at an address, how its chunks lie there, and how they are reduced."""
+    """Payload of a program: where it lies, how it is cut, and how it is reduced."""
 
     address: int
+    """Address of memory that is kept alive; or SOURCE, TARGET, the addresses that are given in a call."""
     cut: Cut
     arithmetic: Arithmetic
     kind: RowKind
     """Kind of reduction."""
+    received: int | None = None
+    """Address of its second half, if that lies elsewhere."""
 
     def address_of(self, region: slice) -> int:
         """Return the address of a region of elements."""
-        return int(self.address + region.start * self.arithmetic.itemsize)
-
-
-class StagedParts(NamedTuple):
-    """Parts of a program's memory that a call copies: its input from the source, its output to the target."""
-
-    input: int
-    input_bytes: int
-    output: int
-    output_bytes: int
+        half, itemsize = self.cut.length // 2, self.arithmetic.itemsize
+        if self.received is not None and region.start >= half:
+            return self.received + int(region.start - half) * itemsize
+        return self.address + int(region.start) * itemsize
 
 
 class Sockets:
@@ -104,12 +104,12 @@ class Sockets:
     def player_of(
         self,
         rows: Sequence[Row],
-        parts: StagedParts,
         arithmetic: Arithmetic,
         late: Callable[[], None],
         mismatch: Callable[[int], None],
     ) -> Callable[[int, int, int], None]:
-        """Return the function (token, source, target) that plays rows. The caller keeps their memory alive.
+        """Return the function (token, source, target) that plays rows. The caller keeps their memory alive; rows that
+        are not compiled name no places in source and target.
 
         `late` is called regularly in waits, and raises to end them; `mismatch`, which raises, with the rank whose
         message has another token.
@@ -129,7 +129,7 @@ class Sockets:
                 perform(others[number])
 
         table = np.array(rows, np.int64).reshape(-1, 5)
-        return Messenger(self._descriptors, table, *parts, YIELDS, handle)  # type: ignore[no-any-return]
+        return Messenger(self._descriptors, table, YIELDS, handle)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End all connections. Their numbers stay taken, since another thread may wait for them."""
@@ -150,19 +150,41 @@ def _end_of(rows: Sequence[Row], number: int) -> int:
 
 def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iterator[Row]:
     """Yield the rows of a program. What is received to be summed lands from the address `landing` on."""
+    for moves in _moves(program, payload.cut):
+        yield from _round(rank, moves, payload, landing)
+
+
+def landing_bytes(program: Program, payload: Payload) -> int:
+    """Return the largest number of bytes that a program receives at once to be summed."""
+    lengths = [
+        sum(region.stop - region.start for action, _, region in moves if action is Action.ADD)
+        for moves in _moves(program, payload.cut)
+    ]
+    return max(lengths, default=0) * payload.arithmetic.itemsize
+
+
+def _moves(program: Program, cut: Cut) -> Iterator[list[tuple[Action, int, slice]]]:
+    """Yield the messages that go together: each piece follows the one before, one round behind.
+
+    Both ends send and receive in the same order if a program with pieces has one message between two ranks at most.
+    """
     for lane in program.lanes:
-        for transfers in lane:
-            yield from _round(rank, transfers, payload, landing)
+        for step in range(len(lane) + cut.pieces - 1):
+            pieces = range(max(0, step - len(lane) + 1), min(cut.pieces, step + 1))
+            yield [
+                (action, peer, cut.region(piece, chunk, span))
+                for piece in pieces
+                for action, peer, chunk, span in lane[step - piece]
+            ]
 
 
-def _round(rank: int, transfers: Round, payload: Payload, landing: int) -> Iterator[Row]:
-    cut, itemsize, address_of = payload.cut, payload.arithmetic.itemsize, payload.address_of
+def _round(rank: int, moves: Iterable[tuple[Action, int, slice]], payload: Payload, landing: int) -> Iterator[Row]:
+    itemsize, address_of = payload.arithmetic.itemsize, payload.address_of
     parts: dict[tuple[int, int], list[tuple[int, int]]] = {}  # contributions to a region: ranks and addresses
     sends, receives = list[Row](), list[Row]()
-    for action, peer, chunk, span in transfers:
-        region = cut.region(0, chunk, span)
+    for action, peer, region in moves:
         nbytes = (region.stop - region.start) * itemsize
-        if nbytes == 0 and cut.length:
+        if nbytes == 0 and payload.cut.length:
             continue  # both ends omit the same empty ones; a barrier has no others
         place = address_of(region)
         if action is Action.SEND:
@@ -178,16 +200,6 @@ def _round(rank: int, transfers: Round, payload: Payload, landing: int) -> Itera
     for (start, stop), contributions in parts.items():
         addresses = [address for _, address in sorted(contributions)]
         yield from reduction(payload.kind, address_of(slice(start, stop)), addresses, stop - start)
-
-
-def landing_bytes(program: Program, cut: Cut, itemsize: int) -> int:
-    """Return the bytes that any round of a program receives to be summed, at most."""
-    rounds = [transfers for lane in program.lanes for transfers in lane]
-    regions = [
-        [cut.region(0, chunk, span) for action, _, chunk, span in transfers if action is Action.ADD]
-        for transfers in rounds
-    ]
-    return max((sum(one.stop - one.start for one in found) * itemsize for found in regions), default=0)
 
 
 def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
