@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from unisono.call import call_of
 from unisono.collectives.payload import MOVE_DTYPES
-from unisono.collectives.short import placed_rows
+from unisono.collectives.socket_calls import placed_rows
 from unisono.placement import one_rank_per_node
 from unisono.schedules import find
 from unisono.schedules.numbering import renumber

@@ -19,7 +19,13 @@ from unisono.collectives.calls import Calls
 from unisono.collectives.payload import is_plain, name_of
 from unisono.collectives.plans import Plans
 from unisono.collectives.ready import MAX_READY, Ready
-from unisono.collectives.short import LONG_COLLECTIVES, MAX_SHORT_BYTES, Short, open_short, schedule_for
+from unisono.collectives.socket_calls import (
+    LONG_COLLECTIVES,
+    MAX_SHORT_BYTES,
+    SocketCalls,
+    open_socket_calls,
+    schedule_for,
+)
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
 from unisono.errors import MismatchError
@@ -89,7 +95,7 @@ class Group:
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
         self.plans = Plans(self.rank, placement, table, self._choose if self.size > 1 else None)
-        self._short: list[Short | None] = []  # empty until they were asked for, as those below
+        self._socket_calls: list[SocketCalls | None] = []  # empty until they were asked for, as those below
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
@@ -170,18 +176,18 @@ class Group:
         short = plan.algorithm == LIBRARY and 0 < plan.nbytes <= MAX_SHORT_BYTES
         long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
         tuned = (plan.collective, "across nodes") in self.table.measured
-        if not (short or long) or tuned or self.short(plan.call) is None:
+        if not (short or long) or tuned or self.socket_calls(plan.call) is None:
             return Choice(plan.algorithm, plan.transport)
         return Choice(schedule_for(plan.collective, plan.nbytes), "sockets")
 
-    def short(self, call: Call) -> Short | None:
-        """Return the short collectives through sockets. All ranks of several nodes make them together once.
+    def socket_calls(self, call: Call) -> SocketCalls | None:
+        """Return the collectives through sockets. All ranks of several nodes make them together once.
 
         None on all ranks where the library's are as fast, or a rank cannot connect.
         """
-        if not self._short:
-            self._short.append(self._make_together(call, lambda: open_short(self)))
-        return self._short[0]
+        if not self._socket_calls:
+            self._socket_calls.append(self._make_together(call, lambda: open_socket_calls(self)))
+        return self._socket_calls[0]
 
     def mailboxes(self, call: Call) -> Mailboxes | None:
         """Return the mailboxes of this node. All ranks of all nodes make them together in the first call.
@@ -300,8 +306,8 @@ class Group:
         """
         if self.one_node or self.size == 1:
             return
-        if self._short and self._short[0] is not None:
-            self._short[0].barrier(call)
+        if self._socket_calls and self._socket_calls[0] is not None:
+            self._socket_calls[0].barrier(call)
             return
         number = self._labelled(call).number
         mine, most = self._compared
@@ -362,9 +368,9 @@ class Group:
             mailboxes.free()
         self._mailboxes.clear()
         self._cross_memory.clear()
-        for short in filter(None, self._short):
-            short.close()
-        self._short.clear()
+        for calls in filter(None, self._socket_calls):
+            calls.close()
+        self._socket_calls.clear()
         if self._memory is not None:
             self._memory.free()
             self._memory = None
@@ -375,8 +381,8 @@ class Group:
     def abandon(self) -> None:
         """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""
         self.broken = True
-        for short in filter(None, self._short):
-            short.end()
+        for calls in filter(None, self._socket_calls):
+            calls.end()
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
         elif self.calls.failure is None:

@@ -5,7 +5,7 @@ windows     the ranks of one node: a fused form, on memory that all see
 cma         the ranks of one node: each reads and writes the memory of the others
 messages    any schedule, as MPI messages
 mixed       any schedule: within nodes through mailboxes in shared memory, between them as messages
-sockets     any schedule of a short payload: compiled, through sockets of the group       `short.py`
+sockets     any schedule across nodes: compiled, through sockets of the group   `socket_calls.py`
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def by_messages(group: Group, plan: Plan) -> Prepared:
 
 
 def by_sockets(group: Group, plan: Plan) -> Prepared:
-    """Prepare a schedule of a short payload; plans of this transport are made where the group has sockets."""
-    short = group.short(plan.call)
-    assert short is not None, "chosen where there are sockets"
-    return short.prepare(plan)
+    """Prepare a schedule across nodes; plans of this transport are made where the group has sockets."""
+    calls = group.socket_calls(plan.call)
+    assert calls is not None, "chosen where there are sockets"
+    return calls.prepare(plan)
 
 
 def seats_of(group: Group, plan: Plan, schedule: Algorithm, pool: int, pace: Pace) -> Seats | None:

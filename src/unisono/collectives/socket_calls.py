@@ -1,9 +1,10 @@
-"""Short collectives across nodes, through sockets of the group: a program of messages, played by compiled code.
+"""Collectives across nodes through sockets of the group: a program of messages, played by compiled code.
 
-    first short call    connect │ barriers by sockets, by the MPI library, by turns │ the faster, for all short calls
-    later calls         | token | payload | between the ranks of a schedule's program
+    first call     connect │ barriers by sockets, by the MPI library, by turns │ the faster, for all calls
+    later calls    | token | payload | between the ranks of a schedule's program
 
-So a fast network goes by the library, which knows it, and Ethernet by sockets. A message of another call is found by
+They are the short ones, and all broadcasts, reductions to a root and all-to-alls. On a fast network the library, which
+knows it, is faster; on Ethernet sockets are. A message of another call is found by
 its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is found in the next call, and named
 there, because every rank keeps the words of its last calls.
 """
@@ -66,7 +67,7 @@ BARRIER = "tree"
 
 
 def schedule_for(collective: str, nbytes: int) -> str:
-    """Return the schedule of a short collective: few messages, since each costs more than its bytes.
+    """Return the schedule of a collective: few messages for a short payload, since each costs more than its bytes.
 
     >>> schedule_for("allreduce", 4), schedule_for("allreduce", 32 << 10), schedule_for("all_gather", 4)
     ('tree', 'circulant', 'circulant')
@@ -79,20 +80,20 @@ def schedule_for(collective: str, nbytes: int) -> str:
     return "tree" if whole and nbytes <= MAX_TREE_BYTES else "circulant"
 
 
-def open_short(group: Group) -> Short | None:
+def open_socket_calls(group: Group) -> SocketCalls | None:
     """Connect the ranks of a group; they call it together. Return None on all where the MPI library is as fast."""
     sockets = open_sockets(group.comm)
     if sockets is None:
         return None
-    short = Short(group, sockets)
-    if short.is_faster_than_library():
-        return short
+    calls = SocketCalls(group, sockets)
+    if calls.is_faster_than_library():
+        return calls
     sockets.close()
     return None
 
 
-class Short:
-    """Short collectives of one group through its sockets."""
+class SocketCalls:
+    """Collectives of one group through its sockets."""
 
     def __init__(self, group: Group, sockets: Sockets) -> None:
         self._group, self._sockets = group, sockets

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from unisono.collectives.short import MAX_SHORT_BYTES
+from unisono.collectives.socket_calls import MAX_SHORT_BYTES
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
