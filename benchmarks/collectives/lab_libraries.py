@@ -1,8 +1,9 @@
 """Times all collectives of Unisono, MPI libraries and gloo on 8 hosts of the lab, without a table, by turns.
 
-    python benchmarks/collectives/lab_libraries.py [ROUNDS [SETTING...]]     root, iproute2; about 10 minutes a round
+    python benchmarks/collectives/lab_libraries.py [--rounds 3] [--setting switch] [--sizes 4 64] [--peers mpich]
 
-A turn is one contender's program on the whole lab. Written: lab_libraries.json, lab_libraries.md.
+Root, iproute2; about 10 minutes a round. A turn is one contender's program on the whole lab. Written:
+lab_libraries.json, lab_libraries.md, in which rows of other settings and sizes stay.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -45,13 +48,13 @@ Intel MPI and Open MPI on its two cores, where a call of 4 bytes took them 30 ms
 TURN_SECONDS = 900.0
 
 
-def turn(name: str, setting: str, output: Path) -> dict[str, Any]:
+def turn(name: str, setting: str, sizes: Sequence[int], output: Path) -> dict[str, Any]:
     """Run a contender on the lab. Return what it has written. Raises UsageError where it fails or hangs."""
     (mpiexec, _, _, *program), environment = command_of(name, 1, {**os.environ, **ENVIRONMENT})
     supernodes, hosts = SETTINGS[setting]
     options = [f"--supernodes={supernodes}", f"--hosts={hosts}", f"--rate={RATE}mbit"]
     options += [f"--oversubscribe={OVERSUBSCRIBED}", f"--mpiexec={mpiexec}"]
-    settings = json.dumps({"collectives": COLLECTIVES, "sizes": SIZES})
+    settings = json.dumps({"collectives": COLLECTIVES, "sizes": sizes})
     command = [sys.executable, "-m", "unisono", "lab", *options, "--", *program, str(output), settings]
     try:
         done = subprocess.run(command, env=environment, timeout=TURN_SECONDS, stdin=subprocess.DEVNULL, check=False)
@@ -63,17 +66,17 @@ def turn(name: str, setting: str, output: Path) -> dict[str, Any]:
     return found
 
 
-def measure(setting: str, rounds: int) -> dict[str, Any]:
+def measure(setting: str, rounds: int, sizes: Sequence[int], peers: Sequence[str]) -> dict[str, Any]:
     """Return all rows of a setting; a peer that fails is named and left out of all rounds."""
-    runs: dict[str, list[Any]] = {name: [] for name in (OURS, *PEERS)}
+    runs: dict[str, list[Any]] = {name: [] for name in (OURS, *peers)}
     failed: dict[str, str] = {}
-    for number, name in plan_turns(PEERS, rounds):
+    for number, name in plan_turns(peers, rounds):
         if name in failed:
             continue
         print(f"{setting}, round {number} of {rounds}: {name}", flush=True)
         with TemporaryDirectory() as folder:
             try:
-                runs[name].append(turn(name, setting, Path(folder) / "results.json"))
+                runs[name].append(turn(name, setting, sizes, Path(folder) / "results.json"))
             except UsageError as error:
                 failed[name] = str(error)
                 print(f"{name} is left out: {error}", flush=True)
@@ -93,15 +96,16 @@ def least(setting: str, collective: str, nbytes: int) -> float:
 
 def table(found: dict[str, Any]) -> str:
     """Return a Markdown table: medians in milliseconds back to back, ours beside the best peer and the bound."""
-    names = [name for name in found["rows"][0]["us"] if name != COPY]
+    names = list(dict.fromkeys(name for row in found["rows"] for name in row["us"] if name != COPY))
     head = ["collective", "bytes", *names, "bound", "ours / best peer", "windows / best peer", "ours / bound"]
-    lines = [f"### {found['setting']}, {found['rounds']} rounds", "", f"| {' | '.join(head)} |"]
+    lines = [f"### {found['setting']}", "", f"| {' | '.join(head)} |"]
     lines += ["| --- |" + " ---: |" * (len(head) - 1)]
     for row in found["rows"]:
-        ms = {name: median(us[BACK_TO_BACK]) / 1e3 for name, us in row["us"].items()}
+        ms = {name: median(us[BACK_TO_BACK]) / 1e3 for name, us in row["us"].items() if name != COPY}
         links = least(found["setting"], row["collective"], row["bytes"]) / 1e3
-        own, windows, *others = (ms[name] for name in names)
-        cells = [row["collective"], str(row["bytes"]), *(f"{ms[name]:.3f}" for name in names), f"{links:.3f}"]
+        own, windows, *others = ms.values()
+        cells = [row["collective"], str(row["bytes"]), *(f"{ms[name]:.3f}" if name in ms else "" for name in names)]
+        cells.append(f"{links:.3f}")
         cells += [f"{own / min(others):.2f}", f"{windows / min(others):.2f}", f"{own / links:.2f}" if links else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -109,13 +113,25 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure the settings; write their rows and the tables."""
-    rounds, wanted = int([*sys.argv, "3"][1]), sys.argv[2:] or list(SETTINGS)
-    for peer in PEERS:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    asked = parser.parse_args()
+    for peer in asked.peers:
         install(peer, print)
     path = HERE / "lab_libraries.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    for setting in wanted:
-        found[setting] = measure(setting, rounds)
+    for setting in asked.setting:
+        new = measure(setting, asked.rounds, asked.sizes, asked.peers)
+        measured = {(row["collective"], row["bytes"]) for row in new["rows"]}
+        kept = [
+            row for row in found.get(setting, {"rows": []})["rows"] if (row["collective"], row["bytes"]) not in measured
+        ]
+        order = {name: number for number, name in enumerate(COLLECTIVES)}
+        rows = sorted([*kept, *new["rows"]], key=lambda row: (order[row["collective"]], row["bytes"]))
+        found[setting] = {**new, "rows": rows}
         path.write_text(json.dumps(found) + "\n")
     text = "\n\n".join(table(found[setting]) for setting in SETTINGS if setting in found)
     (HERE / "lab_libraries.md").write_text(text + "\n")

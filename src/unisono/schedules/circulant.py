@@ -9,13 +9,14 @@ The reduce-scatter is the same backwards: a rank sends away what it would have t
 4 ranks (`2-3→2` sends chunks 2 and 3 to rank 2, `+0-1←2` sums them into place, `2-3←2` replaces):
 
             round 0       round 1   round 2  round 3
-    rank 0  2-3→2 +0-1←2  1→1 +0←1  0→1 1←1  0-1→2 2-3←2
-    rank 1  2-3→3 +0-1←3  0→0 +1←0  1→0 0←0  0-1→3 2-3←3
-    rank 2  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
-    rank 3  0-1→1 +2-3←1  2→2 +3←2  3→2 2←2  2-3→1 0-1←1
+    rank 0  2-3→1 +0-1←1  1→2 +0←2  0→2 1←2  0-1→1 2-3←1
+    rank 1  0-1→0 +2-3←0  3→3 +2←3  2→3 3←3  2-3→0 0-1←0
+    rank 2  2-3→3 +0-1←3  0→0 +1←0  1→0 0←0  0-1→3 2-3←3
+    rank 3  0-1→2 +2-3←2  2→1 +3←1  3→1 2←1  2-3→2 0-1←2
 
-Where p is a power of two, as here, partners exchange: a pair waits for each other once a round. Then the allreduce is
-that of `halving`. For other p a range of chunks that goes beyond the last one is two transfers.
+Where p is a power of two, as here, partners exchange: a pair waits for each other once a round. The largest messages
+go between neighbours, which often share a switch. For other p, a range of chunks that goes beyond the last one is two
+transfers.
 
 Rounds: 2 ceil(log2 p). Bytes sent by each rank: 2n(p-1)/p. Used for short payloads, whose time is that of their rounds.
 
@@ -30,13 +31,31 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from unisono.placement import Placement
+from unisono.schedules.numbering import renumber
 from unisono.schedules.schedule import Family, Lane, Program, Transfer, add, receive, send
 from unisono.schedules.tree import children, parent
 
 
-def family(_: Placement, __: str) -> Family:
-    """Return the schedules, which do not depend on the placement."""
-    return Family(circulant, reduce_scatter, all_gather, broadcast, reduce)
+def family(placement: Placement, _: str) -> Family:
+    """Return the schedules. Where no rank owns a chunk of its number, the large messages go to the nearest ranks."""
+    order = nearest_first(placement.ranks)
+    whole = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
+    allreduce, *to_or_from_root = whole
+    return Family(allreduce, reduce_scatter, all_gather, *to_or_from_root)
+
+
+def nearest_first(ranks: int) -> list[int]:
+    """Return the ranks in positions whose partners of large messages, half of the positions away, are next to them.
+
+    Ranks that are next to each other often share a switch. Only powers of two have such an order, by reversed bits.
+
+    >>> nearest_first(8)
+    [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    bits = (ranks - 1).bit_length()
+    if ranks & (ranks - 1):
+        return list(range(ranks))
+    return [sum((position >> bit & 1) << (bits - 1 - bit) for bit in range(bits)) for position in range(ranks)]
 
 
 def worth(_: str, __: Placement, ___: str) -> bool:
