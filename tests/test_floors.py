@@ -61,7 +61,7 @@ MAX_LINES = {
     "plan": 3_520,
     "reducer": 3_875,
     "rules": 1_160,
-    "schedules": 1_495,
+    "schedules": 1_515,
     "step": 2_805,
     "tensor_parallel": 1_435,
     "testing": 1_550,

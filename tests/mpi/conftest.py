@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from unisono.collectives import state_queries, watch
 from unisono.data.kinds import RAW
@@ -33,6 +34,15 @@ def pytest_collection_finish() -> None:
     """What is there before the first test is not looked through again whenever garbage is collected."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def threads_of_the_process() -> Iterator[None]:
+    """Virtual ranks and recipes set the threads of their process, which the next test shares."""
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,15 +65,11 @@ def trained(world: World, rule: unisono.BSP | unisono.Sharded, adam: bool = Fals
     model = net()
     make = torch.optim.AdamW if adam else torch.optim.SGD
     optimizer = make(model.parameters(), 0.01, weight_decay=1e-3)
-    threads = torch.get_num_threads()
-    try:
-        trainer = Trainer(model, world, rule, optimizer, virtual_ranks=shares)
-        for inputs, labels, whole in batches(model):
-            trainer.step(inputs, labels, whole)
-        trainer.wait()
-        return world.call_on_root(lambda: digest(model))
-    finally:
-        torch.set_num_threads(threads)
+    trainer = Trainer(model, world, rule, optimizer, virtual_ranks=shares)
+    for inputs, labels, whole in batches(model):
+        trainer.step(inputs, labels, whole)
+    trainer.wait()
+    return world.call_on_root(lambda: digest(model))
 
 
 def rule_of(
@@ -114,7 +110,6 @@ def test_settings_change_no_bit(spread: World, kind: type) -> None:
 def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
     model, rows = net(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=1e-3)
-    threads = torch.get_num_threads()
     unisono.parallel(model, world, virtual_ranks=SHARES)
     loss = nn.CrossEntropyLoss()
     for inputs, labels, whole in batches(model):
@@ -124,7 +119,6 @@ def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
             loss(model(some), targets).backward()
         assert torch.get_rng_state().equal(state), "the program's own numbers go on"
         optimizer.step()
-    torch.set_num_threads(threads)
     assert sum(world.all_gather_object(sum(rows))) == sum(SIZES)
     own = world.call_on_root(lambda: digest(model))
     assert own == trained(world, rule_of(unisono.BSP))

@@ -154,7 +154,7 @@ def test_virtual_ranks_have_the_same_bits_on_any_number_of_ranks(
         training=replace(recipe.training, batch=30, virtual_ranks=5),
         compute=replace(recipe.compute, convolutions="library"),
     )
-    threads, weights = torch.get_num_threads(), []
+    weights = []
     for ranks in range(1, world.size + 1):
         group = world.split(world.rank // ranks)
         if world.rank < ranks:
@@ -165,7 +165,6 @@ def test_virtual_ranks_have_the_same_bits_on_any_number_of_ranks(
     world.call_on_root(lambda: stopped(home / "1", home / "resumed"))
     train(recipe, world, TrainOptions(resume=home / "resumed"))
     weights.append(outcome(home / "resumed")[1])
-    torch.set_num_threads(threads)
     for other in weights[1:]:
         assert all(tensor.equal(weights[0][name]) for name, tensor in other.items())
     digits = world.all_gather_object(next(iter(weights[0].values())).sum().item())
