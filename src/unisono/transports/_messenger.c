@@ -23,6 +23,10 @@ compiled (`sockets.py`). A connection that has ended is no error here: whoever w
 /* Why Python's part is called; `Interruption` in sockets.py. */
 enum Interruption { FINISHED, LATE, MISMATCH, REDUCTION };
 
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* Python ignores the signal of a connection that has ended */
+#endif
+
 /* First address in the source and in the target; `SOURCE`, `TARGET` in sockets.py. */
 static const int64_t SOURCE = -((int64_t)1 << 62), TARGET = -((int64_t)1 << 61);
 

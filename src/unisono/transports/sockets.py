@@ -45,10 +45,10 @@ sockets; else the name of the interface that others reach this host by, for exam
 MAX_RANKS = 64
 """Largest number of ranks of a group: each has a socket for each other."""
 
-CONNECT_SECONDS = 5.0
-"""Seconds in which a rank connects to all others."""
+CONNECT_SECONDS = 2.0
+"""Seconds in which a rank connects to all others. A firewall makes the first call of each group take as long."""
 
-ADDRESS_SECONDS = 1.0
+ADDRESS_SECONDS = 0.5
 """Seconds in which an address answers, before the next one of the same host is tried."""
 
 ACCEPT_SECONDS = 0.05
