@@ -4,9 +4,10 @@
     later calls    | token | payload | between the ranks of a schedule's program
 
 They are the short ones, and all broadcasts, reductions to a root and all-to-alls. On a fast network the library, which
-knows it, is faster; on Ethernet sockets are. A message of another call is found by
-its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is found in the next call
-that reads from them, and named there, because every rank keeps the words of its last calls.
+knows it, is faster; on Ethernet sockets are.
+
+A message of another call is found by its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is
+found in the next call that reads from them, and named there, because every rank keeps the words of its last calls.
 """
 
 from __future__ import annotations
