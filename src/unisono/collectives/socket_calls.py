@@ -74,7 +74,7 @@ def schedule_for(collective: str, nbytes: int) -> str:
     ('tree', 'circulant', 'circulant')
     """
     if collective == "all_to_all":
-        return "ring" if nbytes > MAX_SHORT_BYTES else "direct"
+        return "direct"
     if nbytes > MAX_SHORT_BYTES:
         return CHAIN
     whole = collective in ("allreduce", "broadcast", "reduce")

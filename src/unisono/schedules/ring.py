@@ -27,7 +27,6 @@ def family(placement: Placement, _: str) -> Family:
         renumber(ring, order),
         renumber(reduce_scatter, order, chunks_too=True),
         renumber(all_gather, order, chunks_too=True),
-        all_to_all=all_to_all,
     )
 
 
@@ -44,13 +43,6 @@ def reduce_scatter(rank: int, ranks: int) -> Program:
 def all_gather(rank: int, ranks: int) -> Program:
     """Return an all-gather of chunk r from each rank r. p-1 rounds, n(p-1)/p bytes sent by each rank."""
     return Program(ranks, (_gather_rounds(rank, ranks),), steady=True)
-
-
-def all_to_all(rank: int, ranks: int) -> Program:
-    """Return an all-to-all: in round k each rank sends to the one k ahead. p-1 rounds; no two ranks send to one."""
-    ahead, behind = ([(rank + sign * k) % ranks for k in range(1, ranks)] for sign in (1, -1))
-    rounds = tuple((send(to, to), receive(of, ranks + of)) for to, of in zip(ahead, behind, strict=True))
-    return Program(2 * ranks, (rounds,))
 
 
 def ring(rank: int, ranks: int) -> Program:
