@@ -135,8 +135,12 @@ class SocketCalls:
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)
         player = self._player_of(rows, plan.arithmetic)
+        borrowed = plan.nbytes if _is_leaf(plan, group.rank) else 0
 
         def start(source: int, target: int, _: object = memory) -> None:
+            if borrowed:  # for this call alone: a long payload's would stay as long as the plan
+                scratch = np.empty(borrowed, np.uint8)
+                target = scratch.ctypes.data
             outer = calls.begin(words + group.label, in_library=False)
             try:
                 player(self._token(plan.call), source, target)
@@ -173,14 +177,15 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     """Return the rows of a plan's program, and the memory that they name beside a call's source and target.
 
     allreduce, broadcast, all_gather     in the target, which has the rank's contribution
-    reduce_scatter; reduce on a leaf     in scratch memory, since partial sums overwrite what they are made of
+    reduce on a leaf                     in the target, scratch memory: partial sums overwrite what they are made of
+    reduce_scatter                       in scratch memory, for the same reason
     all_to_all                           from the source to the target: a row of 2p chunks
     reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
     kind = kind_of(plan.dtype, plan.op or "sum")
-    is_leaf = collective == "reduce" and rank != plan.root
-    needs_scratch = collective == "reduce_scatter" or is_leaf or (plan.op is not None and kind is RowKind.OTHER)
+    is_leaf = _is_leaf(plan, rank)
+    needs_scratch = collective == "reduce_scatter" or (plan.op is not None and kind is RowKind.OTHER)
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
         cut = Cut(2 * plan.length, program.chunks, 1)
@@ -192,7 +197,8 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
     first = memory.ctypes.data
     if not needs_scratch:
-        return memory, [*rows_of(rank, program, payload, first)]
+        given = [copy(TARGET, SOURCE, nbytes)] if is_leaf else []
+        return memory, [*given, *rows_of(rank, program, payload, first)]
     rows = [copy(first, SOURCE, nbytes)]
     rows += rows_of(rank, program, payload._replace(address=first), first + scratch_bytes)
     if collective == "reduce_scatter":
@@ -200,6 +206,11 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     elif not is_leaf:
         rows.append(copy(TARGET, first, nbytes))
     return memory, rows
+
+
+def _is_leaf(plan: Plan, rank: int) -> bool:
+    """Return True for a rank whose tensor a reduction to a root leaves as it is."""
+    return plan.collective == "reduce" and rank != plan.root
 
 
 def _pieces(plan: Plan, ranks: int) -> int:
