@@ -53,10 +53,12 @@ def main(pack: str, folder: str, last: int, killed: int) -> None:
         if step == killed and world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         world.barrier()
-        if world.rank == 0 and (step + 1) % EVERY == 0:
-            states = {name: loader.state_dict() for name, loader in loaders.items()}
-            (home / "new").write_text(json.dumps({"step": step + 1, "loaders": states}))
-            (home / "new").replace(state)
+        if (step + 1) % EVERY == 0:
+            if world.rank == 0:
+                states = {name: loader.state_dict() for name, loader in loaders.items()}
+                (home / "new").write_text(json.dumps({"step": step + 1, "loaders": states}))
+                (home / "new").replace(state)
+            world.barrier()  # rank 1 does not end itself before the state is there
     for loader in loaders.values():
         loader.close()
 
