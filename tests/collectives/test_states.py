@@ -50,7 +50,7 @@ def test_report_describes_activity_of_a_missing_rank() -> None:
     assert reported(STOPPED).startswith("is stopped (by SIGSTOP")
     assert reported(SILENT) == "does not respond"
     assert reported(DEAD) == "is dead"
-    assert reported(State("train.py:9", broken=("world",))) == "has failed in world, at train.py:9"
+    assert reported(State("train.py:9", broken={"world": ""})) == "has failed in world, at train.py:9"
 
 
 def test_wait_in_the_same_world_is_reported_first() -> None:
@@ -60,9 +60,9 @@ def test_wait_in_the_same_world_is_reported_first() -> None:
 
 def test_ended_ranks_are_hopeless() -> None:
     assert is_hopeless(WAIT, state(6, ended=True))
-    assert is_hopeless(WAIT, State("", broken=("world",)))
+    assert is_hopeless(WAIT, State("", broken={"world": ""}))
     assert is_hopeless(WAIT, DEAD)
-    hopeful = STOPPED, SILENT, state(6), State("", broken=("dup",)), State("", ended=True)
+    hopeful = STOPPED, SILENT, state(6), State("", broken={"dup": ""}), State("", ended=True)
     assert not any(is_hopeless(WAIT, answer) for answer in hopeful)
 
 

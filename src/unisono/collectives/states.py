@@ -47,8 +47,8 @@ class State(NamedTuple):
     waits: tuple[Wait, ...] = ()
     numbers: Mapping[str, int] = {}
     """Number of calls that the rank has entered, by name of the world."""
-    broken: tuple[str, ...] = ()
-    """Names of the worlds that an error has ended on this rank."""
+    broken: Mapping[str, str] = {}
+    """Names of the worlds that an error has ended on this rank, with its words if two ranks differ, else ""."""
     ended: bool = False
 
 
@@ -60,7 +60,7 @@ def encode(state: State) -> bytes:
 def decode(content: bytes) -> State:
     """Return the state that `encode` has encoded."""
     call_site, waits, numbers, broken, ended = json.loads(content)
-    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, tuple(broken), ended)
+    return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, broken, ended)
 
 
 STOPPED, DEAD, SILENT = "stopped", "dead", "silent"

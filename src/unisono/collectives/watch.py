@@ -1,6 +1,7 @@
 """Watch over all calls of a process: reports the ranks missing from a call and their positions, and ends long waits.
 
     after 2 s    across nodes: neighbours in the world compare their calls; those that differ raise MismatchError
+                 within one, a wait for a rank that has found that two differ is ended by the same error
                  a wait for a rank that is known to have ended its program, as all of this node are, is ended
     after 10 s   all ranks are queried for their call sites; one of those that wait reports the missing ranks, once
                  a wait for a rank that has ended its program, or is dead, is ended
@@ -86,7 +87,10 @@ class Watch:
     def add(self, calls: Calls) -> None:
         """Begin to watch the calls of a world."""
         with self._lock:
+            before = self._worlds.get(calls.name)
             self._worlds[calls.name] = calls
+            if before is not None:  # of the same name: nobody is to read how it ended
+                self._queries.node.write(self._state())
 
     def remove(self, calls: Calls) -> None:
         """Stop watching the calls of a world, whose memory is about to be freed."""
@@ -102,10 +106,12 @@ class Watch:
         return state is not None and state.ended
 
     def report_mismatch(self, calls: Calls, verdict: str) -> None:
-        """Report to every rank of a world that two of them differ."""
+        """Report to every rank of a world that two of them differ. A rank of this node reads it once it has waited."""
         notified = calls.failure is not None
         calls.fail(MismatchError, verdict)
         if not notified:
+            with self._lock:
+                self._queries.node.write(self._state())
             self._queries.send(CallNotice(calls.name, self._rank_in(calls), calls.number, "", verdict), calls.ranks)
 
     def compare_calls(self, calls: Calls, member: int, count: int) -> None:
@@ -169,9 +175,14 @@ class Watch:
             progress.queried = self._queries.query(calls.ranks)
 
     def _has_left(self, calls: Calls, number: int) -> bool:
-        """Return True if a rank of a world is known to have ended its program before the call of a number."""
-        states = [self._queries.last_state(rank) for rank in calls.ranks]
-        return any(one is not None and one.ended and one.numbers.get(calls.name, number) < number for one in states)
+        """Return True if a rank of a world is known to have ended its program before the call of a number.
+
+        If one is known to have found that two ranks differ, the world ends here, too: that one may never answer again.
+        """
+        states = [state for rank in calls.ranks if (state := self._queries.last_state(rank)) is not None]
+        for verdict in filter(None, (state.broken.get(calls.name) for state in states)):
+            calls.fail(MismatchError, verdict)
+        return any(state.ended and state.numbers.get(calls.name, number) < number for state in states)
 
     def _compare(self, calls: Calls, current: CurrentCall) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
@@ -223,7 +234,8 @@ class Watch:
                 if (current := calls.current) and current.number == calls.progress.number and not calls.failure
             )
             numbers = {calls.name: calls.position for calls in worlds}
-            broken = tuple(calls.name for calls in worlds if calls.failure is not None)
+            failures = {calls.name: calls.failure for calls in worlds if calls.failure is not None}
+            broken = {name: words if kind is MismatchError else "" for name, (kind, words) in failures.items()}
             # another watch of this process may have left, and wait for other ranks
             ended = self._ended or is_outermost(Watch._leave)
             return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)

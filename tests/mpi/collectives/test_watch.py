@@ -10,7 +10,7 @@ import torch
 
 from unisono.collectives import watch
 from unisono.errors import MismatchError
-from unisono.placement import place
+from unisono.placement import place, regular
 from unisono.world import World
 
 CASES: dict[str, tuple[Callable[[World], object], Callable[[World], object], str, str]] = {
@@ -94,6 +94,20 @@ def test_mismatch_names_both_calls_on_every_rank(broken: World, case: str, odd: 
     assert other_words in str(caught.value)
     with pytest.raises(MismatchError):  # such a world is not used again
         broken.allreduce(torch.zeros(3), "ring")
+
+
+def test_what_one_rank_has_found_ends_the_waits_of_its_node(world: World, differing: None) -> None:
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    node = World(world.comm.Dup(), regular(1, 1, world.size), world.table)
+    node.barrier()
+    if node.rank == 0:  # which leaves, and answers no more
+        assert node.watch is not None
+        node.watch.report_mismatch(node._group.calls, "rank 0 is in one call")
+        node._group.abandon()
+    with pytest.raises(MismatchError, match="rank 0 is in one call"):
+        node.barrier()
+    world.barrier()
 
 
 def test_late_rank_is_no_mismatch(spread: World, monkeypatch: pytest.MonkeyPatch) -> None:
