@@ -10,6 +10,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 SERVERS = {"socketserver", "http", "xmlrpc", "asyncio", "multiprocessing.connection", "multiprocessing.managers"}
 LISTENERS = {
+    "elastic/standby.py",
+    "elastic/supervisor.py",
     "witness.py",
     "torch_backend/program.py",
     "torch_backend/rendezvous.py",

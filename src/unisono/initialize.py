@@ -14,7 +14,7 @@ from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.errors import LaunchError, TableError
 from unisono.launch import available_cores, describe_mismatch, ranks_started, timeout_of
-from unisono.mpi import MPI
+from unisono.mpi import MPI, start
 from unisono.network.choice import ScheduleTable, read_table
 from unisono.placement import place
 from unisono.startup import read_process, started_at
@@ -35,6 +35,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     Raises LaunchError if the MPI library is not the one that started the ranks, or lacks MPI_THREAD_MULTIPLE, and
     UsageError for a timeout that is not a number of seconds above 0.
     """
+    start()
     world = MPI.COMM_WORLD
     started = ranks_started(os.environ)
     if started is not None and started != world.size:

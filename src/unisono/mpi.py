@@ -61,7 +61,14 @@ try:
 except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no library
     raise LaunchError(f"no MPI library can be loaded ({str(error).splitlines()[0]}); {INSTALL_HINT}") from error
 
-__all__ = ["MPI", "allreduce_min"]
+__all__ = ["MPI", "allreduce_min", "start"]
+
+
+def start() -> None:
+    """Start MPI where importing this module did not: in a process that was forked after the import."""
+    if not MPI.Is_initialized():
+        with zeroed_memory():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
 
 
 def allreduce_min(comm: MPI.Intracomm, value: int) -> int:

@@ -217,19 +217,19 @@ class World:
         """Return the world of the ranks on this rank's node; the first call is made by all ranks together."""
         return self if self.nodes == 1 else self.group_world(self.placement.nodes)
 
-    def call_on_root(self, function: Callable[[], Result]) -> Result:
-        """Call `function` on rank 0 alone; every rank returns its result (pickled), or raises its error.
+    def call_on_root(self, function: Callable[[], Result], root: int = 0) -> Result:
+        """Call `function` on rank `root` alone; every rank returns its result (pickled), or raises its error.
 
         The errors are UnisonoError and OSError.
         """
         outcome: tuple[Result | None, UnisonoError | OSError | None] = (None, None)
-        if self.rank == 0:
+        if self.rank == root:
             try:
                 outcome = function(), None
             except (UnisonoError, OSError) as error:
                 outcome = None, error
         with self._group.enter_library_call(call_of("call_on_root()")):
-            result, failure = self.comm.bcast(outcome, 0) if self.size > 1 else outcome
+            result, failure = self.comm.bcast(outcome, root) if self.size > 1 else outcome
         if failure is not None:
             raise failure
         return result  # type: ignore[return-value]  # None only where `function` returned it

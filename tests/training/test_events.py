@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.training.events import Draw, Event, RunPoint, Save, Stop, TrainStep, fixed_order, seed_of_step
+from unisono.training.events import CopyState, Draw, Event, RunPoint, Save, Stop, TrainStep, fixed_order, seed_of_step
 from unisono.training.recipe import OptimizerRecipe, Recipe, TrainingRecipe
 
 SAMPLES, BATCH = 10, 4
@@ -66,6 +66,12 @@ def test_checkpoints_within_an_epoch_are_those_due_and_those_requested() -> None
     found = events(recipe(1), asked={1: {"save": "2 ranks"}, 3: {"save": "rank 0"}})
     assert names(found) == "Draw Step Save Step Step Save", "the end of the epoch saves anyway"
     assert found[2] == Save(RunPoint(0, 1, 1), why="SIGUSR1 to 2 ranks")
+
+
+def test_copies_in_memory_are_made_where_nothing_is_saved() -> None:
+    found = events(recipe(1, every=2), asked={step: {"copy": "rank 0"} for step in (1, 2, 3)})
+    assert names(found) == "Draw Step CopyState Step Save Step Save"
+    assert found[2] == CopyState(RunPoint(0, 1, 1))
 
 
 def test_a_stop_saves_the_step_and_ends_the_run() -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from unisono.cli.bench import collectives, layers, memory, networks, shuffle
 from unisono.cli.collective import price, simulate
 from unisono.cli.draw import draw
+from unisono.cli.elastic import join
 from unisono.cli.measure import lab, probe, tune
 from unisono.cli.pack import pack
 from unisono.cli.papers import papers
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 
 PANELS = {
-    "Train": (train, run, sweep, pack),
+    "Train": (train, join, run, sweep, pack),
     "Look at runs": (evaluate, predict, accuracy),
     "Plan": (plan, price, simulate, draw, probe, tune, foresight),
     "Tools": (layers, lab, papers),

@@ -258,7 +258,8 @@ class Shutdown:
     def __init__(self) -> None:
         self._size = ranks_started(os.environ) or 1
         self._code: int | None = None
-        self._active = self._size > 1 and "unisono.mpi" not in sys.modules
+        mpi = sys.modules.get("unisono.mpi")
+        self._active = self._size > 1 and (mpi is None or not mpi.MPI.Is_initialized())
         if self._active:
             atexit.register(self._finish)  # registered first, called last
 

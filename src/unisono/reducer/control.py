@@ -22,7 +22,7 @@ import torch
 
 from unisono.errors import UsageError
 
-REQUEST_KINDS = ("save", "stop", "join")
+REQUEST_KINDS = ("save", "stop", "join", "copy")
 """Kinds of requests that a rank can make of all ranks."""
 
 RANKS_PER_NUMBER = 48
@@ -254,7 +254,7 @@ class StepControl:
         return began
 
     def request(self, kind: str) -> None:
-        """Request "save", "stop" or "join" of all ranks with the next control message; a signal handler may call it."""
+        """Request one of REQUEST_KINDS of all ranks with the next control message; a signal handler may call it."""
         if kind not in REQUEST_KINDS:
             raise UsageError(f"there is no request {kind!r}; there are {', '.join(REQUEST_KINDS)}")
         self._requests.add(kind)

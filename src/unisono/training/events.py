@@ -78,13 +78,19 @@ class Save(NamedTuple):
     """Signal that has requested it, in words; empty without one."""
 
 
+class CopyState(NamedTuple):
+    """Write copies of the state into the memory of hosts."""
+
+    point: RunPoint
+
+
 class Stop(NamedTuple):
     """End the run before its last epoch, after a checkpoint. `why` is the signal that has requested it, in words."""
 
     why: str
 
 
-Event = Draw | TrainStep | Snapshot | Save | Stop
+Event = Draw | TrainStep | Snapshot | Save | CopyState | Stop
 
 
 def fixed_order(
@@ -97,8 +103,9 @@ def fixed_order(
 ) -> Iterator[Event]:
     """Yield the events of a run whose ranks all train together, on `samples` samples an epoch, from `begin` on.
 
-    `requests` returns the requests that came with the last step, "save" and "stop", and who has made them; `stopping`,
-    called at the end of an epoch, who has requested the end since then, in words, or "". Both are equal on all ranks.
+    `requests` returns the requests that came with the last step, "save", "stop" and "copy", and who has made them;
+    `stopping`, called at the end of an epoch, who has requested the end since then, in words, or "". Both are equal on
+    all ranks.
     """
     training, point = recipe.training, begin
     seat = 0 if training.virtual_ranks else rank  # each share makes a seed of its own of that of the step
@@ -116,6 +123,8 @@ def fixed_order(
                 return
             if point.done < steps and ("save" in asked or (every and point.step % every == 0)):
                 yield Save(point, why=f"SIGUSR1 to {asked['save']}" if "save" in asked else "")
+            elif point.done < steps and "copy" in asked:
+                yield CopyState(point)
         point = replace(point, epoch=point.epoch + 1, done=0)
         yield Save(point, tests=True)
         if point.epoch < training.epochs and (who := stopping()):  # SIGTERM after the last step's control message

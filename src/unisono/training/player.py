@@ -12,6 +12,7 @@ Ranks that train together have epochs in a fixed order:
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -36,10 +37,11 @@ from unisono.training.accuracy import Accuracy, LossSum
 from unisono.training.build import DTYPES
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
-from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, Stop, TrainStep, fixed_order
+from unisono.training.events import CopyState, Draw, Event, RunPoint, Save, Snapshot, Stop, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
 from unisono.training.learning_rate import rate_of_step
 from unisono.training.measures import last_line, result_metrics, result_rows
+from unisono.training.memory_copies import MemoryCopies
 from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
@@ -165,6 +167,8 @@ class EventPlayer(ABC):
                     self.save_own(event)
                 case Save():
                     self.save(event)
+                case CopyState():
+                    self.copy_state(event)
                 case Stop():
                     return event
         return None
@@ -228,6 +232,10 @@ class EventPlayer(ABC):
     def report_saved(self, event: Save) -> None:
         """Report a checkpoint that was written."""
 
+    def copy_state(self, event: CopyState) -> None:
+        """Write copies of the state into memory. Only ranks that train together have such events."""
+        raise NotImplementedError(event)
+
     def save_own(self, event: Snapshot) -> None:
         """Write this worker's state. Only a worker that servers order to has such events."""
         raise NotImplementedError(event)
@@ -236,9 +244,14 @@ class EventPlayer(ABC):
 class TogetherPlayer(EventPlayer):
     """Player on a rank that has the same events as all others, at the same time."""
 
-    def __init__(self, run: Run, machine: str | None, ledger: Path | None) -> None:
-        """Make the player; `machine` predicts the run before its first step, `ledger` is that of `RunForesight`."""
+    def __init__(self, run: Run, machine: str | None, ledger: Path | None, memory: Path | None) -> None:
+        """Make the player; `machine` predicts the run before its first step, `ledger` is that of `RunForesight`, and
+        `memory` is the folder for copies of the state in memory."""
         super().__init__(run)
+        self._memory = memory
+        alike = not run.trainer.reducer.traits.state.differs and run.trainer.reducer.sharded is None
+        alike = alike and split_of(run.trainer.model) is None
+        self._copies = None if memory is None else MemoryCopies(memory, run.world, alike, run.warn)
         self._machine, self._ledger = machine, ledger
         self._first = RunPoint()  # where the run begins
         self.made = 0
@@ -253,7 +266,7 @@ class TogetherPlayer(EventPlayer):
         run = self.run
         if before is None:
             return
-        point, damaged, notes = resume_run(run.home, run.trainer, run.world)
+        point, damaged, notes = resume_run(run.home, run.trainer, run.world, self._memory)
         check_change(before, run.recipe, point, run.feed.fingerprint)
         self._first, self.losses, self.made = point, LossSum(point.loss), point.step
         run.began -= point.seconds
@@ -306,12 +319,26 @@ class TogetherPlayer(EventPlayer):
         self._due = self.run.world.rank == 0 and self._timer.due()
         if self._due:
             self.run.trainer.request("save")
+        if self._copies is not None and self.run.world.rank == 0 and self._copies.due():
+            self.run.trainer.request("copy")
         samples = super().step(event)
+        if self._copies is not None and self.run.world.rank == 0 and event.number == self._first.step:
+            line = {"first_step": event.number + 1, "ranks": self.run.world.size, "time": time.time()}
+            run_directory.add_line(self.run.home / run_directory.GENERATIONS, line)
         self.made = event.number + 1
         steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
         self.run.display.step(self._drawn.epoch, event.done + 1, steps, self.losses.last)
         self._foresight.after_step(self.made)
         return samples
+
+    def copy_state(self, event: CopyState) -> None:
+        """Write copies of the state into the memory of two hosts."""
+        assert self._copies is not None, "a rank without them does not ask for them"
+        self.run.trainer.wait()
+        with self.run.trainer.span("copy", "checkpoint"), self.shared():
+            self._copies.write(lambda: self.checkpoint(Save(event.point)))
+        if self.run.world.rank == 0:  # the command that waits for the ranks sees that they are well
+            os.utime(self.run.home / run_directory.LOCK)
 
     def checkpoint(self, event: Save) -> Checkpoint:
         """Return the state of all ranks."""

@@ -49,6 +49,8 @@ class TrainOptions:
     """Machine that the run is predicted for before its first step."""
     ledger: Path | None = None
     """File for prediction and measurement; None for that beside the run's folder."""
+    memory: Path | None = None
+    """Folder for copies of the state in memory, from which the next ranks go on; None for none."""
     verbose: bool = False
     """True to show the details that are otherwise in the run's log file alone."""
 
@@ -91,7 +93,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
     if has_servers(rule):
         player = WorkerPlayer(run, rule, options.replay, options.machine)
     else:
-        player = TogetherPlayer(run, options.machine, options.ledger)
+        player = TogetherPlayer(run, options.machine, options.ledger, options.memory)
     player.begin(before)
     if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))

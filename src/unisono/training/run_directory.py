@@ -7,6 +7,7 @@ runs/digits-20260131-120000/
 ├── measurement.json       measured step, at the end of the run
 ├── metrics.jsonl
 ├── log.txt                lines that were shown, and details
+├── generations.jsonl      of an elastic run: a line for the first step of each generation of ranks, and one for its end
 ├── convolutions.json      timings of convolution algorithms
 ├── evaluation.json        measures of a checkpoint on a test set, and confusion.svg: `scoring/`
 ├── steps/
@@ -38,7 +39,7 @@ from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
-CONVOLUTIONS, LOG = "convolutions.json", "log.txt"
+CONVOLUTIONS, LOG, GENERATIONS = "convolutions.json", "log.txt", "generations.jsonl"
 
 
 def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
@@ -46,13 +47,7 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
 
     Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
     """
-    if folder is None:
-        stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{recipe.name}-{stamp}"
-        number = 1
-        while folder.exists():
-            number += 1
-            folder = Path("runs") / f"{recipe.name}-{stamp}-{number}"
+    folder = folder or new_folder(recipe.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.take(folder)
@@ -60,6 +55,16 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
     write_recipe(folder, recipe)
+    return folder
+
+
+def new_folder(name: str) -> Path:
+    """Return the folder of a new run of a recipe, under runs/; it is not made."""
+    stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    folder, number = Path("runs") / f"{name}-{stamp}", 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{stamp}-{number}"
     return folder
 
 
@@ -95,7 +100,12 @@ def past_recipe(folder: Path) -> Recipe:
 
 def add_metrics(folder: Path, line: dict[str, Any]) -> None:
     """Append a line of metrics."""
-    with _writing(folder / METRICS), (folder / METRICS).open("a") as file:
+    add_line(folder / METRICS, line)
+
+
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a line of JSON to a file of the run. Raises CheckpointError where the disk refuses."""
+    with _writing(path), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

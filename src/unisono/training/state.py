@@ -26,6 +26,7 @@ from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names
 from unisono.training.events import RunPoint
+from unisono.training.memory_copies import find_copy
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -110,18 +111,21 @@ def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def resume_run(
-    folder: Path, trainer: Trainer, world: World
+    folder: Path, trainer: Trainer, world: World, memory: Path | None = None
 ) -> tuple[RunPoint, list[DamagedCheckpointError], list[str]]:
-    """Load the newest complete checkpoint into the model and the optimizer.
+    """Load the newest complete checkpoint, or a newer copy in `memory` of some host, into the model and the optimizer.
 
     Return the resume point, the damaged checkpoints, and lines to log. A run without a checkpoint begins again.
     Nothing is changed on the disk. Called by all ranks together. Raises CheckpointError where no checkpoint is
     complete, one cannot be read, or it does not fit the model.
     """
-    found = world.call_on_root(lambda: find_checkpoint(folder))
-    if found is None:
-        return RunPoint(), [], []
-    checkpoint, damaged = found
+    damaged: list[DamagedCheckpointError] = []
+    checkpoint = None if memory is None else find_copy(memory, folder, world)
+    if checkpoint is None:
+        found = world.call_on_root(lambda: find_checkpoint(folder))
+        if found is None:
+            return RunPoint(), [], []
+        checkpoint, damaged = found
     with fitting(f"step {checkpoint.step}'s checkpoint"):
         notes = load_states(trainer, world, checkpoint)
     progress = checkpoint.progress

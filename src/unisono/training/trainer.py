@@ -153,7 +153,10 @@ class Trainer:
         return self._optimizing.begin() if self.reducer.sharded is None else self.reducer.sharded.begin()
 
     def request(self, kind: str) -> None:
-        """Request "save" or "stop" from all ranks, with the next control message. Signal handlers may call this."""
+        """Request "save", "stop" or "copy" from all ranks, with the next control message.
+
+        Signal handlers may call this.
+        """
         self.reducer.control.request(kind)
 
     def requests(self) -> Mapping[str, str]:

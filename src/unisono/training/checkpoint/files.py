@@ -111,8 +111,8 @@ def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into `folder`, and remove older ones beyond the newest three. Return its path.
+def save(folder: Path, checkpoint: Checkpoint, kept: int = CHECKPOINTS_KEPT) -> Path:
+    """Write a checkpoint into `folder`, and remove older ones beyond the newest `kept`. Return its path.
 
     Other processes may be writing other checkpoints into it. Raises CheckpointError when the disk refuses; earlier
     checkpoints are still there.
@@ -127,7 +127,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         aside.rename(target)
         sync(folder)
         _remove(replaced)
-        for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - CHECKPOINTS_KEPT]:
+        for old in [name for name in checkpoint_names(folder) if name < target.name][: 1 - kept]:
             surplus = folder / f".{old}.surplus.tmp"
             with suppress(FileNotFoundError):  # another process removes it at the same time; none is ever seen in part
                 (folder / old).rename(surplus)

@@ -1,0 +1,122 @@
+"""Attachment of a rank that a launcher has started to a process that has PyTorch already (`standby.py`).
+
+    mpiexec ── starts ──▶ attach ── arguments, environment, stdin, stdout, stderr, PMI ──▶ standby ── forks ──▶ rank
+                            ▲ signals ─────────────────────────────────────────────────────────────────────▶ │
+                            └ exit code ◀─────────────────────────────────────────────────────────────────────┘
+
+The launcher knows this process alone: it forwards signals to the rank, and ends as the rank ends. If it is killed, the
+standby kills the rank. Runs as a script, and imports nothing of the project: it starts in some 20 ms. Linux only.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0
+"""Seconds in which a standby of this host accepts a rank: it imports PyTorch first."""
+
+RETRY_SECONDS = 0.02
+
+LENGTH = struct.Struct("!I")
+"""Length of a request, which is JSON; the descriptors go with it."""
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+PMI_VARIABLE = "PMI_FD"
+"""Variable with the descriptor by which a rank speaks to the launchers of the MPICH family."""
+
+
+def connect(name: str, command: list[str]) -> socket.socket:
+    """Return a connection to this host's standby; start it if there is none."""
+    until, started = time.monotonic() + START_SECONDS, False
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(f"\0{name}")
+        except ConnectionRefusedError:
+            connection.close()
+            if time.monotonic() > until:
+                sys.exit(
+                    f"unisono: no process with PyTorch answers on {socket.gethostname()} within {START_SECONDS:g} s"
+                )
+            if not started:  # others of this host may start one, too: one of them gets the name
+                started, quiet = True, subprocess.DEVNULL
+                subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            time.sleep(RETRY_SECONDS)
+        else:
+            return connection
+
+
+def send_rank(connection: socket.socket, arguments: list[str]) -> None:
+    """Send what makes a process this rank."""
+    descriptors = [0, 1, 2]
+    if PMI_VARIABLE in os.environ:
+        descriptors.append(int(os.environ[PMI_VARIABLE]))
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    send(connection, request, descriptors)
+
+
+def send(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Send a request, with descriptors of this process."""
+    content = json.dumps(request).encode()
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    connection.sendmsg([LENGTH.pack(len(content))], beside)
+    connection.sendall(content)
+
+
+def dismiss(name: str) -> None:
+    """End this host's standby, if there is one, once its ranks have ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionRefusedError):
+        connection.connect(f"\0{name}")
+        send(connection, {}, [])
+
+
+def read_line(connection: socket.socket) -> bytes:
+    """Return the next line, without its end; empty at the end of the connection."""
+    line = b""
+    while (byte := connection.recv(1)) not in (b"", b"\n"):
+        line += byte
+    return line
+
+
+def main(name: str, count: str, *words: str) -> None:
+    """Become the launcher's view of a rank: NAME, COUNT, COUNT words of the standby's command, then its arguments."""
+    command, arguments = list(words[: int(count)]), list(words[int(count) :])
+    connection = connect(name, command)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a process to forward them to
+    send_rank(connection, arguments)
+    process = int(read_line(connection) or 0)
+    if process:
+
+        def forward(number: int, _frame: object) -> None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process, number)
+
+        for number in FORWARDED:
+            signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    status = int(read_line(connection) or -signal.SIGKILL)
+    if status < 0:  # as the rank has ended: the launcher says which signal it was
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,140 @@
+"""Generations of a run: ranks that train together until one dies, is stopped or joins; then the next ones go on.
+
+    generation 1   ranks 0 1 2 3 ── step 120 ── kept 118 ── rank 2 dies: the launcher ends the others
+    generation 2   ranks 0 1 2 3 ── from step 118 ... ── unisono join RUN: all save, and end
+    generation 3   ranks 0 1 2 3 4 ── ...
+
+Here are the decisions, `decide`, and what a generation is started with; `supervisor.py` starts them. Its ranks are
+forked by processes that have PyTorch already (`standby.py`), and begin with the state that two hosts keep in memory
+(`training/memory_copies.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unisono.elastic import attach
+from unisono.launch import find_mpiexec, is_open_mpi
+from unisono.training.checkpoint.layout import checkpoint_names, step_of
+from unisono.training.run_directory import CHECKPOINTS, RECIPE
+
+MAX_FRUITLESS = 5
+"""Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
+
+BAD_INPUT = 2
+"""Exit code for input that another generation would refuse, too."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Ranks that are about to train together."""
+
+    ranks: int
+    number: int = 1
+    step: int = -1
+    """Newest step that was kept before it; -1 for none."""
+    fruitless: int = 0
+    """Generations before it, in a row, that kept no new step."""
+
+
+@dataclass(frozen=True)
+class End:
+    """End of a generation."""
+
+    code: int
+    """Exit code of its launcher."""
+    step: int
+    """Newest step that is kept; -1 for none."""
+    ranks: int
+    """Ranks that there may be now."""
+    joins: bool = False
+    """True if it was ended so that the next one has other ranks."""
+    stopped: bool = False
+    """True if the user has ended the run."""
+
+
+def decide(before: Generation, end: End, least: int) -> Generation | str:
+    """Return the generation after one that has ended; "" where the run ends, or the reason why no other follows.
+
+    >>> decide(Generation(4, 1, step=-1), End(9, step=118, ranks=3), least=1)
+    Generation(ranks=3, number=2, step=118, fruitless=0)
+    >>> decide(Generation(4, 1), End(0, step=500, ranks=4), least=1)
+    ''
+    >>> decide(Generation(4, 1), End(9, step=118, ranks=1), least=2)
+    'ranks are left for 1, and --min-ranks is 2'
+    """
+    if end.code in (0, BAD_INPUT) or end.stopped:
+        return ""
+    if end.ranks < least:
+        return f"ranks are left for {end.ranks}, and --min-ranks is {least}"
+    fruitless = 0 if end.joins or end.step > before.step else before.fruitless + 1
+    if fruitless == MAX_FRUITLESS:
+        return f"{MAX_FRUITLESS} generations in a row ended before a new step was kept"
+    return Generation(end.ranks, before.number + 1, end.step, fruitless)
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """A run of several generations."""
+
+    home: Path
+    """Folder of the run."""
+    first: Sequence[str] = ()
+    """Arguments of `unisono` for ranks that begin, or resume with changes."""
+    later: Sequence[str] = ()
+    """Arguments for ranks that go on."""
+    least: int = 1
+    """Number of ranks below which the run ends."""
+    hosts: Sequence[str] = ()
+    """Hosts of the ranks, each of which has as many; none for this machine."""
+    mpiexec: Path = field(default_factory=find_mpiexec)
+
+    @property
+    def key(self) -> str:
+        """Name that is this run's on every host: of its folder and this user."""
+        return f"{hashlib.sha256(str(self.home.absolute()).encode()).hexdigest()[:16]}-{os.getuid()}"
+
+    @property
+    def memory(self) -> Path:
+        """Folder in memory for copies of its state, on each host."""
+        return Path("/dev/shm", f"unisono-run-{self.key}")
+
+    @property
+    def address(self) -> str:
+        """Name of the socket on which the command that has started the run listens."""
+        return f"unisono-elastic-{self.key}"
+
+    @property
+    def standby(self) -> str:
+        """Name of the socket on which a standby of each host listens."""
+        return f"unisono-standby-{self.key}"
+
+    def kept(self) -> int:
+        """Return the newest step that is kept on this host or on the disk; -1 for none."""
+        names = [*checkpoint_names(self.memory), *checkpoint_names(self.home / CHECKPOINTS)]
+        return max(map(step_of, names), default=-1)
+
+    def command(self, ranks: int, hosts: Sequence[str], begun: bool) -> list[str]:
+        """Return the command that starts a generation; `begun` is true if one before it has made a step."""
+        made = "--resume" not in self.first and (self.home / RECIPE).exists()
+        arguments = self.later if begun or made else self.first
+        standby = [sys.executable, "-m", "unisono.elastic.standby", self.standby]
+        rank = [sys.executable, "-S", "-E", attach.__file__, self.standby, str(len(standby)), *standby, *arguments]
+        return [*self._start(ranks, hosts), *rank]
+
+    def question(self, host: str) -> list[str]:
+        """Return the command that ends with 0 where a host starts programs."""
+        return [*self._start(1, [host]), "true"]
+
+    def _start(self, ranks: int, hosts: Sequence[str]) -> list[str]:
+        each, where = ranks // max(1, len(hosts)), list[str]()
+        if hosts and is_open_mpi(self.mpiexec):
+            where = ["--host", ",".join(f"{host}:{each}" for host in hosts)]
+        elif hosts:
+            where = ["-hosts", ",".join(hosts), "-ppn", str(each)]
+        return [str(self.mpiexec), *where, "-n", str(ranks)]

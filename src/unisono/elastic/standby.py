@@ -1,0 +1,209 @@
+"""Standby of a host: a process that has imported PyTorch and forks a rank for each request (`attach.py`).
+
+    generation 1   attach ──▶ standby ── fork ──▶ rank 0, rank 1      imports: 2 to 10 s, once
+    rank 1 dies
+    generation 2   attach ──▶ standby ── fork ──▶ rank 0, rank 1      some milliseconds
+
+A rank runs `python -m unisono ARGUMENTS` with the environment and the descriptors of the process that the launcher has
+started. It ends with that process; one that stays stopped is killed, for others wait for it. MPI begins in the rank.
+
+    request    | length | JSON |  and descriptors 0, 1, 2 and PMI's
+    answer     process \n   exit code \n      negative for a signal
+
+It listens to its own user alone, and ends when the command that trains has ended, on other hosts after IDLE_SECONDS
+without a rank.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import mpi4py
+
+from unisono.elastic.attach import LENGTH, PMI_VARIABLE
+from unisono.startup import read_process
+from unisono.witness import CREDENTIALS
+
+IDLE_SECONDS = 60.0
+"""Seconds without a rank after which a standby ends."""
+
+POLL_SECONDS = 0.25
+
+MAX_STOPPED_SECONDS = 2.0
+"""Seconds after which a rank that is stopped (SIGSTOP) is killed."""
+
+MAX_DESCRIPTORS = 4
+
+GENERATION_VARIABLE = "UNISONO_GENERATION"
+"""Environment variable with the number of a rank's generation."""
+
+SET_DEATH_SIGNAL = 1
+"""Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
+
+PRELOADED = ("torch", "torch._dynamo", "unisono.training.run", "unisono.initialize", "unisono.cli")
+"""Modules that a rank needs."""
+
+
+class Rank(NamedTuple):
+    """A forked rank, and the process that the launcher knows."""
+
+    process: int
+    connection: socket.socket
+    generation: int
+
+
+class ForkRequest(NamedTuple):
+    """Arguments, environment and descriptors of the process that a forked one takes the place of."""
+
+    content: dict[str, Any]
+    descriptors: list[int]
+
+
+class Standby:
+    """Ranks of one host that were forked, and what has happened to them."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._ranks: dict[int, Rank] = {}  # by the descriptor of its process
+        self._stopped: dict[int, float] = {}  # since when, by process
+        self._dismissed = False
+
+    def serve(self) -> ForkRequest | None:
+        """Fork ranks until none has been there for a while. Return None then; in each forked process, its request."""
+        idle_since = time.monotonic()
+        while self._ranks or not (self._dismissed or time.monotonic() - idle_since > IDLE_SECONDS):
+            if self._ranks:
+                idle_since = time.monotonic()
+            connections = [rank.connection.fileno() for rank in self._ranks.values()]
+            listener = self._listener.fileno()
+            ready, _, _ = select.select([listener, *self._ranks, *connections], [], [], POLL_SECONDS)
+            if listener in ready and (request := self._accept()) is not None:
+                return request
+            for descriptor, rank in list(self._ranks.items()):
+                if descriptor in ready:
+                    self._end(descriptor, rank)
+                elif rank.connection.fileno() in ready:  # the launcher has killed the process that it knows
+                    os.kill(rank.process, signal.SIGKILL)
+            self._kill_stopped()
+        return None
+
+    def _accept(self) -> ForkRequest | None:
+        """Fork a rank for the next connection. Return its request in the forked process, None in this one."""
+        connection, _ = self._listener.accept()
+        about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        if CREDENTIALS.unpack(about)[1] != os.getuid():
+            connection.close()
+            return None
+        try:
+            request = receive_request(connection)
+        except (OSError, ValueError):  # it was killed meanwhile
+            connection.close()
+            return None
+        if not request.descriptors:
+            connection.close()
+            self._dismissed = True
+            return None
+        process = os.fork()
+        if process == 0:
+            ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)  # it must not outlive this process
+            self._listener.close()
+            connection.close()
+            for descriptor, rank in self._ranks.items():  # the end of this process's connection must be seen
+                os.close(descriptor)
+                rank.connection.close()
+            return request
+        for descriptor in request.descriptors:
+            os.close(descriptor)
+        generation = int(request.content["environment"].get(GENERATION_VARIABLE, 0))
+        for rank in self._ranks.values():
+            if rank.generation < generation:  # of a host that was cut off: nobody has told it of its end
+                os.kill(rank.process, signal.SIGKILL)
+        self._ranks[os.pidfd_open(process)] = Rank(process, connection, generation)
+        with suppress(OSError):
+            connection.sendall(f"{process}\n".encode())
+        return None
+
+    def _end(self, descriptor: int, rank: Rank) -> None:
+        """Say how a rank has ended."""
+        _, status = os.waitpid(rank.process, 0)
+        with suppress(OSError):  # nobody may ask any more
+            rank.connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        rank.connection.close()
+        os.close(descriptor)
+        del self._ranks[descriptor]
+        self._stopped.pop(rank.process, None)
+
+    def _kill_stopped(self) -> None:
+        now = time.monotonic()
+        for rank in self._ranks.values():
+            state = read_process(rank.process, "stat").rpartition(b")")[2].split()[:1]
+            if state not in ([b"T"], [b"t"]):
+                self._stopped.pop(rank.process, None)
+            elif now - self._stopped.setdefault(rank.process, now) > MAX_STOPPED_SECONDS:
+                os.kill(rank.process, signal.SIGKILL)
+
+
+def receive_request(connection: socket.socket) -> ForkRequest:
+    """Return the request that arrives. Raises OSError or ValueError if it ends before."""
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+    header, beside, _, _ = connection.recvmsg(LENGTH.size, space)
+    descriptors = array.array("i")
+    for level, kind, data in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    content = b""
+    left = LENGTH.unpack(header)[0] if len(header) == LENGTH.size else 0
+    while left and (part := connection.recv(left)):
+        content, left = content + part, left - len(part)
+    return ForkRequest(json.loads(content), list(descriptors))
+
+
+def become(request: ForkRequest) -> None:
+    """Take over the environment, folder, cores and descriptors of the process that the launcher has started."""
+    content = request.content
+    os.environ.clear()
+    os.environ.update(content["environment"])
+    for target, descriptor in enumerate(request.descriptors[:3]):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    for descriptor in request.descriptors[3:]:
+        os.environ[PMI_VARIABLE] = str(descriptor)
+    os.chdir(content["folder"])
+    os.sched_setaffinity(0, content["cores"])
+    sys.argv = ["unisono", *content["arguments"]]
+
+
+def main(name: str) -> None:
+    """Listen as NAME, import what ranks need, and fork them; end at once if another process of this host has it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+    except OSError:
+        return
+    listener.listen()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    mpi4py.rc(initialize=False, finalize=True)  # MPI begins in the ranks
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # so that a rank's garbage collection does not copy what it shares with others
+    request = Standby(listener).serve()
+    if request is not None:
+        become(request)
+        runpy.run_module("unisono", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

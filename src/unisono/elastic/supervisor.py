@@ -1,0 +1,221 @@
+"""Supervisor of an elastic run: starts its generations, and hears of deaths, joins, signals and silent hosts.
+
+unisono train --elastic ──┬── mpiexec ── ranks of this generation
+                          ├── unisono join RUN: so many more ranks
+                          └── host h2, every 10 s: do you start programs?
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+from unisono import witness
+from unisono.elastic.attach import dismiss
+from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
+from unisono.elastic.standby import GENERATION_VARIABLE
+from unisono.errors import LaunchError, UsageError
+from unisono.launch import launch_environment
+from unisono.startup import remove_leftover_files
+from unisono.training.run_directory import GENERATIONS, LOCK, add_line
+from unisono.witness import LISTENER_VARIABLE, Listener
+
+MEMORY_VARIABLE = "UNISONO_MEMORY"
+"""Environment variable with the folder in which ranks keep copies of their state in memory."""
+
+POLL_SECONDS, ASK_SECONDS = 0.5, 10.0
+"""Seconds between two looks at the hosts, and between two questions to those that are not there."""
+
+SILENT_SECONDS, ANSWER_SECONDS = 3.0, 4.0
+"""Seconds without a kept state after which hosts are asked; and in which one answers that is not gone."""
+
+REPORT_SECONDS = 1.0
+"""Seconds in which the witness of a rank that has died reports it."""
+
+STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
+"""Signals that end the run, and its exit codes."""
+
+
+class Hosts:
+    """Hosts of a run, and those of them that start programs."""
+
+    def __init__(self, run: ElasticRun) -> None:
+        self._run = run
+        self.there = list(run.hosts)
+        """Hosts that train, as far as is known."""
+        self._asked: dict[str, subprocess.Popen[bytes]] = {}
+        self._since = time.monotonic()
+
+    def look(self, silence: float) -> bool:
+        """Ask hosts if that is due: those that are not there, and all once ranks keep no state for `silence` seconds.
+
+        Return True once the answers, or the time for them, have shown that others are there than before.
+        """
+        now = time.monotonic()
+        if not self._asked:
+            silent = silence > SILENT_SECONDS
+            hosts = [host for host in self._run.hosts if silent or host not in self.there]
+            if hosts and now - self._since > (SILENT_SECONDS if silent else ASK_SECONDS):
+                self._ask(hosts)
+            return False
+        waits = [process for process in self._asked.values() if process.poll() is None]
+        if waits and now - self._since < ANSWER_SECONDS:
+            return False
+        for process in waits:
+            process.kill()
+            process.wait()
+        before = self.there
+        if silence > SILENT_SECONDS:  # else a host is only slow to answer
+            self.there = [host for host in before if host not in self._asked]
+        back = [host for host, process in self._asked.items() if process.returncode == 0]
+        self.there = [host for host in self._run.hosts if host in self.there or host in back]
+        self._asked.clear()
+        return self.there != before
+
+    def find(self) -> None:
+        """Ask all now, and wait for the answers."""
+        if self._run.hosts and not self._asked:
+            self._ask(self._run.hosts)
+        while self._asked:
+            self.look(math.inf)
+            time.sleep(POLL_SECONDS / 100)
+
+    def _ask(self, hosts: Sequence[str]) -> None:
+        quiet, self._since = subprocess.DEVNULL, time.monotonic()
+        for host in hosts:
+            self._asked[host] = subprocess.Popen(self._run.question(host), stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+class Supervisor:
+    """Player of generations. `ranks` there are at first."""
+
+    def __init__(self, run: ElasticRun, ranks: int) -> None:
+        if run.hosts and ranks % len(run.hosts):
+            raise UsageError(f"{ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
+        self._run, self._ranks, self._hosts = run, ranks, Hosts(run)
+        self._each = ranks // max(1, len(run.hosts))
+        self._received: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def play(self) -> int:
+        """Train to the end. Return the exit code."""
+        run = self._run
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, self._pass_on)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+            requests.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            try:
+                requests.bind(f"\0{run.address}")
+            except OSError as error:
+                raise UsageError(f"{run.home} is trained by another command of this machine already") from error
+            shutil.rmtree(run.memory, ignore_errors=True)  # of a run that was here before
+            try:
+                return self._play(requests)
+            finally:
+                shutil.rmtree(run.memory, ignore_errors=True)
+                dismiss(run.standby)
+
+    def _play(self, requests: socket.socket) -> int:
+        run, generation, begun = self._run, Generation(self._ranks, step=self._run.kept()), False
+        while True:
+            end = self._train(generation, begun, requests)
+            begun = begun or end.step > generation.step
+            if run.home.exists():
+                add_line(run.home / GENERATIONS, {"generation": generation.number, **asdict(end), "time": time.time()})
+            following = decide(generation, end, run.least)
+            if isinstance(following, str):
+                if following:
+                    _report(f"{following}; resume with: unisono train --elastic --resume {run.home}")
+                return end.code
+            where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
+            what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
+            _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
+            generation = following
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _train(self, generation: Generation, begun: bool, requests: socket.socket) -> End:
+        """Start the ranks of a generation, and wait for their end."""
+        run, began = self._run, time.time()
+        with closing(Listener()) as listener:
+            environment = launch_environment(os.environ, sys.stdout.isatty())
+            environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
+            environment |= {GENERATION_VARIABLE: str(generation.number)}
+            command = run.command(generation.ranks, self._hosts.there, begun)
+            with subprocess.Popen(command, env=environment, process_group=0) as self._process:
+                joins = self._wait(self._process, requests)
+                code = self._process.returncode
+            self._process = None
+            codes = [STOP_SIGNALS[number] for number in self._received if number in STOP_SIGNALS]
+            if code not in (0, BAD_INPUT):
+                code = codes[0] if codes else code if code > 0 else 128 - code
+                if not codes and not joins and (report := listener.report(REPORT_SECONDS)):
+                    print(report, file=sys.stderr, flush=True)
+                remove_leftover_files(began)
+                if not codes and not joins:
+                    self._hosts.find()
+        there = self._each * len(self._hosts.there) if run.hosts else self._ranks
+        return End(code, run.kept(), there, joins, bool(codes))
+
+    def _silence(self, began: float) -> float:
+        """Return the seconds since ranks that began then have last kept a state."""
+        with suppress(FileNotFoundError):
+            began = max(began, (self._run.home / LOCK).stat().st_mtime)
+        return time.time() - began
+
+    def _wait(self, process: subprocess.Popen[bytes], requests: socket.socket) -> bool:
+        """Wait for the end of a generation. Return True if it was ended for others to join, or without some."""
+        descriptor, joins, began = os.pidfd_open(process.pid), False, time.time()
+        watched = [descriptor, requests.fileno()]
+        try:
+            while descriptor not in (ready := select.select(watched, [], [], POLL_SECONDS)[0]):
+                if requests.fileno() in ready and self._take(witness.receive(requests) or "") and not joins:
+                    joins = True
+                    process.send_signal(signal.SIGTERM)
+                before = self._hosts.there
+                if self._run.hosts and self._hosts.look(self._silence(began)) and not joins:
+                    joins = True
+                    gone = set(before) - set(self._hosts.there)  # their ranks would not hear of a signal
+                    process.send_signal(signal.SIGKILL if gone else signal.SIGTERM)
+        finally:
+            os.close(descriptor)
+        process.wait()
+        return joins
+
+    def _take(self, message: str) -> bool:
+        """Take a request of `unisono join`: so many more ranks of this machine. Return True if their number changes."""
+        word, _, number = message.partition(" ")
+        if word != "join" or self._run.hosts or not number.lstrip("-").isdigit():
+            return False
+        before, self._ranks = self._ranks, max(self._run.least, self._ranks + int(number))
+        return self._ranks != before
+
+
+def join(home: Path, ranks: int) -> None:
+    """Ask the command that trains in a folder for so many more ranks. Raises LaunchError if there is none here."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        try:
+            channel.sendto(f"join {ranks}".encode(), f"\0{ElasticRun(home).address}")
+        except ConnectionRefusedError as error:
+            raise LaunchError(
+                f"no elastic run is active in {home} on this machine: unisono train --elastic --resume {home} starts it"
+            ) from error
+
+
+def _report(words: str) -> None:
+    print(f"unisono: {words}", file=sys.stderr, flush=True)

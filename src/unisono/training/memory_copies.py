@@ -1,0 +1,87 @@
+"""Copies of a run's state in memory, on two hosts: ranks of the next generation begin with them, and read no disk.
+
+    host a   /dev/shm/unisono-run-KEY/step-000000118/     rank 0's state
+    host b   /dev/shm/unisono-run-KEY/step-000000118/     the same, by the first rank of the second host
+
+They have the files and checksums of a checkpoint. If both hosts are lost, the newest checkpoint of the run's folder is
+used. A rank whose state only rank 0 gathers (shards, split layers, weights of ranks) leaves one copy, on rank 0's host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from unisono.errors import CheckpointError
+from unisono.training import run_directory
+from unisono.training.checkpoint.files import load_newest, save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.world import World
+
+COPIES_KEPT = 2
+"""Copies on a host: one is whole while the next is written."""
+
+MIN_SECONDS, MAX_SHARE = 0.5, 0.02
+"""Least seconds between two copies, and largest share of the run's time that they take."""
+
+
+class MemoryCopies:
+    """Copies that this rank writes, and the time between them."""
+
+    def __init__(self, folder: Path, world: World, alike: bool, warn: Callable[[str], None]) -> None:
+        """`alike` is true if all ranks have the state of rank 0; `warn` is called with a line where memory is short."""
+        nodes = world.placement.nodes
+        own = next(ranks for ranks in nodes if 0 in ranks)
+        second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
+        self._folder, self._warn = folder, warn
+        self._writes = world.rank in ((0, second) if alike else (0,))
+        self._began, self._wait = time.monotonic(), 0.0  # a generation that makes a step has not been for nothing
+
+    def due(self) -> bool:
+        """Return True if it is time for a copy. Rank 0 asks all others for it."""
+        return time.monotonic() - self._began > self._wait
+
+    def write(self, make: Callable[[], Checkpoint]) -> None:
+        """Write a copy of what `make` returns, which all ranks call together."""
+        began = time.monotonic()
+        checkpoint = make()
+        if self._writes:
+            try:
+                check_own(self._folder)
+                save(self._folder, checkpoint, COPIES_KEPT)
+            except CheckpointError as error:
+                self._writes = False
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
+        self._began = time.monotonic()
+        self._wait = max(MIN_SECONDS, (self._began - began) / MAX_SHARE)
+
+
+def check_own(folder: Path) -> None:
+    """Make a folder that this user alone may read, unless it is there. Raises CheckpointError for that of another."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+    except OSError as error:
+        raise CheckpointError(f"cannot make {folder}: {error.strerror}") from error
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise CheckpointError(f"{folder} is open to other users: remove it")
+
+
+def find_copy(folder: Path, home: Path, world: World) -> Checkpoint | None:
+    """Return the newest copy of all hosts, on all ranks; None if the folder of the run has a newer checkpoint, or the
+    same. Called by all ranks together."""
+    copy: Checkpoint | None = None
+    if folder.exists() and world.rank == world.placement.nodes[world.placement.node_of(world.rank)][0]:
+        with suppress(CheckpointError):  # none that is whole
+            check_own(folder)
+            copy, _ = load_newest(folder)
+    steps = world.all_gather_object(-1 if copy is None else copy.step)
+    names = world.call_on_root(lambda: checkpoint_names(home / run_directory.CHECKPOINTS))
+    if max(steps) <= max(map(step_of, names), default=-1):
+        return None
+    return world.call_on_root(lambda: copy, steps.index(max(steps)))

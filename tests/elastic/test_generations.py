@@ -1,0 +1,73 @@
+"""Decisions of an elastic run: what follows after a generation, and the command that starts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.elastic import generations
+from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
+
+
+def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
+    return ElasticRun(folder, ("train", "digits"), ("train", "--resume", "x"), 2, ("a", "b"), Path(mpiexec))
+
+
+def test_a_death_is_followed_by_the_ranks_that_there_are() -> None:
+    assert decide(Generation(4, 3, 10, fruitless=2), End(137, 12, 3), 1) == Generation(3, 4, 12)
+    assert decide(Generation(4, 3, 10), End(143, 10, 5, joins=True), 1) == Generation(5, 4, 10)
+
+
+@pytest.mark.parametrize("end", [End(0, 9, 4), End(BAD_INPUT, -1, 4), End(143, 9, 4, stopped=True)])
+def test_the_end_bad_input_and_a_signal_of_the_user_end_the_run(end: End) -> None:
+    assert decide(Generation(4), end, 1) == ""
+
+
+def test_too_few_ranks_end_the_run() -> None:
+    assert "--min-ranks is 4" in str(decide(Generation(4), End(137, 5, 3), 4))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
+def test_it_gives_up_only_after_generations_in_a_row_without_a_new_step(ends: list[tuple[int, bool]]) -> None:
+    """Each generation keeps so many new steps, or is ended by a join."""
+    generation, fruitless = Generation(2), 0
+    for steps, joins in ends:
+        fruitless = 0 if steps or joins else fruitless + 1
+        following = decide(generation, End(137, generation.step + steps, 2, joins), 1)
+        assert isinstance(following, str) == (fruitless == MAX_FRUITLESS)
+        if isinstance(following, str):
+            return
+        assert (following.number, following.fruitless) == (generation.number + 1, fruitless)
+        generation = following
+
+
+def test_ranks_resume_once_the_folder_has_a_recipe(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    assert run.command(4, ["b"], begun=False)[-2:] == ["train", "digits"]
+    (tmp_path / "recipe.toml").touch()
+    assert run.command(4, ["b"], begun=False)[-3:] == ["train", "--resume", "x"]
+    changed = replace(run, first=("train", "--resume", "x", "--set", "y"))
+    assert changed.command(4, ["b"], begun=False)[-2:] == ["--set", "y"]
+    assert changed.command(4, ["b"], begun=True)[-3:] == ["train", "--resume", "x"]
+
+
+def test_hosts_are_given_as_the_launcher_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_in(tmp_path)
+    assert run.command(4, ["a", "b"], begun=False)[1:7] == ["-hosts", "a,b", "-ppn", "2", "-n", "4"]
+    assert run.question("b") == ["/bin/true", "-hosts", "b", "-ppn", "1", "-n", "1", "true"]
+    monkeypatch.setattr(generations, "is_open_mpi", lambda _: True)
+    assert run.command(4, ["a", "b"], begun=False)[1:5] == ["--host", "a:2,b:2", "-n", "4"]
+
+
+def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_in(tmp_path / "run")
+    monkeypatch.setattr(ElasticRun, "memory", tmp_path / "memory")
+    assert run.kept() == -1
+    (tmp_path / "run" / "checkpoints" / "step-000000007").mkdir(parents=True)
+    assert run.kept() == 7
+    (tmp_path / "memory" / "step-000000009").mkdir(parents=True)
+    assert run.kept() == 9

@@ -1,0 +1,73 @@
+"""Hosts of an elastic run that are gone and come back, by a launcher that is a shell script."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from unisono.elastic import supervisor
+from unisono.elastic.generations import ElasticRun
+from unisono.elastic.supervisor import Hosts
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Path:
+    """A folder with a file for each host that starts programs."""
+    folder = tmp_path / "up"
+    folder.mkdir()
+    for host in ("a", "b"):
+        (folder / host).touch()
+    return folder
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, up: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    monkeypatch.setattr(supervisor, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "SILENT_SECONDS", 0.01)
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(f"#!/bin/sh\n[ -e {up}/$2 ] || exit 1\ngrep -q late {up}/$2 && sleep 60\nexit 0\n")
+    launcher.chmod(0o755)
+    return Hosts(ElasticRun(tmp_path / "run", hosts=("a", "b"), mpiexec=launcher))
+
+
+def until_changed(hosts: Hosts, silence: float) -> list[str]:
+    while not hosts.look(silence):
+        pass
+    return hosts.there
+
+
+def test_a_host_that_is_silent_and_does_not_answer_is_gone_until_it_does(hosts: Hosts, up: Path) -> None:
+    (up / "b").unlink()
+    assert until_changed(hosts, math.inf) == ["a"]
+    (up / "b").touch()
+    assert until_changed(hosts, 0.0) == ["a", "b"]
+
+
+def test_while_ranks_keep_states_no_host_is_asked(hosts: Hosts, up: Path) -> None:
+    (up / "b").unlink()
+    assert not any(hosts.look(0.0) for _ in range(100))
+    assert hosts.there == ["a", "b"]
+
+
+def test_a_host_that_answers_late_is_gone_unless_ranks_keep_states_meanwhile(
+    hosts: Hosts, up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
+    (up / "a").write_text("late")
+    assert until_changed(hosts, math.inf) == ["b"]
+    hosts.there = ["a", "b"]
+    while not hosts._asked:
+        hosts.look(math.inf)
+    while hosts._asked:
+        assert not hosts.look(0.0)
+    assert hosts.there == ["a", "b"]
+
+
+def test_after_a_death_all_are_asked(hosts: Hosts, up: Path) -> None:
+    hosts.find()
+    assert hosts.there == ["a", "b"]
+    (up / "a").unlink()
+    hosts.find()
+    assert hosts.there == ["b"]

@@ -1,0 +1,111 @@
+"""A run whose ranks are killed, stopped, joined and taken away has the bits of the one that nothing disturbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.conftest import clean_environment
+from tests.progress import Run, Watched, poll_until
+from tests.usage_errors import assert_one_line_error
+
+from unisono.elastic.generations import ElasticRun
+from unisono.startup import read_process
+from unisono.training import run_directory
+from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
+from unisono.training.run_directory import CHECKPOINTS
+
+pytestmark = pytest.mark.launches
+
+STEPS_PER_EPOCH = 3
+
+SETTINGS = ("training.virtual_ranks=3", "training.batch=480", "compute.convolutions=library")
+
+CHANGES = [word for change in SETTINGS for word in ("--set", change)]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "unisono", *arguments]
+
+
+class Disturbed:
+    """An elastic run of two ranks at first, in `home`."""
+
+    def __init__(self, home: Path, watched: Watched) -> None:
+        self.run, self.watched = ElasticRun(home), watched
+
+    def first_steps(self) -> list[int]:
+        """Ranks of the generations that have made a step."""
+        path = self.run.home / "generations.jsonl"
+        lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+        return [line["ranks"] for line in lines if "first_step" in line]
+
+    def standbys(self) -> list[int]:
+        """Processes with the command line of the standby: itself, and the ranks that it has forked."""
+        every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return [one for one in every if self.run.standby.encode() in read_process(one, "cmdline").split(b"\0")[3:]]
+
+    def ranks(self) -> list[int]:
+        """Processes of the ranks."""
+        found = self.standbys()
+        children = {int(child) for one in found for child in read_process(one, f"task/{one}/children").split()}
+        return [one for one in found if one in children]
+
+    def disturb(self, action: Callable[[], object]) -> int:
+        """Do something to a generation that has made a step. Return the ranks of the next one that has."""
+        made = len(self.first_steps())
+        action()
+        self.watched.until(lambda: len(self.first_steps()) > made)
+        return self.first_steps()[-1]
+
+    def signal_rank(self, number: signal.Signals) -> None:
+        self.watched.until(lambda: len(self.ranks()) > 0)
+        os.kill(self.ranks()[-1], number)
+
+
+def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, unisono: Run) -> None:
+    home, whole = tmp_path / "disturbed", tmp_path / "whole"
+    start = command("train", "digits", "--elastic", "-n", "2", "--set", "training.epochs=9999", *CHANGES)
+    with Watched([*start, "--run", str(home)], env=clean_environment()) as watched:
+        run = Disturbed(home, watched)
+        watched.until(lambda: run.first_steps() == [2])
+        assert run.disturb(lambda: run.signal_rank(signal.SIGKILL)) == 2
+        assert run.disturb(lambda: run.signal_rank(signal.SIGSTOP)) == 2
+        assert run.disturb(lambda: unisono("join", str(home))) == 3
+        assert run.disturb(lambda: unisono("join", str(home), "--ranks", "-2")) == 1
+        epochs = run_directory.count_metrics(home)
+        watched.until(lambda: run_directory.count_metrics(home) > epochs)
+        watched.process.send_signal(signal.SIGTERM)
+        ended = watched.finish()
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stderr.count("ended unexpectedly: killed by a signal") == 2
+    assert not run.run.memory.exists()
+    poll_until(run.standbys, lambda found: not found)
+    step = max(at for name in checkpoint_names(home / CHECKPOINTS) if (at := step_of(name)) % STEPS_PER_EPOCH == 0)
+    epochs = f"training.epochs={step // STEPS_PER_EPOCH}"
+    done = unisono("train", "digits", "-n", "3", "--set", epochs, *CHANGES, "--run", str(whole))
+    assert done.returncode == 0, done.stderr
+    weights = Path(CHECKPOINTS, checkpoint_name(step), "weights.safetensors")
+    assert (home / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run) -> None:
+    assert_one_line_error(unisono("join", str(tmp_path / "run")), "no elastic run is active in")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--min-ranks", "3"), "--min-ranks 3: it is a number from 1 to 2"),
+        (("--hosts", "a,b,c"), "2 ranks on 3 hosts: each host of --hosts has as many ranks"),
+        (("--timeline", "t.json"), "has the same ranks to its end"),
+        (("--set", "rule.name=easgd"), "has servers"),
+    ],
+)
+def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], words: str) -> None:
+    assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), words)

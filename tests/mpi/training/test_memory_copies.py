@@ -1,0 +1,79 @@
+"""Copies of the state in memory: who writes them, and which one the next ranks begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from unisono.placement import Placement, one_rank_per_node, regular
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
+from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, check_own, find_copy
+from unisono.training.run_directory import CHECKPOINTS
+from unisono.world import World
+
+
+def checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step, {"weight": torch.full((3,), float(step))}, {}, {"epoch": 0})
+
+
+@pytest.fixture
+def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that all ranks share; each host's memory is a part of it."""
+    return Path(world.call_on_root(lambda: str(tmp_path_factory.mktemp("copies"))))
+
+
+def world_on(world: World, placement: Placement) -> World:
+    return World(world.comm.Dup(), placement, world.table)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("place", [one_rank_per_node, lambda ranks: regular(1, 1, ranks)])
+def test_two_hosts_have_copies_of_what_all_ranks_have(
+    world: World, folder: Path, place: Callable[[int], Placement], alike: bool
+) -> None:
+    on = world_on(world, place(world.size))
+    own = folder / str(world.rank)
+    copies = MemoryCopies(own, on, alike, pytest.fail)
+    assert copies.due()
+    for step in range(1, COPIES_KEPT + 2):
+        copies.write(lambda step=step: checkpoint(step))
+        assert not copies.due()
+    written = world.all_gather_object(len(checkpoint_names(own)))
+    assert [rank for rank, count in enumerate(written) if count] == ([0, 1] if alike and on.nodes > 1 else [0])
+    assert max(written) == COPIES_KEPT
+    on.free()
+
+
+def test_the_newest_copy_that_is_whole_is_found(world: World, folder: Path) -> None:
+    on = world_on(world, one_rank_per_node(world.size))
+    home, own = folder / "run", folder / str(world.rank)
+    assert find_copy(own, home, on) is None
+    check_own(own)
+    save(own, checkpoint(10 + world.rank))
+    found = find_copy(own, home, on)
+    assert found is not None
+    assert found.step == 9 + world.size
+    assert found.weights["weight"].tolist() == [float(found.step)] * 3
+    if world.rank == world.size - 1:
+        next(own.glob("step-*/weights.safetensors")).write_bytes(b"torn")
+    found = find_copy(own, home, on)
+    assert (-1 if found is None else found.step) == (8 + world.size if world.size > 1 else -1)
+    own.chmod(0o755)
+    assert find_copy(own, home, on) is None, "others may have written it"
+    own.chmod(0o700)
+    world.call_on_root(lambda: save(home / CHECKPOINTS, checkpoint(100)) and None)
+    assert find_copy(own, home, on) is None, "the disk has a newer one"
+    on.free()
+
+
+def test_a_host_without_memory_goes_on_without_copies(world: World, folder: Path) -> None:
+    own, warnings = folder / str(world.rank), list[str]()
+    own.write_text("in the way")
+    copies = MemoryCopies(own, world, True, warnings.append)
+    copies.write(lambda: checkpoint(1))
+    copies.write(lambda: checkpoint(2))
+    assert len(warnings) == (world.rank == 0)
