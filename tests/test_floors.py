@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_155,
+    ".": 3_161,
     "asynchronous": 1_100,
     "bench": 1_355,
     "cli": 2_260,
@@ -69,9 +69,9 @@ MAX_LINES = {
     "testing": 1_550,
     "torch_backend": 1_955,
     "training": 6_690,
-    "transports": 2_795,
+    "transports": 3_092,
     "view": 935,
-    "wires": 495,
+    "wires": 275,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""

@@ -34,8 +34,8 @@ from unisono.tensor_parallel.model import (
 )
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.tensor_parallel.whole_state import check_split_optimizer
+from unisono.transports.exact import FORMATS
 from unisono.wires import EXACT
-from unisono.wires.exact import FORMATS
 from unisono.world import World
 
 SPLIT_LOOP = (

@@ -14,9 +14,10 @@ from unisono.call import call_of
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.allreduce import allreduce, reaches_device
+from unisono.collectives.allreduce import MAX_FLAT_SHARED_BYTES, allreduce, reaches_device
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
+from unisono.collectives.plans import AUTO
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
@@ -25,8 +26,8 @@ from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.placement import Partition, Placement, place
+from unisono.transports.exact import FORMATS, sum_over
 from unisono.wires import EXACT
-from unisono.wires.exact import sum_over
 
 Result = TypeVar("Result")
 
@@ -106,11 +107,19 @@ class World:
         op, MismatchError when ranks make different calls.
         """
         if wire == EXACT:
-            if op == "sum" and tensor.is_floating_point():
+            if op != "sum" or not tensor.is_floating_point():
+                wire = None  # integers need no other form
+            elif algorithm == AUTO and self._sees_all(tensor):
+                algorithm = "flat" if tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
+            else:
                 with torch.no_grad():
                     return tensor.copy_(sum_over(self, tensor, algorithm).view(tensor.shape))
-            wire = None  # integers need no other form
         return allreduce(self._group, tensor, algorithm, wire, op)
+
+    def _sees_all(self, tensor: torch.Tensor) -> bool:
+        """Return True where the ranks, of one node, read each other's numbers to sum them exactly."""
+        plain = self.size > 1 and tensor.is_cpu and tensor.dtype in FORMATS and tensor.numel() > 0
+        return plain and self._group.uses_shared_memory(call_of("an exact sum"))
 
     def reaches_device(self, device: torch.device) -> bool:
         """Return True where the MPI library moves a device's memory, faster than by copies in host memory. The first

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.transports.arithmetic import arithmetic_of, perform
-from unisono.transports.signals import BARRIER_ROWS, ENDED, SEQUENCE, STATE
-from unisono.transports.steps import BARRIER, SUMS, Row, RowKind, _table_of, copy, kind_of, reduction, steps_of
+from unisono.transports.exact import ExactArithmetic
+from unisono.transports.signals import BARRIER_ROWS, ENDED, SEQUENCE, STATE, VARIABLE
+from unisono.transports.steps import BARRIER, COMPILED, Row, RowKind, _table_of, copy, kind_of, reduction, steps_of
+from unisono.wires import EXACT
 
 Player = pytest.importorskip("unisono.transports._steps").Player
 
@@ -39,18 +41,20 @@ KEPT: list[object] = []
 
 
 @given(
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.sampled_from(list(COMPILED)),
     st.integers(2, 6),
     st.integers(0, 2500),
     st.integers(-1, 5),
     st.integers(0, 3),
     st.booleans(),
 )
-def test_sums_have_the_bits_of_numpy_and_pytorch(
-    dtype: torch.dtype, ranks: int, length: int, replaced: int, offset: int, special: bool
+def test_reductions_have_the_bits_of_numpy_and_pytorch(
+    about: tuple[torch.dtype, str], ranks: int, length: int, replaced: int, offset: int, special: bool
 ) -> None:
+    dtype, op = about
+    arithmetic = ExactArithmetic(dtype) if op == EXACT else arithmetic_of(dtype, op)
     rows = torch.randn(ranks + 1, length, generator=torch.Generator().manual_seed(length)).mul(1000).to(dtype)
-    if special:
+    if special and dtype.is_floating_point:
         rows[0, ::7], rows[1, 1::5], rows[0, 2::9] = float("inf"), float("-inf"), float("nan")
     nbytes = length * dtype.itemsize
     found = []
@@ -59,11 +63,13 @@ def test_sums_have_the_bits_of_numpy_and_pytorch(
         arrays = [np.frombuffer(memory, np.uint8) for memory in memories]
         places = [array.ctypes.data + offset for array in arrays]
         into = places[replaced] if 0 <= replaced < ranks else places[ranks]
-        program = reduction(kind_of(dtype, "sum"), into, places[:ranks], length)
+        program = reduction(COMPILED[about], into, places[:ranks], length)
         if compiled:
             alone([[program]])()
         else:
-            perform(steps_of(program, arithmetic_of(dtype)))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(VARIABLE, "off")
+                perform(steps_of(program, arithmetic))
         index = places.index(into)
         found.append(torch.frombuffer(bytearray(memories[index][offset:]), dtype=dtype) if nbytes else rows[0])
     both = [torch.nan_to_num(one.float(), nan=12345.0) for one in found]
@@ -169,4 +175,4 @@ def test_rows() -> None:
     assert ([list(BARRIER)] == BARRIER_ROWS).all()
     assert kind_of(torch.float16, "sum") is RowKind.OTHER
     assert kind_of(torch.float32, "maximum") is RowKind.OTHER
-    assert all(kind_of(dtype, "sum") is kind for dtype, kind in SUMS.items())
+    assert all(kind_of(*about) is kind for about, kind in COMPILED.items())

@@ -22,7 +22,7 @@ from unisono.step.layout import Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared
 from unisono.step.program import Step, StepProgram
 from unisono.step.verify import check_groups, check_threads
-from unisono.wires.exact import ExactSums
+from unisono.transports.exact import ExactSums
 
 
 class Programs:

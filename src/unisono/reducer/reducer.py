@@ -54,8 +54,8 @@ from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
 from unisono.step.layout import Layout, Updates
 from unisono.step.rule import RankState
+from unisono.transports.exact import ExactSums
 from unisono.wires import EXACT
-from unisono.wires.exact import ExactSums
 from unisono.world import World
 
 

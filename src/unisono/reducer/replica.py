@@ -24,7 +24,7 @@ from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_num
 from unisono.reducer.structure import digest
 from unisono.step.layout import Layout
 from unisono.step.shard_work import ShardWork
-from unisono.wires.exact import Gradients, Terms, integers
+from unisono.transports.exact import Gradients, Terms, integers
 from unisono.world import World
 
 Update = Callable[[Sequence[int]], None]

@@ -26,7 +26,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.control import StepControl
-from unisono.wires.exact import Gradients
+from unisono.transports.exact import Gradients
 
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 

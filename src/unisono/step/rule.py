@@ -126,7 +126,7 @@ class Exchange:
     """Algorithm: "auto" (the fastest by measurement, else by estimate), "library", or the name of a schedule."""
     wire: str | None = None
     """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own;
-    "exact" for sums of integers, whose bits depend on nothing else here (`wires/exact.py`)."""
+    "exact" for sums of integers, whose bits depend on nothing else here (`transports/exact.py`)."""
     bucket_bytes: int | None = None
     """Largest bucket in bytes; None chooses it from the first steps."""
 

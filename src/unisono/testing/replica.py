@@ -18,7 +18,7 @@ from unisono.step.layout import Layout, Updates
 from unisono.step.program import Task
 from unisono.step.replica import ANCHOR, RuleMemory
 from unisono.step.shard_work import ShardWork
-from unisono.wires.exact import ExactSums, Terms, integers
+from unisono.transports.exact import ExactSums, Terms, integers
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

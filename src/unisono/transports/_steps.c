@@ -47,7 +47,7 @@ typedef struct {
 } Player;
 
 /* Bytes of what a row counts, by kind. */
-static const int64_t SIZES[] = {1, 4, 8, 2, 0, 0};
+static const int64_t SIZES[] = {1, 4, 8, 2, 0, 0, 0, 0, 0, 0, 4, 8, 4, 8, 4, 8};
 
 static const int64_t MIN_UNLOCKED_BYTES = 32 << 10;
 
@@ -219,7 +219,7 @@ int add_player(PyObject *module) {
 }
 
 static int fill(PyObject *module) {
-    return add_player(module) < 0 || add_ready(module) < 0 || add_messenger(module) < 0 ? -1 : 0;
+    return add_player(module) < 0 || add_exact(module) < 0 || add_ready(module) < 0 || add_messenger(module) < 0 ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill}, {0, NULL}};

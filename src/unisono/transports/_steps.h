@@ -8,7 +8,27 @@
 #include <string.h>
 
 /* The numbers of `RowKind` in steps.py. */
-enum Kind { COPY, SUM_FLOAT32, SUM_FLOAT64, SUM_BFLOAT16, MORE, BARRIER, OTHER, SEND, RECEIVE, ROUND };
+enum Kind {
+    COPY, SUM_FLOAT32, SUM_FLOAT64, SUM_BFLOAT16, MORE, BARRIER, OTHER, SEND, RECEIVE, ROUND,
+    SUM_INT32, SUM_INT64, MAXIMUM_INT32, MAXIMUM_INT64, EXACT_FLOAT32, EXACT_FLOAT64
+};
+
+/* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+#define FOR_EACH_VECTOR_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_VECTOR_WIDTH
+#endif
+
+/* Payloads may begin at any byte. */
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+typedef float float32 ANYWHERE;
+typedef double float64 ANYWHERE;
+typedef uint16_t bfloat16 ANYWHERE;
+typedef int32_t int32 ANYWHERE;
+typedef int64_t int64 ANYWHERE;
+typedef uint32_t uint32 ANYWHERE;
+typedef uint64_t uint64 ANYWHERE;
 
 typedef struct {
     int64_t kind, count; /* bytes of a copy or a message, elements of a sum */
@@ -17,6 +37,7 @@ typedef struct {
 
 /* Copy or sum as a row says. `more` is the number of rows of kind MORE after it. */
 void move(const Row *row, Py_ssize_t more);
+void sum_exactly(const Row *row, Py_ssize_t more);
 
 /* Return the number of rows of kind MORE after a row; `end` is the end of the program. */
 static inline Py_ssize_t count_more(const Row *row, const Row *end) {
@@ -25,8 +46,9 @@ static inline Py_ssize_t count_more(const Row *row, const Row *end) {
     return more;
 }
 
-/* Make the types of a file, and add them to the module. Return -1 with an error. */
+/* Make the types or functions of a file, and add them to the module. Return -1 with an error. */
 int add_player(PyObject *module);
+int add_exact(PyObject *module);
 int add_ready(PyObject *module);
 int add_messenger(PyObject *module);
 

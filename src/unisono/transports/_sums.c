@@ -2,18 +2,6 @@
 
 #include "_steps.h"
 
-/* Sums of blocks in the caches gain by wide vectors; elsewhere memory is the limit. The bits do not depend on them. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
-#define FOR_EACH_VECTOR_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_VECTOR_WIDTH
-#endif
-
-/* Payloads may begin at any byte. */
-typedef float float32 __attribute__((aligned(1), may_alias));
-typedef double float64 __attribute__((aligned(1), may_alias));
-typedef uint16_t bfloat16 __attribute__((aligned(1), may_alias));
-
 enum { BLOCK = 1024 }; /* elements that are summed in float32 at a time */
 
 static inline float widened(uint16_t number) {
@@ -31,14 +19,13 @@ static inline uint16_t narrowed(float number) {
     return number != number ? 0x7FC0 : rounded;
 }
 
-static inline float widened_float32(float number) { return number; }
-static inline double widened_float64(double number) { return number; }
-static inline float narrowed_float32(float number) { return number; }
-static inline double narrowed_float64(double number) { return number; }
+#define SAME(NUMBER) (NUMBER)
+#define ADDED(ONE, OTHER) ((ONE) + (OTHER))
+#define LARGER(ONE, OTHER) ((ONE) > (OTHER) ? (ONE) : (OTHER))
 
-/* Sums of two sources, and of one more for each row of kind MORE after the row; NARROW rounds once, at the end. The
-   result may replace a source: so "ivdep", without which the compiler would add one element at a time there. */
-#define SUM(NAME, TYPE, WIDE, WIDEN, NARROW)                                                                           \
+/* Reductions of two sources, and of one more for each row of kind MORE after the row; NARROW rounds once, at the end.
+   The result may replace a source: so "ivdep", without which the compiler would add one element at a time there. */
+#define REDUCE(NAME, TYPE, WIDE, WIDEN, NARROW, BOTH)                                                                           \
     FOR_EACH_VECTOR_WIDTH                                                                                              \
     static void NAME(const Row *row, Py_ssize_t more) {                                                                \
         TYPE *into = (TYPE *)(intptr_t)row->into;                                                                      \
@@ -46,24 +33,28 @@ static inline double narrowed_float64(double number) { return number; }
         const int64_t length = row->count;                                                                             \
         if (more == 0) {                                                                                               \
             _Pragma("GCC ivdep")                                                                                       \
-            for (int64_t i = 0; i < length; i++) into[i] = NARROW(WIDEN(one[i]) + WIDEN(other[i]));                    \
+            for (int64_t i = 0; i < length; i++) into[i] = NARROW(BOTH(WIDEN(one[i]), WIDEN(other[i])));              \
             return;                                                                                                    \
         }                                                                                                              \
         for (int64_t first = 0; first < length; first += BLOCK) {                                                      \
             WIDE sum[BLOCK];                                                                                           \
             const int64_t count = length - first < BLOCK ? length - first : BLOCK;                                     \
-            for (int64_t i = 0; i < count; i++) sum[i] = WIDEN(one[first + i]) + WIDEN(other[first + i]);              \
+            for (int64_t i = 0; i < count; i++) sum[i] = BOTH(WIDEN(one[first + i]), WIDEN(other[first + i]));        \
             for (Py_ssize_t number = 1; number <= more; number++) {                                                    \
                 const TYPE *next = (const TYPE *)(intptr_t)row[number].one + first;                                    \
-                for (int64_t i = 0; i < count; i++) sum[i] += WIDEN(next[i]);                                          \
+                for (int64_t i = 0; i < count; i++) sum[i] = BOTH(sum[i], WIDEN(next[i]));                            \
             }                                                                                                          \
             for (int64_t i = 0; i < count; i++) into[first + i] = NARROW(sum[i]);                                      \
         }                                                                                                              \
     }
 
-SUM(sum_float32, float32, float, widened_float32, narrowed_float32)
-SUM(sum_float64, float64, double, widened_float64, narrowed_float64)
-SUM(sum_bfloat16, bfloat16, float, widened, narrowed)
+REDUCE(sum_float32, float32, float, SAME, SAME, ADDED)
+REDUCE(sum_float64, float64, double, SAME, SAME, ADDED)
+REDUCE(sum_bfloat16, bfloat16, float, widened, narrowed, ADDED)
+REDUCE(sum_int32, uint32, uint32_t, SAME, SAME, ADDED)
+REDUCE(sum_int64, uint64, uint64_t, SAME, SAME, ADDED)
+REDUCE(maximum_int32, int32, int32_t, SAME, SAME, LARGER)
+REDUCE(maximum_int64, int64, int64_t, SAME, SAME, LARGER)
 
 void move(const Row *row, Py_ssize_t more) {
     switch (row->kind) {
@@ -78,6 +69,22 @@ void move(const Row *row, Py_ssize_t more) {
         break;
     case SUM_BFLOAT16:
         sum_bfloat16(row, more);
+        break;
+    case SUM_INT32:
+        sum_int32(row, more);
+        break;
+    case SUM_INT64:
+        sum_int64(row, more);
+        break;
+    case MAXIMUM_INT32:
+        maximum_int32(row, more);
+        break;
+    case MAXIMUM_INT64:
+        maximum_int64(row, more);
+        break;
+    case EXACT_FLOAT32:
+    case EXACT_FLOAT64:
+        sum_exactly(row, more);
         break;
     }
 }

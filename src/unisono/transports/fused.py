@@ -56,15 +56,15 @@ def direct_allreduce(memory: NodeMemory, plan: Plan, find: FindShared) -> Prepar
         first = address - shared.start  # the payload of each rank has the same offset in its memory
         rows = rows_in_place([start + first for start in shared.starts], memory.rank, plan)
         call = call_in(plan.call, where)
-        return player_of(memory.signals, call, [[[], rows, []]], plan.dtype, plan.op or "sum")
+        return player_of(memory.signals, call, [[[], rows, []]], plan.arithmetic)
 
     return at
 
 
 def rows_in_place(starts: Sequence[int], rank: int, plan: Plan) -> list[Row]:
     """Return the rows of `rank` between the barriers. `starts`: addresses of the payloads of all ranks."""
-    itemsize, kind = plan.dtype.itemsize, kind_of(plan.dtype, plan.op or "sum")
-    first, last = (itemsize * end for end in bounds(plan.length, len(starts), rank))
+    itemsize, kind = plan.dtype.itemsize, kind_of(plan.dtype, plan.reduction)
+    first, last = (itemsize * end for end in plan.bounds(plan.length, len(starts), rank))
     rows: list[Row] = []
     for begin in range(first, last, BLOCK_BYTES):
         nbytes = min(BLOCK_BYTES, last - begin)

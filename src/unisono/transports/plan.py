@@ -16,8 +16,10 @@ import torch
 
 from unisono.call import Call
 from unisono.mpi import MPI
+from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of, mover_of
-from unisono.wires import wire_of
+from unisono.transports.exact import BLOCK, ExactArithmetic
+from unisono.wires import EXACT, wire_of
 from unisono.wires.wire import Wire
 
 
@@ -44,7 +46,24 @@ class Plan(NamedTuple):
     @property
     def arithmetic(self) -> Arithmetic:
         """Arithmetic by which the payload is viewed, copied and reduced."""
+        if self.wire == EXACT:
+            return ExactArithmetic(self.dtype)
         return mover_of(self.dtype) if self.op is None else arithmetic_of(self.dtype, self.op)
+
+    @property
+    def reduction(self) -> str:
+        """Name of the reduction among those that are compiled."""
+        return EXACT if self.wire == EXACT else self.op or "sum"
+
+    @property
+    def grain(self) -> int:
+        """Elements that are reduced together: a payload is cut between them."""
+        return BLOCK if self.wire == EXACT else 1
+
+    def bounds(self, length: int, parts: int, number: int) -> tuple[int, int]:
+        """Return first and one-past-last element of part `number` of `length` elements in parts of whole grains."""
+        first, last = bounds(-(-length // self.grain), parts, number)
+        return min(first * self.grain, length), min(last * self.grain, length)
 
     @property
     def encoding(self) -> Wire | None:

@@ -65,11 +65,11 @@ def _flat(memory: NodeMemory, plan: Plan, address: int, nbytes: int) -> Play:
     """Return the reduction of `nbytes` bytes, at most a slot. The shortest travel beside the tokens of the barrier."""
     assert plan.op is not None, "a reduction"
     every = memory.signals.inline_addresses if nbytes <= INLINE_BYTES else memory.addresses
-    kind, length = kind_of(plan.dtype, plan.op), nbytes // plan.dtype.itemsize
+    kind, length = kind_of(plan.dtype, plan.reduction), nbytes // plan.dtype.itemsize
     programs = [
         [[copy(slots[memory.rank], address, nbytes)], reduction(kind, address, slots, length)] for slots in every
     ]
-    return player_of(memory.signals, plan.call, programs, plan.dtype, plan.op)
+    return player_of(memory.signals, plan.call, programs, plan.arithmetic)
 
 
 def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None = None) -> Play:
@@ -79,18 +79,18 @@ def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None
     """
     assert plan.op is not None, "a reduction"
     size, rank, itemsize = memory.size, memory.rank, plan.dtype.itemsize
-    kind, others = kind_of(plan.dtype, plan.op), _after(rank, size)
+    kind, others = kind_of(plan.dtype, plan.reduction), _after(rank, size)
     receives = root in (None, rank)
     readers = others if root is None else [root] if root != rank else []
-    cuts = cut(plan.length, 1, memory.piece // itemsize)
+    pieces = cut(plan.length, 1, memory.piece // itemsize // plan.grain * plan.grain).pieces
 
     def rounds_from(first: int) -> Rounds:
         rounds: list[list[Row]] = [[]]
-        for piece in range(cuts.pieces):
+        for piece in range(pieces):
             slots = memory.addresses[(first + 2 * piece) % len(memory.addresses)]  # two barriers a piece
-            where = cuts.region(piece, 0)
-            ends = [itemsize * bounds(where.stop - where.start, size, index)[0] for index in range(size + 1)]
-            part, start, count = address + itemsize * where.start, ends[rank], (ends[rank + 1] - ends[rank]) // itemsize
+            begin, end = plan.bounds(plan.length, pieces, piece)
+            ends = [itemsize * plan.bounds(end - begin, size, index)[0] for index in range(size + 1)]
+            part, start, count = address + itemsize * begin, ends[rank], (ends[rank + 1] - ends[rank]) // itemsize
             into = (part if receives else slots[rank]) + start
             sources = [part + start if index == rank else slots[index] + start for index in range(size)]
             rounds[-1] += _segments(slots[rank], part, ends, others)
@@ -99,10 +99,10 @@ def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None
             rounds.append(_segments(part, slots[rank], ends, others if receives else []))
         return rounds
 
-    if cuts.pieces == 1:
+    if pieces == 1:
         programs = [rounds_from(first) for first in range(len(memory.addresses))]
-        return player_of(memory.signals, plan.call, programs, plan.dtype, plan.op)
-    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.dtype, plan.op)
+        return player_of(memory.signals, plan.call, programs, plan.arithmetic)
+    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.arithmetic)
 
 
 def _segments(into: int, source: int, ends: Sequence[int], ranks: Sequence[int]) -> list[Row]:
@@ -113,7 +113,7 @@ def _segments(into: int, source: int, ends: Sequence[int], ranks: Sequence[int])
 def staged_reduce_scatter(memory: NodeMemory, plan: Plan, payload: int, shard: int) -> Play:
     """Return a function that reduces all ranks' payloads; the own chunk goes to `shard`, which may be its place."""
     assert plan.op is not None, "a reduction"
-    size, rank, itemsize, kind = memory.size, memory.rank, plan.dtype.itemsize, kind_of(plan.dtype, plan.op)
+    size, rank, itemsize, kind = memory.size, memory.rank, plan.dtype.itemsize, kind_of(plan.dtype, plan.reduction)
     stride = memory.piece // (size * itemsize)  # elements of a slot that are there for each chunk
     cuts = cut(plan.length, size, stride, chunk_major=True)
     begin, _ = bounds(plan.length, size, rank)
@@ -133,7 +133,7 @@ def staged_reduce_scatter(memory: NodeMemory, plan: Plan, payload: int, shard: i
             rounds.append(reduction(kind, into, sources, where.stop - where.start))
         return rounds
 
-    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.dtype, plan.op)
+    return longer_player_of(memory.signals, plan.call, rounds_from, len(memory.addresses), plan.arithmetic)
 
 
 class StreamPart(NamedTuple):

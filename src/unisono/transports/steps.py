@@ -25,6 +25,7 @@ from unisono.mpi import MPI
 from unisono.transports.arithmetic import Arithmetic, Step, arithmetic_of, perform
 from unisono.transports.plan import Play
 from unisono.transports.signals import Signals
+from unisono.wires import EXACT
 
 
 class RowKind(IntEnum):
@@ -44,14 +45,27 @@ class RowKind(IntEnum):
     """Messages to and from another rank (`sockets.py`)."""
     ROUND = 9
     """Wait for the messages before it."""
+    SUM_INT32 = 10
+    SUM_INT64 = 11
+    MAXIMUM_INT32 = 12
+    MAXIMUM_INT64 = 13
+    EXACT_FLOAT32 = 14
+    EXACT_FLOAT64 = 15
+    """Sums whose bits depend on no order (`exact.py`): blocks are counted from the first element of a row."""
 
 
-SUMS = {
-    torch.float32: RowKind.SUM_FLOAT32,
-    torch.float64: RowKind.SUM_FLOAT64,
-    torch.bfloat16: RowKind.SUM_BFLOAT16,
+COMPILED = {
+    (torch.float32, "sum"): RowKind.SUM_FLOAT32,
+    (torch.float64, "sum"): RowKind.SUM_FLOAT64,
+    (torch.bfloat16, "sum"): RowKind.SUM_BFLOAT16,
+    (torch.int32, "sum"): RowKind.SUM_INT32,
+    (torch.int64, "sum"): RowKind.SUM_INT64,
+    (torch.int32, "maximum"): RowKind.MAXIMUM_INT32,
+    (torch.int64, "maximum"): RowKind.MAXIMUM_INT64,
+    (torch.float32, EXACT): RowKind.EXACT_FLOAT32,
+    (torch.float64, EXACT): RowKind.EXACT_FLOAT64,
 }
-"""Sums that are compiled."""
+"""Reductions that are compiled, by dtype and op."""
 
 
 class Row(NamedTuple):
@@ -88,22 +102,23 @@ def reduction(kind: RowKind, into: int, sources: Sequence[int], count: int) -> l
 @cache
 def kind_of(dtype: torch.dtype, op: str) -> RowKind:
     """Return the kind of a reduction."""
-    return SUMS.get(dtype, RowKind.OTHER) if op == "sum" else RowKind.OTHER
+    return COMPILED.get((dtype, op), RowKind.OTHER)
 
 
-def player_of(
-    signals: Signals, call: Call, programs: Sequence[Rounds], dtype: torch.dtype = torch.uint8, op: str = "sum"
-) -> Play:
+BYTES = arithmetic_of(torch.uint8)
+
+
+def player_of(signals: Signals, call: Call, programs: Sequence[Rounds], arithmetic: Arithmetic = BYTES) -> Play:
     """Return the function that plays one of `programs` in the call `call`, chosen by the number of the next barrier.
 
-    All have as many barriers. `dtype` and `op` are those of reductions. The caller keeps the memory alive. Another call
+    All have as many barriers. `arithmetic` is that of reductions. The caller keeps the memory alive. Another call
     on another rank raises MismatchError on every rank.
     """
     if signals.compiled and not any(
         row.kind is RowKind.OTHER for rounds in programs for rows in rounds for row in rows
     ):
         return signals.connect(call, [_table_of(rounds) for rounds in programs])
-    return _PythonPlayer(signals, call, programs, arithmetic_of(dtype, op)).play
+    return _PythonPlayer(signals, call, programs, arithmetic).play
 
 
 def longer_player_of(
@@ -111,8 +126,7 @@ def longer_player_of(
     call: Call,
     rounds_from: Callable[[int], Rounds],
     count: int,
-    dtype: torch.dtype = torch.uint8,
-    op: str = "sum",
+    arithmetic: Arithmetic = BYTES,
 ) -> Play:
     """Return the function that plays one of `count` programs, as `player_of`, each of which is made when it is due."""
     players: dict[int, Play] = {}
@@ -120,7 +134,7 @@ def longer_player_of(
     def play() -> None:
         number = (signals.sequence + 1) % count
         if number not in players:
-            players[number] = player_of(signals, call, [rounds_from(number)], dtype, op)
+            players[number] = player_of(signals, call, [rounds_from(number)], arithmetic)
         players[number]()
 
     return play

@@ -25,7 +25,7 @@ WIRES = Registry(
         "bfloat16": "unisono.wires.rounded:bfloat16",
         "int8": "unisono.wires.block_scaled:int8",
         "int4": "unisono.wires.block_scaled:int4",
-        "exact": "unisono.wires.exact:unencoded",
+        "exact": "unisono.wires.rounded:exact",
     },
 )
 """Functions by name that make a wire for payloads of a dtype of ENCODED, or return None if it is sent unencoded."""
@@ -34,7 +34,7 @@ ENCODED = ("torch.float32", "torch.float64")
 """Dtypes that are encoded, as flat arrays; payloads of other dtypes are sent unencoded."""
 
 EXACT = "exact"
-"""Wire whose payloads are sums of integers, on all links and in memory (`exact.py`)."""
+"""Wire whose payloads are sums of integers, on all links and in memory (`transports/exact.py`)."""
 
 SHARE_LENGTH = 1 << 16
 """Elements of the stretch whose encoded size is taken for that of any."""

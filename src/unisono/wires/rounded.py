@@ -54,3 +54,7 @@ def rounded(wire_dtype: torch.dtype, dtype: torch.dtype) -> Rounded | None:
 float32 = partial(rounded, torch.float32)
 float16 = partial(rounded, torch.float16)
 bfloat16 = partial(rounded, torch.bfloat16)
+
+
+def exact(_: torch.dtype) -> None:
+    """Return None: the integers of exact sums are sent as they are."""

@@ -182,6 +182,20 @@ def test_sums_of_a_world_have_the_bits_of_any_algorithm(spread: World) -> None:
     torch.testing.assert_close(whole, spread.allreduce(own.clone()), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 255, 257, 1000, 70_001, 300_000])
+def test_sums_in_memory_have_the_bits_of_messages(world: World, dtype: torch.dtype, length: int) -> None:
+    """Within a node no rank agrees on exponents: each sums whole blocks of all ranks."""
+    own = torch.randn(length, generator=torch.Generator().manual_seed(length + world.rank)).to(dtype)
+    own[length // 3 * world.rank :][:1] = torch.inf if length % 5 else torch.nan
+    expected = world.allreduce(own.clone(), "ring", "exact")
+    shared = world.empty(length, dtype)
+    for memory in (shared, torch.empty(length, dtype=dtype)):
+        for _ in range(4):  # programs of all slots
+            found = world.allreduce(memory.copy_(own), wire="exact")
+            assert found.numpy().tobytes() == expected.numpy().tobytes()
+
+
 class Placing(nn.Module):
     """Layer with an operator whose result depends on the order of its writes."""
 

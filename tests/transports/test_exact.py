@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +15,16 @@ from hypothesis.extra.numpy import arrays
 from tests.testing.test_play import call
 
 from unisono.errors import TensorError
-from unisono.wires.exact import BLOCK, STRETCH, blocks_of, decode, encode, integers, measure, scales, sum_over
+from unisono.transports.exact import BLOCK, STRETCH, blocks_of, decode, encode, integers, measure, sum_over
+from unisono.transports.signals import VARIABLE
+
+
+@pytest.fixture(params=["", "off"], ids=["compiled", "by PyTorch"], autouse=True, scope="module")
+def _code(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, request.param)
+        yield
+
 
 DTYPES = {torch.float32: (np.float32, 30, -96), torch.float64: (np.float64, 62, -960)}
 
@@ -46,14 +56,13 @@ def summed(shares: torch.Tensor, cuts: list[int], ranks: list[list[int]]) -> tor
         maxima = shares.new_zeros(last - first)
         for one in shares:
             measure(one, start, stop, 1.0, maxima)
-        factors, quanta = scales(maxima, len(shares))
         total = torch.zeros(stop - start, dtype=integers(found).dtype)
         for several in ranks:
             own = torch.zeros_like(total)
             for share in several:
-                encode(shares[share, start:stop], start, factors, 1.0, own, add=share != several[0])
+                encode(shares[share, start:stop], start, maxima, len(shares), 1.0, own, share != several[0])
             total += own
-        decode(total, start, quanta, found[start:stop])
+        decode(total, start, maxima, len(shares), found[start:stop])
     return found
 
 
@@ -140,4 +149,4 @@ def test_what_is_refused() -> None:
     with pytest.raises(TensorError, match=r'wire "exact" sums float32 and float64, not torch\.int32'):
         integers(torch.zeros(3, dtype=torch.int32))
     with pytest.raises(TensorError, match='wire "exact" sums at most 1048576 shares, not 2000000'):
-        scales(torch.ones(3), 2_000_000)
+        encode(torch.ones(3), 0, torch.ones(1), 2_000_000, 1.0, torch.zeros(3, dtype=torch.int32))

@@ -25,6 +25,13 @@ import torch
 
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
+from unisono.transports.arithmetic import Array, NumpyArithmetic, Step
+from unisono.transports.signals import is_compiled
+
+try:
+    from unisono.transports import _steps
+except ImportError:  # installed without a compiler
+    _steps = None
 
 BLOCK = 256
 """Numbers that share an exponent."""
@@ -55,10 +62,6 @@ class Format(NamedTuple):
 FORMATS = {torch.float32: Format(torch.int32, 23, 127, 30), torch.float64: Format(torch.int64, 52, 1023, 62)}
 
 
-def unencoded(_: torch.dtype) -> None:
-    """Return None: integers are sent as they are."""
-
-
 def integers(flat: torch.Tensor) -> torch.Tensor:
     """Return the memory of floating-point numbers as integers of the same size. Raises TensorError for other dtypes."""
     if flat.dtype not in FORMATS:
@@ -79,31 +82,31 @@ def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: 
     """Raise `maxima`, one number for each block that elements [start, stop) of `values` touch, to the largest magnitude
     in the whole block, times `weight`."""
     first, last = blocks_of(start, stop)
-    for rows, here in _rows(values[first * BLOCK : last * BLOCK], 0):
-        found = torch.maximum(rows.amax(1), -rows.amin(1)).mul_(weight).abs_()  # abs: NaN may have a sign
-        maxima[here] = torch.maximum(maxima[here], found)
-
-
-def scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the factors that make integers of numbers, and the quanta that make numbers of integers, for each block.
-
-    `maxima` are those of all `summands` shares."""
-    _, mantissa, bias, width = FORMATS[maxima.dtype]
-    if not 1 <= summands <= MAX_SUMMANDS:
-        raise TensorError(f'wire "exact" sums at most {MAX_SUMMANDS} shares, not {summands}')
-    stored = integers(maxima) >> mantissa  # magnitude < 2 ** (stored - bias + 1)
-    bits = width - (summands - 1).bit_length()
-    power = stored.clamp(min=width) - (bias - 1) - bits  # of the quantum
-    factors, quanta = (((bias + one).clamp(min=0) << mantissa).view(maxima.dtype) for one in (-power, power))
-    return factors, quanta.masked_fill_(stored > 2 * bias, torch.nan)
+    whole = values[first * BLOCK : last * BLOCK]
+    if _compiles(whole, maxima):
+        _steps.measure(whole.itemsize, whole.data_ptr(), len(whole), weight, maxima.data_ptr())
+        return
+    for rows, here in _rows(whole, 0):
+        found = torch.maximum(rows.amax(1), -rows.amin(1)).mul_(weight)
+        maxima[here] = torch.maximum(maxima[here], found).abs_()  # abs: NaN may have a sign
 
 
 def encode(
-    values: torch.Tensor, start: int, factors: torch.Tensor, weight: float, into: torch.Tensor, add: bool = False
+    values: torch.Tensor,
+    start: int,
+    maxima: torch.Tensor,
+    summands: int,
+    weight: float,
+    into: torch.Tensor,
+    add: bool = False,
 ) -> None:
     """Write values, times `weight`, as integers, or add them to those there; `start` is the place of the first in its
-    parameter, and `factors` are those of its blocks."""
-    weighted = (factors * weight)[:, None]
+    parameter, and `maxima` are those of its blocks, of all `summands` shares."""
+    if _compiles(values, maxima, into):
+        about = start % BLOCK, maxima.data_ptr(), _checked(summands), weight, into.data_ptr(), add
+        _steps.encode(values.itemsize, values.data_ptr(), len(values), *about)
+        return
+    weighted = (_scales(maxima, summands)[0] * weight)[:, None]
     for (rows, here), (sums, _) in zip(_rows(values, start), _rows(into, start), strict=True):
         rounded = torch.mul(rows, weighted[here]).round_()
         if add:
@@ -112,11 +115,57 @@ def encode(
             sums.copy_(rounded)
 
 
-def decode(sums: torch.Tensor, start: int, quanta: torch.Tensor, into: torch.Tensor) -> None:
+def decode(sums: torch.Tensor, start: int, maxima: torch.Tensor, summands: int, into: torch.Tensor) -> None:
     """Write the numbers of integers, of which the first has the place `start` in its parameter; `into` may be the same
     memory."""
+    if _compiles(sums, maxima, into):
+        about = start % BLOCK, maxima.data_ptr(), _checked(summands), into.data_ptr()
+        _steps.decode(into.itemsize, sums.data_ptr(), len(sums), *about)
+        return
+    quanta = _scales(maxima, summands)[1]
     for (rows, here), (target, _) in zip(_rows(sums, start), _rows(into, start), strict=True):
         torch.mul(rows.to(target.dtype), quanta[here, None], out=target)
+
+
+def _scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors that make integers of numbers, and the quanta that make numbers again, for each block."""
+    _, mantissa, bias, width = FORMATS[maxima.dtype]
+    stored = integers(maxima) >> mantissa  # magnitude < 2 ** (stored - bias + 1)
+    bits = width - (_checked(summands) - 1).bit_length()
+    power = stored.clamp(min=width) - (bias - 1) - bits  # of the quantum
+    factors, quanta = (((bias + one).clamp(min=0) << mantissa).view(maxima.dtype) for one in (-power, power))
+    return factors, quanta.masked_fill_(stored > 2 * bias, torch.nan)
+
+
+def _checked(summands: int) -> int:
+    if not 1 <= summands <= MAX_SUMMANDS:
+        raise TensorError(f'wire "exact" sums at most {MAX_SUMMANDS} shares, not {summands}')
+    return summands
+
+
+def _compiles(*flat: torch.Tensor) -> bool:
+    """Return True where compiled code converts these tensors."""
+    return is_compiled() and all(one.is_cpu and one.is_contiguous() for one in flat)
+
+
+class ExactArithmetic(NumpyArithmetic):
+    """Exact sums of payloads that one rank sees of all ranks: no exponents need be agreed."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype, "sum")
+
+    def reduce(self, sources: Sequence[Array], into: Array, _: object = None, /) -> list[Step]:
+        return [(_sum_all, (tuple(sources), into))]
+
+
+def _sum_all(sources: Sequence[Array], into: Array) -> None:
+    values, found = [torch.from_numpy(source) for source in sources], torch.from_numpy(into)
+    maxima, sums = found.new_zeros(blocks_of(0, len(found))[1]), integers(torch.empty_like(found))
+    for one in values:
+        measure(one, 0, len(one), 1.0, maxima)
+    for number, one in enumerate(values):
+        encode(one, 0, maxima, len(values), 1.0, sums, add=number > 0)
+    decode(sums, 0, maxima, len(values), found)
 
 
 class ExactSums:
@@ -133,7 +182,6 @@ class ExactSums:
         there, and the elements of the parameter; `flat` returns a parameter's gradient in the order of its memory."""
         self._summands, self._sums, self._pieces, self._flat = summands, sums, pieces, flat
         self._maxima: dict[int, torch.Tensor] = {}
-        self._quanta: dict[int, torch.Tensor] = {}
 
     def measure(self, key: int, terms: Terms) -> None:
         """Measure the blocks of gradients that have parts in a memory."""
@@ -150,13 +198,13 @@ class ExactSums:
 
     def pack(self, key: int, terms: Terms) -> None:
         """Write the sums of this rank's gradients into a memory as integers of the agreed exponents."""
-        factors, self._quanta[key] = scales(self._maxima.pop(key), self._summands)
-        sums = self.integers(key)
+        maxima, sums = self._maxima[key], self.integers(key)
         for number, here, part, _, blocks in self._blocks(key):
             begun = False
             for weight, gradients in terms:
                 if (gradient := gradients[number]) is not None:
-                    encode(self._flat(gradient, number)[part], part.start, factors[blocks], weight, sums[here], begun)
+                    values = self._flat(gradient, number)[part]
+                    encode(values, part.start, maxima[blocks], self._summands, weight, sums[here], begun)
                     begun = True
             if not begun:
                 sums[here].zero_()
@@ -167,13 +215,13 @@ class ExactSums:
 
     def decode(self, key: int, start: int, stop: int) -> None:
         """Make numbers of the integers in elements [start, stop) of a memory, in place."""
-        sums, quanta = self._sums(key), self._quanta[key]
+        sums, maxima = self._sums(key), self._maxima[key]
         for _, here, part, first, blocks in self._blocks(key):
             begin, end = max(start, here.start), min(stop, here.stop)
             if begin < end:
                 place = part.start + begin - here.start  # in the parameter
-                mine = quanta[blocks.start + place // BLOCK - first : blocks.stop]
-                decode(integers(sums[begin:end]), place, mine, sums[begin:end])
+                mine = maxima[blocks.start + place // BLOCK - first : blocks.stop]
+                decode(integers(sums[begin:end]), place, mine, self._summands, sums[begin:end])
 
     def _blocks(self, key: int) -> Iterator[tuple[int, slice, slice, int, slice]]:
         """Yield each piece, the number of its first block in its parameter, and the places of its blocks among all."""
