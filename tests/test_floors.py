@@ -65,7 +65,7 @@ MAX_LINES = {
     "rules": 1_160,
     "schedules": 1_515,
     "step": 2_805,
-    "tensor_parallel": 1_435,
+    "tensor_parallel": 1_360,
     "testing": 1_550,
     "torch_backend": 1_955,
     "training": 6_690,

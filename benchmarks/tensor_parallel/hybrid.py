@@ -35,7 +35,7 @@ from unisono.plan.split import predict_splits
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.choose_plan import measured_inputs
+from unisono.tensor_parallel.choose_plan import choose_plan
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
@@ -197,7 +197,8 @@ def references(problem: Problem, world: World) -> dict[str, float]:
 
 def predictions(problem: Problem, world: World) -> dict[str, float]:
     """Return the predicted seconds of a step, from traced and whole steps, two allreduces and two all-gathers."""
-    known = measured_inputs(network(problem), world, share(problem, world)[0])
+    known = choose_plan(network(problem), world, share(problem, world)[0]).inputs
+    assert known is not None
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     predicted = {}
     for suffix, overlap in (("", "chain"), (", no overlap", "none")):

@@ -27,13 +27,13 @@ from unisono.step.rule import Members, RankState
 from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
 from unisono.tensor_parallel.model import (
     agree_on_state,
+    check_split_optimizer,
     exchanges_activations,
     parameter_parts,
     split_model,
     split_of,
 )
 from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
-from unisono.tensor_parallel.whole_state import check_split_optimizer
 from unisono.transports.exact import FORMATS
 from unisono.wires import EXACT
 from unisono.world import World
@@ -138,8 +138,8 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
     number that is negative or not finite, for a model that is not parallel, and for a later declaration.
     """
     reducer = _reducer_of(model)
-    split = split_of(model)
-    if split is not None and split.has_shares(reducer.control.averages):
+    links = {} if (split := split_of(model)) is None else split.links
+    if any(reducer.control.averages in link.shares for link in links.values()):
         raise UsageError(
             f"add_samples(model, {samples:g}) after a backward pass, which has exchanged gradients of split layers by "
             "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
@@ -230,7 +230,8 @@ def attach(
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
     if (split := split_of(model)) is not None:
-        split.weigh_by(reducer.loss_weight)
+        for link in split.links.values():
+            link.weigh_by(reducer.loss_weight)
     return reducer
 
 

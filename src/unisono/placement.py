@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 Partition = tuple[tuple[int, ...], ...]
 """All ranks of a world, in groups."""
@@ -84,6 +84,7 @@ def one_rank_per_node(ranks: int) -> Placement:
     return regular(1, ranks, 1)
 
 
+@lru_cache(64)
 def model_groups(placement: Placement, size: int) -> Partition:
     """Return all ranks in groups of `size`, over which layers are split: ranks of one node together where they can be.
 

@@ -15,9 +15,7 @@ forward, and the same backward, in reverse order: nothing for y where it "gives 
 part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
 behind it. So the step is what `step/predict.py` plays.
 
-Worked example, 4 ranks with 32 samples each, float32, a pair 1,024 ─▶ 4,096 ─▶ 1,024 in groups of 2: w = 33.6 MB, x of
-the first and y of the second are 32 * 4,096 B = 0.13 MB. A rank sends 16.8 MB of gradients in place of 50.3 MB, and 4
-times 0.13 MB of activations.
+A worked example is in `docs/tensor_parallel.md`.
 
 Layers to split, and the sizes of their groups, are chosen by the predicted step:
 
@@ -139,7 +137,7 @@ def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
 def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInputs:
     """Return the inputs of the step's prediction with the splits: tasks of activations, buckets of parts, costs."""
     links, counts = inputs.links, [size_of(splits[name]) if name in splits else 1 for name in inputs.weights]
-    holders = {size: holders_of(_groups(links.placement, size)) for size in set(counts) - {1}}
+    holders = {size: holders_of(model_groups(links.placement, size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
     exchanges = (_exchanges(inputs, layer, splits[layer.name]) for layer in inputs.layers if layer.name in splits)
@@ -185,28 +183,28 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[Place
     """Return the exchanges of a split layer in a step."""
     column, size = words.startswith(COLUMN), size_of(words)
     gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
-    groups, number = _groups(inputs.links.placement, size), list(inputs.weights).index(layer.name)
-
-    def both(nbytes: float, moves: bool, passes: list[bool], after: bool) -> list[Placed]:
-        took = _duration(inputs.links, size, nbytes, moves)
-        return [(ActivationExchange(number, nbytes, groups, back, after != back), took) for back in passes]
-
+    groups, number = model_groups(inputs.links.placement, size), list(inputs.weights).index(layer.name)
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
-    takes, gives = column or TAKES not in words, not column or GIVES not in words
-    found = both(*into, [False, True][: 1 + layer.backward], after=False) if takes and size > 1 else []
-    found += both(*out_of, [False, True], after=True) if gives and size > 1 else []
-    return sorted(found, key=lambda one: (one[0].backward, one[0].after))
+    takes, gives = size > 1 and (column or TAKES not in words), size > 1 and (not column or GIVES not in words)
+    return [
+        (ActivationExchange(number, nbytes, groups, backward, after), _duration(inputs.links, size, nbytes, moves))
+        for (nbytes, moves), sends, backward, after in (
+            (into, takes, False, False),
+            (out_of, gives, False, True),
+            (out_of, gives, True, False),
+            (into, takes and layer.backward, True, True),
+        )
+        if sends
+    ]
 
 
 def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     """Return the cost of an allreduce of gradients, by their bytes, of the ranks that hold a part of a layer."""
-    holders = holders_of(_groups(links.placement, size))
-    cost, times = links.gradients.node, 1
-    if crowd := _crowd(links.placement, holders):
-        cost, times = links.gradients.network, crowd
-    count = len(holders[0])
-    return Cost(cost.latency, cost.per_byte * times * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
+    holders = holders_of(model_groups(links.placement, size))
+    count, crowd = len(holders[0]), _crowd(links.placement, holders)
+    cost = links.gradients.network if crowd else links.gradients.node
+    return Cost(cost.latency, cost.per_byte * (crowd or 1) * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
 
 
 def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Duration:
@@ -214,17 +212,10 @@ def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Durat
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all `moves`.
     """
-    crowd, cost = _crowd(links.placement, _groups(links.placement, size)), links.activations.node
-    if crowd:
-        cost, crowd = links.activations.network, max(map(len, links.placement.nodes)) if moves else crowd
-    sending = nbytes * cost.per_byte * max(crowd, 1)
+    crowd = _crowd(links.placement, model_groups(links.placement, size))
+    cost = links.activations.network if crowd else links.activations.node
+    sending = nbytes * cost.per_byte * (max(map(len, links.placement.nodes)) if crowd and moves else crowd or 1)
     return Duration(cost.latency + sending, sending if crowd or links.placement.one_node else 0.0)
-
-
-@lru_cache(64)
-def _groups(placement: Placement, size: int) -> Partition:
-    """Return all ranks in groups of `size`."""
-    return model_groups(placement, size)
 
 
 @lru_cache(64)
@@ -285,35 +276,32 @@ def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[di
 def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
     """Return the splits that gain most if a second of gradients counts as `weight` seconds of activations.
 
-    Layers that can be paired are in chains; best[k] has the gain and the splits of a chain's first k layers:
+    Layers that can be paired are in chains. The best splits of a chain up to layer k are
 
-        best[k + 1] = the better of   best[k] and layer k by itself,   best[k - 1] and the pair of layers k - 1 and k
+        the better of   those up to layer k - 1 and layer k by itself,   those up to layer k - 2 and the pair k - 1, k
     """
-    by_name, followers = {one.name: one for one in inputs.layers}, {one.partner for one in inputs.layers}
+    by_name = {one.name: one for one in inputs.layers}
+    giver = {one.partner: one.name for one in inputs.layers if one.partner}
 
     @cache
     def seconds(name: str, words: str | None) -> float:
         sent = sent_of(inputs, by_name[name], words)
         return sent.activations + weight * sent.gradients
 
-    def ending(best: tuple[float, list[_Unit]], *layers: LayerFacts) -> list[tuple[float, list[_Unit]]]:
+    def ending(before: tuple[float, list[_Unit]], *names: str) -> list[tuple[float, list[_Unit]]]:
+        layers = tuple(by_name[name] for name in names)
         gains = {
-            words: sum(seconds(one.name, None) - seconds(one.name, how) for one, how in zip(layers, words, strict=True))
+            words: sum(seconds(name, None) - seconds(name, how) for name, how in zip(names, words, strict=True))
             for words in _words(layers)
         }
-        return [(best[0] + gain, [*best[1], (gain, layers, words)]) for words, gain in gains.items()]
+        return [(before[0] + gain, [*before[1], (gain, layers, words)]) for words, gain in gains.items()]
 
-    found = list[_Unit]()
-    for first in inputs.layers:
-        run = [first] if first.name not in followers else []
-        while run and run[-1].partner:
-            run.append(by_name[run[-1].partner])
-        best: list[tuple[float, list[_Unit]]] = [(0.0, [])]
-        for k, layer in enumerate(run):
-            paired = ending(best[k - 1], run[k - 1], layer) if k else []
-            best.append(max([best[k], *ending(best[k], layer), *paired], key=lambda end: end[0]))
-        found += best[-1][1]
-    return found
+    best: dict[str, tuple[float, list[_Unit]]] = {"": (0.0, [])}
+    for name in by_name:
+        before = giver.get(name, "")
+        paired = ending(best[giver.get(before, "")], before, name) if before else []
+        best[name] = max([best[before], *ending(best[before], name), *paired], key=lambda end: end[0])
+    return [unit for layer in inputs.layers if not layer.partner for unit in best[layer.name][1]]
 
 
 def _words(layers: tuple[LayerFacts, ...]) -> list[tuple[str, ...]]:

@@ -12,14 +12,14 @@ from unisono.registry import lazy_attributes
 
 if TYPE_CHECKING:
     from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
-    from unisono.tensor_parallel.model import seed_dropout
-    from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
-    from unisono.tensor_parallel.whole_state import (
+    from unisono.tensor_parallel.model import (
         clip_grad_norm,
         cut_optimizer_state,
+        seed_dropout,
         whole_optimizer_state,
         whole_state_dict,
     )
+    from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 
 __all__ = [
     "ParallelPlan",
@@ -36,9 +36,8 @@ __all__ = [
 
 _MODULES = {
     "choose_plan": ("PlanChoice", "choose_plan"),
-    "model": ("seed_dropout",),
+    "model": ("clip_grad_norm", "cut_optimizer_state", "seed_dropout", "whole_optimizer_state", "whole_state_dict"),
     "plan": ("ParallelPlan", "Split", "make_plan"),
-    "whole_state": ("clip_grad_norm", "cut_optimizer_state", "whole_optimizer_state", "whole_state_dict"),
 }
 
 __getattr__ = lazy_attributes(

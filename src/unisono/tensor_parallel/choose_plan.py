@@ -42,8 +42,8 @@ from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS
+from unisono.tensor_parallel.model import LAYERWISE, NEEDS_WHOLE
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
-from unisono.tensor_parallel.whole_state import LAYERWISE, NEEDS_WHOLE
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -75,6 +75,8 @@ class PlanChoice(NamedTuple):
     plan: ParallelPlan | None
     """Plan, empty where nothing is split; None where the rule takes none."""
     lines: list[str]
+    inputs: SplitInputs | None = None
+    """Inputs of the prediction, with the bytes of this rank's activations; None where nothing was measured."""
 
 
 def choose_plan(
@@ -85,30 +87,8 @@ def choose_plan(
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     deferred: bool = False,
 ) -> PlanChoice:
-    """Return the plan that is predicted to be fastest, the same on all ranks, which call this together.
-
-    The arguments are those of `measured_inputs`. The plan is empty where no split is predicted to be faster.
-    """
-    if world.size == 1:
-        return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
-    inputs = measured_inputs(model, world, example, cost, within, deferred)
-
-    def choose() -> PlanChoice:
-        choice = choose_splits(inputs)
-        return PlanChoice(make_plan(choice.splits), describe_split(choice, inputs))
-
-    return world.call_on_root(choose)
-
-
-def measured_inputs(
-    model: nn.Module,
-    world: World,
-    example: Example,
-    cost: Cost | None = None,
-    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    deferred: bool = False,
-) -> SplitInputs:
-    """Return the inputs of the choice, measured by all ranks together, with the bytes of this rank's activations.
+    """Return the plan that is predicted to be fastest, the same on all ranks, which call this together; it is empty
+    where no split is predicted to be faster.
 
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
     that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
@@ -116,14 +96,15 @@ def measured_inputs(
     end of the backward pass. The model stays as it is: a copy is traced. Raises UsageError for a model that cannot be
     copied or traced.
     """
+    if world.size == 1:
+        return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]  # ranks' examples may call different modules
     once = torch.tensor([all(name in trace.once for trace in traces) for name in names], dtype=torch.int64)
-    steps = [{layer.name: layer for layer in trace.layers} for trace in traces[1:]]
-    layers = [[step.get(name, TracedLayer(name, "")) for step in steps] for name in names]
-    passes = [[(layer.forward_seconds, layer.backward_seconds) for layer in runs] for runs in layers]
-    traced = torch.tensor(passes, dtype=torch.float64).median(1).values
+    steps = [{one.name: (one.forward_seconds, one.backward_seconds) for one in trace.layers} for trace in traces[1:]]
+    passes = [[step.get(name, (0.0, 0.0)) for name in names] for step in steps]
+    traced = torch.tensor(passes, dtype=torch.float64).median(0).values
     whole = time_steps(model, arguments, within, REPETITIONS, world.barrier)
     seconds, after = of_slowest_rank(traced, whole, world)
     agreed = world.allreduce(once, op="minimum").tolist()
@@ -133,7 +114,13 @@ def measured_inputs(
     able = {name for name, all_ranks in zip(names, agreed, strict=True) if all_ranks}
     facts = facts_of(model, traces[-1].layers, able, len(arguments[0]) or 1, world.size)
     slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
-    return inputs_of(facts, slowest, samples, links, after, deferred, device.type != HOST)
+    inputs = inputs_of(facts, slowest, samples, links, after, deferred, device.type != HOST)
+
+    def choose() -> PlanChoice:
+        choice = choose_splits(inputs)
+        return PlanChoice(make_plan(choice.splits), describe_split(choice, inputs))
+
+    return world.call_on_root(choose)._replace(inputs=inputs)
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
@@ -153,7 +140,7 @@ def inputs_of(
     seconds: Mapping[str, tuple[float, ...]],
     samples: float,
     links: GroupLinks,
-    after: StepSeconds | None = None,
+    after: StepSeconds = StepSeconds(0.0, 0.0, 0.0, 0.0),  # noqa: B008  a constant
     deferred: bool = False,
     on_device: bool = False,
 ) -> SplitInputs:
@@ -167,11 +154,8 @@ def inputs_of(
     weights = {layer.name: layer.weights for layer in facts if layer.weights}
     cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
     computing = computing_in_order(forward, backward, [place for place, layer in enumerate(facts) if layer.weights])
-    if after is not None and weights:
-        total = sum(weights.values())
-        pack = after.pack / total
-        computing = replace(computing, update=after.update / total, pack=pack)
-        computing = replace(computing, unpack=pack, streams=True) if on_device else computing
+    pack, update = (seconds / (sum(weights.values()) or 1) for seconds in (after.pack, after.update))
+    computing = replace(computing, update=update, pack=pack, unpack=on_device * pack, streams=on_device)
     buckets = partial(buckets_of, list(weights.values()))
     step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
     return SplitInputs(facts, step, initial_setting(step.rule, buckets, ranks), weights, samples / ranks, links)
@@ -187,48 +171,35 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
     return None
 
 
-def measure_link(world: World, _: torch.device) -> Cost:
-    """Return the cost of an allreduce by the bytes that a rank sends: of buckets, which are on the host."""
-    payloads = [torch.zeros(nbytes // 4) for nbytes in ALLREDUCE_BYTES]
-    sent = [gradient_bytes(nbytes, world.size, 1) for nbytes in ALLREDUCE_BYTES]
-    return _measured(world, sent, [partial(world.allreduce, payload) for payload in payloads])
+def measure_links(world: World, device: torch.device) -> GroupLinks:
+    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
+
+    def both(gathers: bool) -> LinkCosts:
+        network = measure_link(world, device, gathers)
+        split = 1 < world.nodes < world.size
+        return LinkCosts(network, measure_link(world.node_world(), device, gathers) if split else network)
+
+    return GroupLinks(world.placement, both(False), both(True))
 
 
-def measure_gather(world: World, device: torch.device) -> Cost:
-    """Return the cost of an all-gather by the bytes that a rank sends: of activations, which are on the device."""
-    shards = [torch.zeros(nbytes // 4 // world.size, device=device) for nbytes in ALL_GATHER_BYTES]
-    calls = [partial(world.all_gather, shard, shard.new_empty(world.size * len(shard))) for shard in shards]
-    return _measured(world, [(world.size - 1) * shard.nbytes for shard in shards], calls, device)
-
-
-def _measured(
-    world: World,
-    sent: Sequence[float],
-    collectives: Sequence[Callable[[], Any]],
-    device: torch.device = torch.device(HOST),  # noqa: B008  # a constant
-) -> Cost:
-    """Return the cost of collectives by the bytes that a rank sends: of each the median seconds on the slowest rank."""
-    seconds = list[float]()
-    for collective in collectives:
-        took = list[float]()
+def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
+    """Return the cost of an allreduce by the bytes that a rank sends: of buckets, which are on the host; where it
+    `gathers`, of an all-gather: of activations, which are on the device. Each took its median on the slowest rank."""
+    sent, seconds = list[float](), list[float]()
+    for nbytes in ALL_GATHER_BYTES if gathers else ALLREDUCE_BYTES:
+        ranks, place = (world.size, device) if gathers else (1, torch.device(HOST))
+        own, took = torch.zeros(nbytes // 4 // ranks, device=place), list[float]()
+        gather = partial(world.all_gather, own, own.new_empty(ranks * len(own)))
+        collective = gather if gathers else partial(world.allreduce, own)
         for _ in range(1 + REPETITIONS):
             world.barrier()
             begun = time.perf_counter()
             collective()
-            synchronize(device)
+            synchronize(place)
             took.append(time.perf_counter() - begun)
+        sent.append((ranks - 1) * own.nbytes if gathers else gradient_bytes(own.nbytes, world.size, 1))
         seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
     return fit(sent, seconds)
-
-
-def measure_links(world: World, device: torch.device) -> GroupLinks:
-    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
-
-    def both(measure: Callable[[World, torch.device], Cost]) -> LinkCosts:
-        network = measure(world, device)
-        return LinkCosts(network, measure(world.node_world(), device) if 1 < world.nodes < world.size else network)
-
-    return GroupLinks(world.placement, both(measure_link), both(measure_gather))
 
 
 def facts_of(
@@ -240,12 +211,14 @@ def facts_of(
     """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
+    divisors = [size for size in range(2, ranks + 1) if ranks % size == 0]
 
     def facts(layer: TracedLayer) -> LayerFacts:
-        module = modules[layer.name]
+        module, own = modules[layer.name], dict(modules[layer.name].named_parameters(recurse=False))
         weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
-        untied = all(uses[id(weight)] == 1 for weight in module.parameters(recurse=False))
-        sizes = _sizes(module, ranks) if weights and layer.name and layer.name in once and untied else {}
+        computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
+        whole = not weights or not layer.name or layer.name not in once or computed_or_tied
+        kinds = {} if whole else {how: kind for (of, how), kind in KINDS.items() if of is type(module)}
         return LayerFacts(
             layer.name,
             weights,
@@ -253,23 +226,14 @@ def facts_of(
             layer.activation_bytes / samples,
             layer.input_requires_grad,
             isinstance(module, nn.Embedding),
-            sizes,
+            {
+                how: tuple(size for size in divisors if kind.refusal(module, Split(how, size)) is None)
+                for how, kind in kinds.items()
+            },
             pairs.get(layer.name, ""),
         )
 
     return tuple(map(facts, layers))
-
-
-def _sizes(layer: nn.Module, ranks: int) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of groups that can split a layer, by "column" and "row"; {} where its weight is computed."""
-    if "weight" not in dict(layer.named_parameters(recurse=False)):
-        return {}
-    divisors = [size for size in range(2, ranks + 1) if ranks % size == 0]
-    return {
-        how: tuple(size for size in divisors if kind.refusal(layer, Split(how, size)) is None)
-        for (of, how), kind in KINDS.items()
-        if of is type(layer)
-    }
 
 
 def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:

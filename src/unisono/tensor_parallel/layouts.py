@@ -5,21 +5,14 @@
     part      (G m, ..., f / G)   the group's samples, each rank its own features
     partial   (G m, ..., f)       the group's samples; the ranks' sum is the activation
 
-    change            forward          backward         along
-    own to whole      all-gather       reduce-scatter   samples      ─▶ where a run of layers in groups begins
-    partial to own    reduce-scatter   all-gather       samples      ─▶ where it ends
-    own to part       all-to-all       all-to-all
-    part to own       all-to-all       all-to-all
-    part to whole     all-gather       reduce-scatter   features
-    partial to part   reduce-scatter   all-gather       features
-
     2 ranks, b = 1, f = 2      own      rank 0: [a0 a1]              rank 1: [b0 b1]
                                part     rank 0: [a0] [b0]            rank 1: [a1] [b1]
                                whole    both: [a0 a1] [b0 b1]
 
-For a group's activation of n bytes each of G ranks sends n (G - 1) / G in an all-gather or a reduce-scatter, and
-n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round each. Each change is the transpose of the
-one backward. m is the largest b of the group; ranks with fewer samples repeat one, whose gradients are zeros.
+`CHANGES` has the collective of each change. For a group's activation of n bytes each of G ranks sends n (G - 1) / G in
+an all-gather or a reduce-scatter, and n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round
+each. Each change is the transpose of the one backward. m is the largest b of the group; ranks with fewer samples repeat
+one, whose gradients are zeros.
 
 The loss of a rank is a mean over its own samples, and that of a group a mean over all of its ranks'. So gradients are
 multiplied by the rank's share of the group's samples where they enter the group, and divided by it where they leave.
@@ -80,7 +73,8 @@ class GroupLink:
         """Number of each member's first sample in the batch of all ranks."""
         self.gathered: tuple[Tensor, int, Tensor] | None = None
         """Own samples gathered last, their version, and those of the group; until own ones are given again."""
-        self._shares: dict[int, float] = {}  # of the present average, by its number
+        self.shares: dict[int, float] = {}
+        """Share of this rank's loss in that of the group, once it is settled; by the number of the present average."""
 
     @property
     def block(self) -> int:
@@ -95,21 +89,17 @@ class GroupLink:
 
     def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
         """Weigh the loss of this rank by what `weight` returns. Called by all members together."""
-        self._weight, self._shares = weight, {}
-
-    def has_share(self, average: int) -> bool:
-        """Return True where the share of this rank's loss is settled for an average."""
-        return average in self._shares
+        self._weight, self.shares = weight, {}
 
     def share(self) -> float:
         """Return the share of this rank's loss in that of the group. Called in backward passes, by all members together
         for the first time in an average."""
         average, weight = self._weight()
-        if average not in self._shares:
+        if average not in self.shares:
             own = torch.tensor([weight], dtype=torch.float64)
             total = float(self.world.all_gather(own, own.new_empty(self.world.size)).sum())
-            self._shares = {average: weight / total if total else 0.0}
-        return self._shares[average]
+            self.shares = {average: weight / total if total else 0.0}
+        return self.shares[average]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLink:
         """Return the link of a copied model, whose losses are weighed by itself."""
@@ -152,8 +142,8 @@ Change = Callable[[Tensor, World, int], Tensor]
 """Function (activation, world of the group, dimension) -> activation."""
 
 CHANGES: Mapping[tuple[str, str], tuple[Change, Change, int | None]] = {
-    (OWN, WHOLE): (all_gather, reduce_scatter, SAMPLES),
-    (PARTIAL, OWN): (reduce_scatter, all_gather, SAMPLES),
+    (OWN, WHOLE): (all_gather, reduce_scatter, SAMPLES),  # where a run of layers in groups begins
+    (PARTIAL, OWN): (reduce_scatter, all_gather, SAMPLES),  # where it ends
     (OWN, PART): (to_features, to_samples, None),
     (PART, OWN): (to_samples, to_features, None),
     (PART, WHOLE): (all_gather, reduce_scatter, None),

@@ -42,6 +42,7 @@ from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
+from unisono.tensor_parallel.model import LAYERWISE
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_check import make_rule
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 
 TRACED_SAMPLES = 2
 """Samples of a trace: batch norm needs more than one."""
-
-LAYER_NORMS = ("lars", "lamb")
-"""Optimizers whose step needs norms of whole layers."""
 
 CLASSES = 1000
 """Classes of a network where neither [samples] nor the data give them: those of ImageNet."""
@@ -145,7 +143,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         recipe.rule.name,
         numbers_kept(optimizer.name, optimizer.momentum),
         optimizer.clip or None,
-        optimizer.name in LAYER_NORMS,
+        optimizer.name.upper() in LAYERWISE,
         SampleFacts(samples.bytes, samples.pixels, threads, data.storage == STREAMED, copies),
         samples.train or None,
         samples.test,

@@ -118,8 +118,8 @@ def _make_parts(
     feed = build.make_feed(recipe, world, share, rule, observe, device)
     layers = plan_of(recipe, world.size)
     if recipe.parallel.layers == AUTO:
-        layers, chosen = build.choose_layers(recipe, world, feed, rule, device)
-        lines += chosen
+        choice = build.choose_layers(recipe, world, feed, rule, device)
+        layers, lines = choice.plan, lines + choice.lines
     lines += feed.notes
     plan = build.load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
     trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)

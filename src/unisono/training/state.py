@@ -20,8 +20,7 @@ from unisono.errors import CheckpointError, RecipeError
 from unisono.processor import HOST
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.model import split_of
-from unisono.tensor_parallel.whole_state import cut_optimizer_state, whole_optimizer_state, whole_state_dict
+from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names

@@ -21,8 +21,7 @@ from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
 from unisono.reducer.virtual_ranks import name_nondeterministic
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.model import exchanges_activations
-from unisono.tensor_parallel.whole_state import check_split_optimizer
+from unisono.tensor_parallel.model import check_split_optimizer, exchanges_activations
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline

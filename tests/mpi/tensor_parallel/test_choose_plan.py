@@ -17,7 +17,7 @@ from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan as chooser
-from unisono.tensor_parallel.choose_plan import choose_plan, measure_gather, measure_link
+from unisono.tensor_parallel.choose_plan import choose_plan, measure_link
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.world import World
 
@@ -88,7 +88,6 @@ def test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host(
     world: World, device: torch.device, monkeypatch: pytest.MonkeyPatch, cost: Cost
 ) -> None:
     monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
-    monkeypatch.setattr(chooser, "measure_gather", lambda *_: cost)
     numbers = torch.Generator().manual_seed(world.rank)
     inputs, labels = torch.randn(2, 12, generator=numbers, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     weights, splits = list[list[torch.Tensor]](), list[bool]()
@@ -177,8 +176,8 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
-        for measure in (measure_link, measure_gather):
-            found = measure(group, torch.device("cpu"))
+        for gathers in (False, True):
+            found = measure_link(group, torch.device("cpu"), gathers)
             assert found.per_byte > 0
             assert set(group.all_gather_object(found)) == {found}
 

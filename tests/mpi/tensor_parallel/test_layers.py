@@ -21,10 +21,11 @@ from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
-from unisono.tensor_parallel.model import seed_dropout, split_model
-from unisono.tensor_parallel.whole_state import (
+from unisono.tensor_parallel.model import (
     clip_grad_norm,
     cut_optimizer_state,
+    seed_dropout,
+    split_model,
     whole_optimizer_state,
     whole_state_dict,
 )

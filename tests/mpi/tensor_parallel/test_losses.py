@@ -12,8 +12,7 @@ from torch import nn
 
 import unisono
 from unisono.optimizers import LAMB, LARS
-from unisono.tensor_parallel.model import split_model
-from unisono.tensor_parallel.whole_state import whole_optimizer_state, whole_state_dict
+from unisono.tensor_parallel.model import split_model, whole_optimizer_state, whole_state_dict
 from unisono.world import World
 
 STEPS = 12
