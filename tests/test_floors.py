@@ -60,7 +60,7 @@ MAX_LINES = {
     "network": 1_790,
     "optimizers": 530,
     "papers": 670,
-    "plan": 3_520,
+    "plan": 3_510,
     "reducer": 3_875,
     "rules": 1_160,
     "schedules": 1_515,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 343
+MAX_FILES = 342
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
