@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_161,
+    ".": 3_160,
     "asynchronous": 1_100,
     "bench": 1_355,
     "cli": 2_260,

@@ -28,7 +28,7 @@ from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_laye
 from unisono.tensor_parallel.model import (
     agree_on_state,
     check_split_optimizer,
-    exchanges_activations,
+    links_of,
     parameter_parts,
     split_model,
     split_of,
@@ -138,8 +138,7 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
     number that is negative or not finite, for a model that is not parallel, and for a later declaration.
     """
     reducer = _reducer_of(model)
-    links = {} if (split := split_of(model)) is None else split.links
-    if any(reducer.control.averages in link.shares for link in links.values()):
+    if any(reducer.control.averages in link.shares for link in links_of(model)):
         raise UsageError(
             f"add_samples(model, {samples:g}) after a backward pass, which has exchanged gradients of split layers by "
             "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
@@ -154,7 +153,7 @@ def synchronize(model: torch.nn.Module) -> None:
     weight is 0. Raises UsageError for a model that is not parallel, and for one with split layers.
     """
     reducer = _reducer_of(model)
-    if exchanges_activations(model):
+    if links_of(model):
         raise UsageError(
             "layers are split, and the other ranks of a group wait for this one's activations: in place of synchronize "
             "call model(inputs[:0]).sum().backward(), and before it unisono.add_samples on every rank, with 0 on this"
@@ -197,8 +196,7 @@ def _virtual_of(model: torch.nn.Module) -> tuple[Reducer, VirtualRanks]:
 
 
 def _reducer_of(model: torch.nn.Module) -> Reducer:
-    reducer = reducer_of(model)
-    if reducer is None:
+    if (reducer := reducer_of(model)) is None:
         raise UsageError("the model is not parallel: call unisono.parallel first")
     return reducer
 
@@ -229,9 +227,8 @@ def attach(
     if plan is not None:
         split_model(model, world, plan)
     reducer = Reducer(model, world, rule, parameter_parts(model), virtual_ranks)
-    if (split := split_of(model)) is not None:
-        for link in split.links.values():
-            link.weigh_by(reducer.loss_weight)
+    for link in links_of(model):
+        link.weigh_by(reducer.loss_weight)
     return reducer
 
 

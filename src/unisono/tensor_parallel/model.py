@@ -94,10 +94,11 @@ def split_of(model: nn.Module) -> ModelSplit | None:
     return split
 
 
-def exchanges_activations(model: nn.Module) -> bool:
-    """Return True where the ranks of a group have to call the model equally often, as they exchange activations."""
+def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
+    """Return the links of this rank with its groups, which have to call the model equally often: they exchange
+    activations."""
     split = split_of(model)
-    return split is not None and bool(split.plan.sizes)
+    return () if split is None else tuple(split.links.values())
 
 
 def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
@@ -148,8 +149,7 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
 
 def _free_gathered(model: nn.Module, *_: object) -> None:
     """Free activations that were gathered in a forward pass."""
-    split = split_of(model)
-    for link in split.links.values() if split is not None else ():
+    for link in links_of(model):
         link.gathered = None
 
 

@@ -21,7 +21,7 @@ from unisono.reducer.optimizer import BucketedOptimizer, SplitStep
 from unisono.reducer.virtual_ranks import name_nondeterministic
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.model import check_split_optimizer, exchanges_activations
+from unisono.tensor_parallel.model import check_split_optimizer, links_of
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
@@ -71,7 +71,7 @@ class Trainer:
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)
         self._optimizing = BucketedOptimizer(optimizer, self.reducer.parameters, weakly(self.reducer.runner.wait))
-        self._exchanges = exchanges_activations(model)  # a rank without samples calls the model, too
+        self._exchanges = bool(links_of(model))  # a rank without samples calls the model, too
         self._awaits = wait_on_access(model, self.reducer.runner.wait_for, self.reducer.runner.wait_for_buffers)
         self._accounted = dict.fromkeys(("waiting", "communicating", "updating"), 0.0)
         self._timeline = timeline
