@@ -87,7 +87,9 @@ def train(
         find_machine(machine)  # an unknown one is reported before any rank starts
     if started is None and run is not None:
         run_directory.check_unused(run)  # ranks that others have started may already have made it
-    if elastic and started is None:
+    if elastic:
+        if started is not None:
+            raise UsageError("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
         if timeline is not None or replay is not None:
             raise UsageError("--elastic: a run with --timeline or --replay has the same ranks to its end")
         named = [host for host in hosts.split(",") if host]

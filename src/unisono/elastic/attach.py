@@ -52,7 +52,7 @@ def connect(name: str, command: list[str]) -> socket.socket:
                 )
             if not started:  # others of this host may start one, too: one of them gets the name
                 started, quiet = True, subprocess.DEVNULL
-                subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+                subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
             time.sleep(RETRY_SECONDS)
         else:
             return connection
@@ -90,8 +90,9 @@ def dismiss(name: str) -> None:
 def read_line(connection: socket.socket) -> bytes:
     """Return the next line, without its end; empty at the end of the connection."""
     line = b""
-    while (byte := connection.recv(1)) not in (b"", b"\n"):
-        line += byte
+    with suppress(ConnectionResetError):
+        while (byte := connection.recv(1)) not in (b"", b"\n"):
+            line += byte
     return line
 
 
@@ -102,14 +103,15 @@ def main(name: str, count: str, *words: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a process to forward them to
     send_rank(connection, arguments)
     process = int(read_line(connection) or 0)
-    if process:
+    if not process:
+        sys.exit(f"unisono: the process that imports PyTorch on {socket.gethostname()} has ended: {' '.join(command)}")
 
-        def forward(number: int, _frame: object) -> None:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(process, number)
+    def forward(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, number)
 
-        for number in FORWARDED:
-            signal.signal(number, forward)
+    for number in FORWARDED:
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     status = int(read_line(connection) or -signal.SIGKILL)
     if status < 0:  # as the rank has ended: the launcher says which signal it was

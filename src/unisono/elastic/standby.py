@@ -11,7 +11,7 @@ started. It ends with that process; one that stays stopped is killed, for others
     answer     process \n   exit code \n      negative for a signal
 
 It listens to its own user alone, and ends when the command that trains has ended, on other hosts after IDLE_SECONDS
-without a rank.
+without a rank. The copies of the state in its host's memory end with it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -47,8 +48,8 @@ MAX_STOPPED_SECONDS = 2.0
 
 MAX_DESCRIPTORS = 4
 
-GENERATION_VARIABLE = "UNISONO_GENERATION"
-"""Environment variable with the number of a rank's generation."""
+GENERATION_VARIABLE, MEMORY_VARIABLE = "UNISONO_GENERATION", "UNISONO_MEMORY"
+"""Environment variables with the number of a rank's generation, and the folder for copies of its state in memory."""
 
 SET_DEATH_SIGNAL = 1
 """Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
@@ -80,6 +81,8 @@ class Standby:
         self._ranks: dict[int, Rank] = {}  # by the descriptor of its process
         self._stopped: dict[int, float] = {}  # since when, by process
         self._dismissed = False
+        self.memory = ""
+        """Folder of the run's copies in memory; empty if no rank has named one."""
 
     def serve(self) -> ForkRequest | None:
         """Fork ranks until none has been there for a while. Return None then; in each forked process, its request."""
@@ -112,6 +115,7 @@ class Standby:
         except (OSError, ValueError):  # it was killed meanwhile
             connection.close()
             return None
+        self.memory = request.content.get("environment", {}).get(MEMORY_VARIABLE, self.memory)
         if not request.descriptors:
             connection.close()
             self._dismissed = True
@@ -198,11 +202,15 @@ def main(name: str) -> None:
     mpi4py.rc(initialize=False, finalize=True)  # MPI begins in the ranks
     for module in PRELOADED:
         importlib.import_module(module)
+    os.dup2(1, 2)  # errors so far went where the rank's go that has started it; the launcher waits for its end
     gc.freeze()  # so that a rank's garbage collection does not copy what it shares with others
-    request = Standby(listener).serve()
+    standby = Standby(listener)
+    request = standby.serve()
     if request is not None:
         become(request)
         runpy.run_module("unisono", run_name="__main__")
+    elif standby.memory:
+        shutil.rmtree(standby.memory, ignore_errors=True)
 
 
 if __name__ == "__main__":

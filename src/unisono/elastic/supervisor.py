@@ -25,15 +25,12 @@ from types import FrameType
 from unisono import witness
 from unisono.elastic.attach import dismiss
 from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
-from unisono.elastic.standby import GENERATION_VARIABLE
+from unisono.elastic.standby import GENERATION_VARIABLE, MEMORY_VARIABLE
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import launch_environment
 from unisono.startup import remove_leftover_files
 from unisono.training.run_directory import GENERATIONS, LOCK, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
-
-MEMORY_VARIABLE = "UNISONO_MEMORY"
-"""Environment variable with the folder in which ranks keep copies of their state in memory."""
 
 POLL_SECONDS, ASK_SECONDS = 0.5, 10.0
 """Seconds between two looks at the hosts, and between two questions to those that are not there."""
