@@ -1,51 +1,87 @@
-"""Elastic runs: `unisono train --elastic` starts generations of ranks; `unisono join` adds ranks to one that runs."""
+"""Elastic runs: `unisono train` and `unisono run` start generations of ranks; `unisono join` adds ranks to one."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unisono.cli.ranks import make_folder
 from unisono.errors import UsageError
+from unisono.launch import ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import make_rule
 from unisono.training.run_directory import new_folder
 from unisono.user_function import is_user_function
 
+if TYPE_CHECKING:
+    from unisono.elastic.generations import ElasticRun
 
-def train_elastically(
-    recipe: Recipe, ranks: int, run: Path | None, resume: Path | None, least: int, hosts: Sequence[str]
-) -> int:
+ElasticOption = Annotated[
+    bool,
+    typer.Option("--elastic", help="Go on when ranks die, are stopped, or join (unisono join), with those there are."),
+]
+MinRanksOption = Annotated[int, typer.Option(help="Ranks below which an elastic run ends.")]
+HostsOption = Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
+
+
+def train_elastically(recipe: Recipe, ranks: int, run: Path | None, resume: Path | None, least: int, hosts: str) -> int:
     """Train a recipe with ranks that may die, be stopped or join. Return the exit code."""
     from unisono.elastic.generations import ElasticRun
-    from unisono.elastic.supervisor import Supervisor
 
     if not is_user_function(recipe.rule.name) and has_servers(make_rule(recipe)):
         raise UsageError(
             f"--elastic: rule {recipe.rule.name!r} has servers, which only Open MPI lets go on after a death"
         )
-    if not 1 <= least <= ranks:
-        raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
     home = resume or run or new_folder(recipe.name)
-    given = _of_ranks(sys.argv[1:])
+    given = of_ranks(sys.argv[1:])
     first = given if run or resume else [*given, "--run", str(home)]
     later = ["train", "--resume", str(home), *(["--verbose"] if {"--verbose", "-v"} & {*given} else [])]
-    supervisor = Supervisor(ElasticRun(home, first, later, least, hosts), ranks)
-    print(f"{recipe.name}: elastic, into {home}; more ranks: unisono join {home}", flush=True)
-    if not recipe.training.virtual_ranks:
-        print("the numbers depend on how many ranks there are at each step; training.virtual_ranks makes them the same")
+    fixed = recipe.training.virtual_ranks
+    note = "" if fixed else "; without training.virtual_ranks, the numbers depend on how many ranks there are"
+    return _supervise(ElasticRun(home, first, later), ranks, least, hosts, note)
+
+
+def run_elastically(home: Path, ranks: int, least: int, hosts: str) -> int:
+    """Run a program with ranks that may die, be stopped or join. Return the exit code."""
+    from unisono.elastic.generations import ElasticRun
+
+    given = of_ranks(sys.argv[1:])
+    return _supervise(ElasticRun(home, given, given), ranks, least, hosts, makes_folder=True)
+
+
+def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "", makes_folder: bool = False) -> int:
+    from unisono.elastic.supervisor import Supervisor
+
+    if ranks_started(os.environ) is not None:
+        raise UsageError("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
+    if not 1 <= least <= ranks:
+        raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
+    named = [host for host in hosts.split(",") if host]
+    supervisor = Supervisor(replace(run, least=least, hosts=named), ranks)
+    if makes_folder:
+        make_folder(run.home)
+    print(f"elastic, into {run.home}; more ranks: unisono join {run.home}{note}", flush=True)
     return supervisor.play()
 
 
-def _of_ranks(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without those that say where ranks are."""
+def of_ranks(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments without those of its own that say where ranks are.
+
+    >>> of_ranks(["run", "--elastic", "-n", "4", "--hosts=a,b", "train.py", "-n", "8"])
+    ['run', 'train.py', '-n', '8']
+    """
     kept, skip = list[str](), False
-    for argument in arguments:
+    for place, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
+        if kept[:1] == ["run"] and not argument.startswith("-") and not skip and argument != "run":
+            return [*kept, *arguments[place:]]  # the program, and its own arguments
         if skip or name in ("--ranks", "-n", "--min-ranks", "--hosts"):
             skip = not skip and not value
         elif name != "--elastic":
@@ -54,7 +90,7 @@ def _of_ranks(arguments: Sequence[str]) -> list[str]:
 
 
 def join(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was started with train --elastic.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was started with --elastic.")],
     ranks: Annotated[
         int, typer.Option("--ranks", "-n", help="Ranks of this machine that join; a negative number: that leave.")
     ] = 1,

@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, run_elastically
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import cores, ranks_started
 from unisono.torch_backend.register import NAME, NAME_VARIABLE
+from unisono.training import run_directory
 
 SEVERAL_NODES = (
     "unisono run starts the ranks of this machine; start those of several once, together: "
@@ -23,7 +25,7 @@ SEVERAL_NODES = (
 REFUSED = {
     "nnodes": (("1", "1:1"), SEVERAL_NODES),
     "node_rank": (("0",), SEVERAL_NODES),
-    "max_restarts": (("0",), "no rank is started again: resume the program from its checkpoint"),
+    "max_restarts": (("0",), "a program with a loop of unisono.elastic goes on with --elastic; others begin anew"),
 }
 """Options of torchrun by their names: the values that are accepted, and the remedy for others."""
 
@@ -61,6 +63,9 @@ def run(
     backend_for: Annotated[
         str, typer.Option(help="Backends that the unisono backend replaces, separated by commas.")
     ] = "gloo,mpi",
+    elastic: ElasticOption = False,
+    min_ranks: MinRanksOption = 1,
+    hosts: HostsOption = "",
     nnodes: Annotated[str, typer.Option("--nnodes", hidden=True)] = "1",
     node_rank: Annotated[str, typer.Option(*both_spellings("node-rank"), hidden=True)] = "0",
     max_restarts: Annotated[str, typer.Option(*both_spellings("max-restarts"), hidden=True)] = "0",
@@ -86,6 +91,9 @@ def run(
     count = count_ranks(ranks, max(2, cores()))
     if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
+    if elastic:
+        home = run_directory.new_folder(Path(program).stem)
+        raise typer.Exit(run_elastically(home, count, min_ranks, hosts))
     if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)

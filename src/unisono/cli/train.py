@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unisono.cli.elastic import train_elastically
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, train_elastically
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
@@ -61,14 +61,9 @@ def train(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the details that are otherwise in the run's log.txt alone.")
     ] = False,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            "--elastic", help="Go on when ranks die, are stopped, or join (unisono join), with those there are."
-        ),
-    ] = False,
-    min_ranks: Annotated[int, typer.Option(help="Ranks below which an elastic run ends.")] = 1,
-    hosts: Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")] = "",
+    elastic: ElasticOption = False,
+    min_ranks: MinRanksOption = 1,
+    hosts: HostsOption = "",
     memory: Annotated[Path | None, typer.Option(envvar="UNISONO_MEMORY", hidden=True)] = None,
 ) -> None:
     """Train a network from a recipe. Starts the ranks; inside mpiexec or srun, this process is one of them.
@@ -88,12 +83,9 @@ def train(
     if started is None and run is not None:
         run_directory.check_unused(run)  # ranks that others have started may already have made it
     if elastic:
-        if started is not None:
-            raise UsageError("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
         if timeline is not None or replay is not None:
             raise UsageError("--elastic: a run with --timeline or --replay has the same ranks to its end")
-        named = [host for host in hosts.split(",") if host]
-        raise typer.Exit(train_elastically(settings, count, run, resume, min_ranks, named))
+        raise typer.Exit(train_elastically(settings, count, run, resume, min_ranks, hosts))
     if started is None and count == 1:
         keep_memory()  # starts this program anew: before anything is printed
     reports = rank_started(os.environ) == 0 and LISTENER_VARIABLE not in os.environ  # else another process does

@@ -17,9 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from unisono.errors import CheckpointError
-from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, save
-from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.checkpoint.layout import Checkpoint
 from unisono.world import World
 
 COPIES_KEPT = 2
@@ -39,11 +38,13 @@ class MemoryCopies:
         second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
         self._folder, self._warn = folder, warn
         self._writes = world.rank in ((0, second) if alike else (0,))
-        self._began, self._wait = time.monotonic(), 0.0  # a generation that makes a step has not been for nothing
+        self._began = time.monotonic()
+        self.seconds = 0.0
+        """Seconds between two copies; at first none: a generation that makes a step has not been for nothing."""
 
     def due(self) -> bool:
         """Return True if it is time for a copy. Rank 0 asks all others for it."""
-        return time.monotonic() - self._began > self._wait
+        return time.monotonic() - self._began > self.seconds
 
     def write(self, make: Callable[[], Checkpoint]) -> None:
         """Write a copy of what `make` returns, which all ranks call together."""
@@ -58,7 +59,7 @@ class MemoryCopies:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
         self._began = time.monotonic()
-        self._wait = max(MIN_SECONDS, (self._began - began) / MAX_SHARE)
+        self.seconds = max(MIN_SECONDS, (self._began - began) / MAX_SHARE)
 
 
 def check_own(folder: Path) -> None:
@@ -72,16 +73,15 @@ def check_own(folder: Path) -> None:
         raise CheckpointError(f"{folder} is open to other users: remove it")
 
 
-def find_copy(folder: Path, home: Path, world: World) -> Checkpoint | None:
-    """Return the newest copy of all hosts, on all ranks; None if the folder of the run has a newer checkpoint, or the
-    same. Called by all ranks together."""
+def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:
+    """Return the newest copy of all hosts, on all ranks; None without one after step `newer_than`. Called by all ranks
+    together."""
     copy: Checkpoint | None = None
     if folder.exists() and world.rank == world.placement.nodes[world.placement.node_of(world.rank)][0]:
         with suppress(CheckpointError):  # none that is whole
             check_own(folder)
             copy, _ = load_newest(folder)
     steps = world.all_gather_object(-1 if copy is None else copy.step)
-    names = world.call_on_root(lambda: checkpoint_names(home / run_directory.CHECKPOINTS))
-    if max(steps) <= max(map(step_of, names), default=-1):
+    if max(steps) <= newer_than:
         return None
     return world.call_on_root(lambda: copy, steps.index(max(steps)))

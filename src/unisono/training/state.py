@@ -23,9 +23,9 @@ from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, remove_newer, rename_damaged
-from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names
+from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.events import RunPoint
-from unisono.training.memory_copies import find_copy
+from unisono.training.memory_copies import newest_copy
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -119,7 +119,10 @@ def resume_run(
     complete, one cannot be read, or it does not fit the model.
     """
     damaged: list[DamagedCheckpointError] = []
-    checkpoint = None if memory is None else find_copy(memory, folder, world)
+    checkpoint = None
+    if memory is not None:
+        names = world.call_on_root(lambda: checkpoint_names(folder / run_directory.CHECKPOINTS))
+        checkpoint = newest_copy(memory, world, newer_than=max(map(step_of, names), default=-1))
     if checkpoint is None:
         found = world.call_on_root(lambda: find_checkpoint(folder))
         if found is None:

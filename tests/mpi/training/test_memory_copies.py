@@ -11,8 +11,7 @@ import torch
 from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
-from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, check_own, find_copy
-from unisono.training.run_directory import CHECKPOINTS
+from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, check_own, newest_copy
 from unisono.world import World
 
 
@@ -50,23 +49,22 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
 
 def test_the_newest_copy_that_is_whole_is_found(world: World, folder: Path) -> None:
     on = world_on(world, one_rank_per_node(world.size))
-    home, own = folder / "run", folder / str(world.rank)
-    assert find_copy(own, home, on) is None
+    own = folder / str(world.rank)
+    assert newest_copy(own, on) is None
     check_own(own)
     save(own, checkpoint(10 + world.rank))
-    found = find_copy(own, home, on)
+    found = newest_copy(own, on)
     assert found is not None
     assert found.step == 9 + world.size
     assert found.weights["weight"].tolist() == [float(found.step)] * 3
     if world.rank == world.size - 1:
         next(own.glob("step-*/weights.safetensors")).write_bytes(b"torn")
-    found = find_copy(own, home, on)
+    found = newest_copy(own, on)
     assert (-1 if found is None else found.step) == (8 + world.size if world.size > 1 else -1)
     own.chmod(0o755)
-    assert find_copy(own, home, on) is None, "others may have written it"
+    assert newest_copy(own, on) is None, "others may have written it"
     own.chmod(0o700)
-    world.call_on_root(lambda: save(home / CHECKPOINTS, checkpoint(100)) and None)
-    assert find_copy(own, home, on) is None, "the disk has a newer one"
+    assert newest_copy(own, on, newer_than=9 + world.size) is None
     on.free()
 
 
