@@ -34,7 +34,6 @@ from unisono.plan.choose import (
     overlaps_of,
     predicted,
     sequence,
-    sequence_of_halves,
     sizes_of,
 )
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
@@ -404,7 +403,7 @@ def test_all_gathers_go_where_the_link_would_be_idle() -> None:
     names = ["8", "7", "6a", "6b", "2", "1"]
     loads = [Bucket(2, (4,)), Bucket(2, (3,)), Bucket(2, (2,)), Bucket(2, (2,)), Bucket(2, (1,)), Bucket(2, (0,))]
     seen, halves = set[int](), list[str]()
-    for number in sequence_of_halves(computing, loads, BYTES, 0.25):
+    for number in sequence(computing, loads, BYTES, 0.25):
         halves.append(("g" if number in seen else "r") + names[number])
         seen.add(number)
     assert " ".join(halves) == "r6a r6b g6a g6b r7 g7 r8 g8 r2 g2 r1 g1"
@@ -417,7 +416,7 @@ def test_the_half_that_is_ready_and_needed_first_is_next(
     """The link waits only for an all-gather that is more urgent, and comes while another half would be under way."""
     computing, cost = replace(network[0], update=update), Cost(latency, 1.0)
     loads = filled(*network, largest)
-    order = sequence_of_halves(computing, loads, cost, 0.5)
+    order = sequence(computing, loads, cost, 0.5)
     assert sorted(order) == sorted(2 * [*range(len(loads))])
     there = {(one, 0): max(computing.ready[at] for at in load.parameters) for one, load in enumerate(loads)}
     due = [min(computing.needed[at] for at in load.parameters) for load in loads]
@@ -445,9 +444,9 @@ def test_the_link_waits_for_an_update_of_a_first_layer() -> None:
     """Its all-gather follows at once; the one of a large last layer, which is there already, would be in its way."""
     computing = Computing(needed=(0, 2), ready=(6, 1), whole=6, update=0.1)
     loads = [Bucket(8, (1,)), Bucket(2, (0,))]
-    assert sequence_of_halves(computing, loads, BYTES, 0.5) == (0, 0, 1, 1)
+    assert sequence(computing, loads, BYTES, 0.5) == (0, 0, 1, 1)
     loads = [Bucket(8, (1,)), Bucket(4, (1,)), Bucket(2, (0,))]
-    assert sequence_of_halves(computing, loads, BYTES, 0.5) == (0, 1, 2, 2, 0, 1)
+    assert sequence(computing, loads, BYTES, 0.5) == (0, 1, 2, 2, 0, 1)
 
 
 def test_the_exchange_of_the_first_layer_is_never_hidden() -> None:

@@ -163,12 +163,13 @@ def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Cand
     sizes = sorted(sizes or sizes_of(rule))
     found = [
         _best(
+            inputs,
             [
-                predicted(inputs, Setting(name, size, outstanding=outstanding, end_ratio=end_ratio))
+                Setting(name, size, outstanding=outstanding, end_ratio=end_ratio)
                 for end_ratio in end_ratios(name, sizes, inputs.nodes)
                 for outstanding in (outstandings if find_overlap(name).several else outstandings[:1])
                 for size in sizes
-            ]
+            ],
         )
         for name in sorted(overlaps_of(rule), key=OVERLAPS_BY_SIMPLICITY.index)
     ]
@@ -207,7 +208,7 @@ def in_equal_buckets(candidate: Candidate, inputs: PredictionInputs) -> Candidat
     equal = candidate.setting._replace(end_ratio=END_RATIOS[0])
     if candidate.setting == equal:
         return None
-    return _best([predicted(inputs, equal._replace(bucket_bytes=size)) for size in sizes_of(inputs.rule)])
+    return _best(inputs, [equal._replace(bucket_bytes=size) for size in sizes_of(inputs.rule)])
 
 
 def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
@@ -216,15 +217,13 @@ def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
     Only `chain` with a deferred wait gains from another order than that in which buckets fill.
     """
     computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
-    own_order = inputs.deferred and setting.overlap == "chain"
     order, halves = tuple[int, ...](), tuple[int, ...]()
-    if own_order and inputs.rule.traits.state is RankState.SHARDED:
-        by_number = sequence_of_halves(computing, buckets, inputs.cost, 1 / inputs.ranks)
-        order = tuple(dict.fromkeys(by_number))
+    if inputs.deferred and setting.overlap == "chain":
+        share = 1 / inputs.ranks if inputs.rule.traits.state is RankState.SHARDED else None
+        served = sequence(computing, buckets, inputs.cost, share)
+        order = tuple(dict.fromkeys(served))
         keys = {number: key for key, number in enumerate(order, 1)}
-        halves = tuple(keys[number] for number in by_number)
-    elif own_order:
-        order = sequence(computing, buckets, inputs.cost)
+        halves = () if share is None else tuple(keys[number] for number in served)
     sent = [buckets[number] for number in order] or buckets
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
@@ -245,33 +244,19 @@ def parts_of(computing: float, silent: float, step: float) -> StepParts:
     return StepParts(computing, max(0.0, step - computing - update), update)
 
 
-def sequence(computing: Computing, loads: Sequence[Bucket], cost: Cost) -> tuple[int, ...]:
+def sequence(
+    computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float | None = None
+) -> tuple[int, ...]:
     """Return the order of exchange of these buckets, by number. Whenever an exchange ends, the ready bucket that is
-    needed first goes next."""
-    return _serve(computing, loads, [cost.seconds(load.nbytes) for load in loads])
+    needed first goes next.
 
-
-def sequence_of_halves(
-    computing: Computing, loads: Sequence[Bucket], cost: Cost, updated_share: float
-) -> tuple[int, ...]:
-    """Return the order of exchange of these buckets in halves: each number twice, the first time for its
-    reduce-scatter, the second for its all-gather.
-
-    An all-gather is ready when `updated_share` of its bucket has been updated. So the link gathers the weights of large
-    last layers while earlier gradients are still computed, and has nothing of them left after the first layers'.
+    With `updated_share` each goes in halves, and is there twice: first its reduce-scatter, then its all-gather, which
+    is ready when that share of the bucket has been updated. For an all-gather the link waits if that is more urgent
+    than what is there, and comes before the end of what is there. So it gathers the weights of large last layers while
+    earlier gradients are still computed, and has nothing of them left after the first layers'.
     """
-    taken = [cost.seconds(load.nbytes) / 2 for load in loads]
-    return _serve(computing, loads, taken, [load.nbytes * computing.update * updated_share for load in loads])
-
-
-def _serve(
-    computing: Computing, loads: Sequence[Bucket], taken: Sequence[float], between: Sequence[float] | None = None
-) -> tuple[int, ...]:
-    """Return the order in which a link serves buckets for `taken` seconds each: the earliest due date first.
-
-    With `between` it serves each twice, with at least these seconds from the end of the first time to the second. For
-    the second it waits if that is more urgent than what is there, and comes before the end of what is there.
-    """
+    halves = updated_share is not None
+    taken = [cost.seconds(load.nbytes) / (1 + halves) for load in loads]
     due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
     coming = [(max(computing.ready[one] for one in load.parameters), 0, at) for at, load in enumerate(loads)]
     heapq.heapify(coming)
@@ -286,15 +271,15 @@ def _serve(
             heapq.heappush(waiting, (due[number], turn, number))
         first, _, number = waiting[0]
         ends = now + taken[number]
-        second = coming if between is not None else ()  # nothing is served twice without it
+        second = coming if halves else ()
         if urgent := [there for there, turn, other in second if turn and due[other] < first and there < ends]:
             now = min(urgent)
             continue
         _, turn, number = heapq.heappop(waiting)
         order.append(number)
         now += taken[number]
-        if between is not None and not turn:
-            heapq.heappush(coming, (now + between[number], 1, number))
+        if updated_share is not None and not turn:
+            heapq.heappush(coming, (now + loads[number].nbytes * computing.update * updated_share, 1, number))
     return tuple(order)
 
 
@@ -306,9 +291,13 @@ def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, rank
     return Layout(ranks, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
 
 
-def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the candidate with the fewest buckets among those that are about the fastest; of such, the largest size,
-    then the first."""
-    best = min(one.prediction.step for one in candidates)
-    near = [one for one in candidates if one.prediction.step <= best * BUCKETS_TIE_RATIO]
-    return min(near, key=lambda one: (len(one.costs.layout.buckets), -one.setting.bucket_bytes))
+def _best(inputs: PredictionInputs, settings: Iterable[Setting]) -> Candidate:
+    """Return the setting of an overlap with the fewest buckets among those that are about the fastest; of such, the
+    largest size, then the first. Of those that cut the same buckets, which last as long, that one is predicted."""
+    distinct = dict[object, Setting]()
+    for one in sorted(settings, key=lambda one: -one.bucket_bytes):
+        distinct.setdefault((one.outstanding, tuple(inputs.buckets(one.bucket_bytes, one.end_ratio))), one)
+    found = [predicted(inputs, one) for one in distinct.values()]
+    best = min(one.prediction.step for one in found)
+    near = [one for one in found if one.prediction.step <= best * BUCKETS_TIE_RATIO]
+    return min(near, key=lambda one: len(one.costs.layout.buckets))
