@@ -33,7 +33,7 @@ UNDER_MPIEXEC = ranks_started(os.environ) is not None
 collect_ignore = [] if UNDER_MPIEXEC else ["mpi"]
 
 
-LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "unisono"}
+LAUNCHING = {"ended", "four_ranks", "mpiexec", "persistent_ranks", "three_ranks", "unisono"}
 """Fixtures that start ranks."""
 
 LONGEST = ("test_on_ranks[", "tests/training/test_worker.py", "test_four_ranks.py", "tests/faults/test_containers.py")

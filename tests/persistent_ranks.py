@@ -21,10 +21,14 @@ PROGRAM = Path(__file__).with_name("command_runner.py")
 
 
 class PersistentRanks:
-    """Ranks that communicate with this process by files in a folder."""
+    """Ranks that communicate with this process by files in a folder.
 
-    def __init__(self, count: int, folder: Path, timeout: float = SILENCE_SECONDS) -> None:
+    All end a command with one exit code; unless it is `one_code`, the largest counts, as with a launcher.
+    """
+
+    def __init__(self, count: int, folder: Path, timeout: float = SILENCE_SECONDS, *, one_code: bool = True) -> None:
         self._count, self._folder, self._timeout, self._number = count, folder, timeout, 0
+        self._one_code = one_code
         command = [str(find_mpiexec()), "-n", str(count), sys.executable, "-P", str(PROGRAM), str(folder)]
         self.watched = Watched(command, env=launch_environment(os.environ, terminal=False))
 
@@ -59,8 +63,9 @@ class PersistentRanks:
             self.watched.kill()
             how = "written nothing for long" if ended is None else "ended"
             raise AssertionError(f"unisono {' '.join(arguments)}: the ranks have {how}\n{stdout}{stderr}")
-        (code,) = {path.read_text() for path in codes}
-        return subprocess.CompletedProcess(arguments, int(code), stdout, stderr)
+        found = {int(path.read_text()) for path in codes}
+        assert len(found) == 1 or not self._one_code, f"exit codes {found}\n{stdout}{stderr}"
+        return subprocess.CompletedProcess(arguments, max(found), stdout, stderr)
 
 
 def size(path: Path) -> int:

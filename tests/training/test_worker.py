@@ -1,4 +1,7 @@
-"""Asynchronous runs by the command: trained, stopped, resumed and replayed bit for bit."""
+"""Asynchronous runs by the command: trained, stopped, resumed and replayed bit for bit.
+
+Ranks that are stopped are started for it; those that resume and replay keep running.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.persistent_ranks import PersistentRanks
 from tests.progress import Run, poll_until
 from tests.usage_errors import assert_one_line_error
 
@@ -23,6 +28,12 @@ OPTIONS = (
     *("--set", "compute.convolutions=library"),
 )
 """Two workers and a server."""
+
+
+@pytest.fixture(scope="module")
+def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PersistentRanks]:
+    with PersistentRanks(3, tmp_path_factory.mktemp("three_ranks"), one_code=False) as ranks:
+        yield ranks
 
 
 def lines_of(path: Path) -> int:
@@ -53,10 +64,10 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(
-    unisono: Run, stopped_run: Path, tmp_path: Path
+    three_ranks: PersistentRanks, stopped_run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped_run, tmp_path / "mine")
-    done = unisono("train", "--resume", "mine")
+    done = three_ranks(("train", "--resume", "mine"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "resumes after " in done.stdout
     assert "communicating, overlapped" in done.stdout
@@ -64,19 +75,19 @@ def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(
     assert last["computing"] > 0 and last["communicating"] > 0, "as the mean over the workers"
     epochs = [json.loads(line)["epoch"] for line in (tmp_path / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert epochs == [1, 2, 3]
-    again = unisono("train", "--replay", "mine", "--run", "again")
+    again = three_ranks(("train", "--replay", "mine", "--run", "again"), tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "the final weights are those of mine, bit for bit" in again.stdout
     swapped_log(tmp_path / "mine")
-    other = unisono("train", "--replay", "mine", "--run", "other")
+    other = three_ranks(("train", "--replay", "mine", "--run", "other"), tmp_path)
     assert other.returncode == 1
     assert "the final weights differ from those of mine" in other.stdout
 
 
-def test_two_servers_resume_with_their_own_numbers(unisono: Run, tmp_path: Path) -> None:
+def test_two_servers_resume_with_their_own_numbers(three_ranks: PersistentRanks, tmp_path: Path) -> None:
     servers = ("--set", "rule.server=thread", "--set", "rule.servers=2", "--set", "rule.staleness=4")
     stop_after_an_epoch(tmp_path, *servers)
-    done = unisono("train", "--resume", "mine")
+    done = three_ranks(("train", "--resume", "mine"), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for server in range(2):
         last, number = [-1] * 3, 0
@@ -88,12 +99,12 @@ def test_two_servers_resume_with_their_own_numbers(unisono: Run, tmp_path: Path)
         assert any("several servers" in event.get("inexact", "") for event in read_events(tmp_path / "mine", server))
 
 
-def test_other_numbers_of_workers_go_on_at_the_centre(unisono: Run, stopped_run: Path, tmp_path: Path) -> None:
+def test_other_numbers_of_workers_go_on_at_the_centre(on_ranks: Run, stopped_run: Path, tmp_path: Path) -> None:
     """Checkpoints have later names than before, or the next resumed run would take an old one."""
     shutil.copytree(stopped_run, tmp_path / "mine")
     checkpoints = tmp_path / "mine" / "checkpoints"
     before = max(path.name for path in checkpoints.iterdir())
-    done = unisono("train", "--resume", "mine", "--ranks", "2")
+    done = on_ranks("train", "--resume", "mine", "--ranks", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the run had 2 workers and 1 servers: all workers begin at the centre" in done.stdout
     events = read_events(tmp_path / "mine", 0)
