@@ -53,7 +53,7 @@ def few_bucket_sizes() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> World:
     """All ranks."""
     return request.config.stash[_WORLD]

@@ -341,17 +341,17 @@ def test_groups_within_nodes(spread: World) -> None:
     assert spread.empty(10, torch.float32).tolist() == [0.0] * 10
 
 
-def test_tensors_in_different_memory_raise_mismatch(group: World) -> None:
-    if group.size == 1:
+def test_tensors_in_different_memory_raise_mismatch(fresh: World) -> None:
+    if fresh.size == 1:
         pytest.skip("one rank agrees with itself")
-    windows = [group.empty(100_000, torch.float32) for _ in range(2)]
+    windows = [fresh.empty(100_000, torch.float32) for _ in range(2)]
     for choices in ((windows[0], windows[1]), (windows[0], torch.zeros(100_000))):
         with pytest.raises(MismatchError, match="window"):
-            group.allreduce(choices[group.rank == 0])
+            fresh.allreduce(choices[fresh.rank == 0])
     with pytest.raises(MismatchError, match="window 0 from byte 4"):
-        group.allreduce(windows[0][1:90_001] if group.rank else windows[0][:90_000])
+        fresh.allreduce(windows[0][1:90_001] if fresh.rank else windows[0][:90_000])
     with pytest.raises(MismatchError, match=r"broadcast\(3 x float32, root 1, tree\)"):
-        group.broadcast(torch.zeros(3), root=int(group.rank == 0))
+        fresh.broadcast(torch.zeros(3), root=int(fresh.rank == 0))
     with pytest.raises(MismatchError, match="library"):
-        group.allreduce(torch.zeros(3), "library" if group.rank else "ring")
-    assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3
+        fresh.allreduce(torch.zeros(3), "library" if fresh.rank else "ring")
+    assert fresh.allreduce(torch.ones(3)).tolist() == [fresh.size] * 3
