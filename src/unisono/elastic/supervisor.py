@@ -38,7 +38,7 @@ POLL_SECONDS, ASK_SECONDS = 0.5, 10.0
 SILENT_SECONDS, ANSWER_SECONDS = 3.0, 4.0
 """Seconds without a kept state after which hosts are asked; and in which one answers that is not gone."""
 
-REPORT_SECONDS = 1.0
+REPORT_SECONDS = 3.0
 """Seconds in which the witness of a rank that has died reports it."""
 
 STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
