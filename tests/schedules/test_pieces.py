@@ -1,7 +1,14 @@
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.schedules.pieces import bounds, cut
+from unisono.errors import UnisonoError
+from unisono.placement import Placement, one_rank_per_node, place, regular
+from unisono.schedules import SCHEDULES, find
+from unisono.schedules.pieces import bounds, cut, cut_program
+from unisono.schedules.schedule import Program
 
 lengths = st.integers(0, 10_000)
 counts = st.integers(1, 40)
@@ -41,3 +48,35 @@ def test_chunk_major_chunks_equal_bounds(length: int, chunks: int) -> None:
         assert (whole.region(0, chunk).start, whole.region(whole.pieces - 1, chunk).stop) == bounds(
             length, chunks, chunk
         )
+
+
+def placements() -> Iterator[Placement]:
+    yield from map(one_rank_per_node, range(2, 20))
+    yield from (regular(1, nodes, ranks) for nodes in (1, 2, 3, 5) for ranks in (1, 2, 3, 4))
+    yield from (place([rank % 2 for rank in range(ranks)]) for ranks in range(3, 9))
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather"])
+def test_all_ranks_cut_a_schedule_alike_and_have_each_transfer_in_one_region(name: str, collective: str) -> None:
+    for placement in placements():
+        try:
+            algorithm = getattr(find(name, placement), collective)
+        except UnisonoError:  # not for this placement
+            continue
+        if algorithm is None:
+            continue
+        programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
+        cuts = {cut_program(program, 1000, 7, by_chunk=True) for program in programs}
+        assert len(cuts) == 1, placement
+        whole = cuts.pop()
+        transfers = {t for program in programs for lane in program.lanes for moves in lane for t in moves}
+        for transfer in transfers:
+            region = whole.region(0, transfer.chunk, transfer.span)
+            assert whole.pieces > 1 or region.stop - region.start >= 1000 * transfer.span // program_chunks(programs)
+
+
+def program_chunks(programs: list[Program]) -> int:
+    """Chunks of a payload, equal for all ranks."""
+    (chunks,) = {program.chunks for program in programs}
+    return chunks

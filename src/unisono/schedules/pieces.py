@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.schedules.schedule import Program, cuts_alike
+from unisono.schedules.schedule import Program
 
 
 def bounds(length: int, parts: int, number: int) -> tuple[int, int]:
@@ -48,8 +48,9 @@ def cut_program(program: Program, length: int, largest: int, by_chunk: bool) -> 
     """Return the cut of a payload for a program; `by_chunk` where each rank begins or ends with its own chunk.
 
     Then a program of spans, as `circulant`, has one piece: only so are both a span and a chunk one stretch of memory.
+    If one rank's program has spans, all have, so the cut is the same on all ranks.
     """
-    if by_chunk and not cuts_alike(program):
+    if by_chunk and any(transfer.span > 1 for lane in program.lanes for transfers in lane for transfer in transfers):
         return Cut(length, program.chunks, 1)
     return cut(length, program.chunks, largest, chunk_major=by_chunk)
 
