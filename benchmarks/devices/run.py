@@ -88,7 +88,8 @@ def rank_main(out: Path, parts: list[str]) -> None:
         "device": name_of(device),
         "by": library_version().splitlines()[0],
     }
-    found["direct"] = world.reaches_device(device)
+    transports = world.device_transports(device)
+    found |= {"transport": str(transports), "stays": transports.stays}
     if "exchange" in parts:
         found["exchange"] = [exchange(world, device, nbytes) for nbytes in SIZES]
     if "step" in parts:
@@ -226,13 +227,13 @@ def measured(number: int, folder: Path) -> dict[str, Any]:
         print(number, "ranks: failed,", output[-2000:])
         return {"ranks": number, "failed": output[-2000:]}
     found: dict[str, Any] = json.loads(out.read_text())
-    print(number, "ranks:", found["by"], "direct:", found["direct"])
+    print(number, "ranks:", found["by"], found["transport"])
     for row in found["exchange"]:
         print(number, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
     for name, row in found["step"].items():
         print(number, "ranks:", name, {key: f"{value * 1e3:.1f} ms" for key, value in row.items()}, flush=True)
     long = [row["of the bound"] for row in found["exchange"] if row["bytes"] >= LONG_BYTES]
-    if number > 1 and not found["direct"] and not DRY:
+    if number > 1 and not found["stays"] and not DRY:
         found["overlaps"] = max(long) <= WITHIN_BOUND
         print(number, f"ranks: long staged exchanges take {max(long):.2f} x the longest of copies and sum")
     return found

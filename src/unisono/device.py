@@ -110,6 +110,12 @@ def module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def identity_of(device: torch.device) -> str:
+    """Return what tells a device from the others of its node, whichever number a process has given it."""
+    describe = getattr(module_of(device), "get_device_properties", lambda _: None)
+    return str(getattr(describe(device), "uuid", device))
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done all that any thread has queued; the host, and no device (meta), have nothing."""
     if device.type not in (HOST, "meta"):

@@ -14,8 +14,9 @@ from unisono.call import call_of
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.allreduce import MAX_FLAT_SHARED_BYTES, allreduce, reaches_device
+from unisono.collectives.allreduce import MAX_FLAT_SHARED_BYTES, allreduce, device_transports
 from unisono.collectives.broadcast import broadcast
+from unisono.collectives.device_transports import ALONE, Transports
 from unisono.collectives.group import Group
 from unisono.collectives.plans import AUTO
 from unisono.collectives.reduce import reduce
@@ -121,10 +122,9 @@ class World:
         plain = self.size > 1 and tensor.is_cpu and tensor.dtype in FORMATS and tensor.numel() > 0
         return plain and self._group.uses_shared_memory(call_of("an exact sum"))
 
-    def reaches_device(self, device: torch.device) -> bool:
-        """Return True where the MPI library moves a device's memory, faster than by copies in host memory. The first
-        call, by all ranks together, tries both."""
-        return self.size > 1 and device.type != "cpu" and reaches_device(self._group, device)
+    def device_transports(self, device: torch.device) -> Transports:
+        """Return how sums of a kind of device travel. The first call, by all ranks together, tries what is there."""
+        return device_transports(self._group, device) if self.size > 1 else ALONE
 
     def reads_other_processes(self) -> bool:
         """Return True if the ranks, all of one node, may read each other's memory (Linux: process_vm_readv)."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan.choose import layout_of
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, BaseRule, DiLoCo, Exchange, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
 from unisono.step.layout import ActivationExchange, Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -67,6 +67,18 @@ costs = st.builds(Cost, st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.0, 
 )
 def test_two_layers(name: str, deferred: bool, step: float) -> None:
     assert played(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], BYTES, name, deferred) == Prediction(step, 7, step - 12)
+
+
+@pytest.mark.parametrize("rule", [DiLoCo(every=1, fragments=1, delay=0), LocalSGD(Exchange(wire="int8"), every=1)])
+def test_changes_of_weights_are_computed_on_the_host(rule: BaseRule) -> None:
+    """For which the weights are copied from a device twice, before the exchange and behind it, and back once."""
+    loads = [Bucket(6, (1,)), Bucket(1, (0,))]
+    layout = layout_of(TWO, loads, deferred=False)
+    here = predict(rule, Costs(layout, TWO, Cost(0.0, 0.0))).step
+    priced = replace(TWO, pack=1.0, unpack=0.5)
+    assert predict(rule, Costs(layout, priced, Cost(0.0, 0.0))).step == here
+    there = predict(rule, Costs(layout, replace(priced, streams=True), Cost(0.0, 0.0)))
+    assert there.step == here + 7 * (1 + 1 + 0.5)
 
 
 def test_the_exchange_of_a_late_layer_overlaps_with_the_next_forward_pass() -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 
 from unisono.collectives.checks import Checks, check_output
-from unisono.collectives.direct import allreduce_direct, is_direct, reaches
+from unisono.collectives.device_transports import Transports, backend_of, transports_of
+from unisono.collectives.direct import allreduce_direct, is_direct
 from unisono.collectives.group import Group
 from unisono.collectives.payload import is_plain, nbytes_of, send_buffer
 from unisono.collectives.plans import AUTO
@@ -79,17 +80,15 @@ def _start_first(
 
 
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:
-    if reaches_device(group, tensor.device) and is_direct(group, tensor, op, wire, algorithm):
+    transports = device_transports(group, tensor.device)
+    if transports.takes(tensor, op, algorithm):
+        backend_of(group, tensor.device, allreduce).allreduce(tensor, op, wire)
+    elif is_direct(group, tensor, op, wire, algorithm):
         allreduce_direct(group, tensor, op, wire, algorithm)
     else:
         allreduce_staged(allreduce, group, tensor, algorithm, wire, op)
 
 
-def reaches_device(group: Group, device: torch.device) -> bool:
-    """Return True where MPI moves a device's memory, faster than by copies in host memory. Called by all ranks
-    together: the first call tries."""
-
-    def staged(tensor: torch.Tensor) -> None:
-        allreduce_staged(allreduce, group, tensor, AUTO, None, "sum")
-
-    return reaches(group, device, staged)
+def device_transports(group: Group, device: torch.device) -> Transports:
+    """Return how sums of a kind of device travel. Called by all ranks together: the first call tries the transports."""
+    return transports_of(group, device, allreduce)

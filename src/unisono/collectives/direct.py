@@ -15,19 +15,16 @@ The library knows no streams: the host waits for the device before each round, a
     messages                                 │─ round 0 ─│                  │─ round 1 ─│
 
 A library that was not built for GPUs would read a device address as a host address and crash, so it is asked first. One
-that was may still fail or be slow with the installed driver, so a first sum is compared and timed (`reaches`), unless
-the user asks for a transport.
+that was may still fail or be slow with the installed driver, so a first sum is compared and timed
+(`device_transports.py`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import time
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
-import numpy as np
 import torch
 
 from unisono.call import call_of
@@ -36,8 +33,7 @@ from unisono.collectives.group import Group
 from unisono.collectives.payload import flat_of, memory_of, move_dtype_of
 from unisono.collectives.plans import AUTO
 from unisono.device import is_on_host, module_of
-from unisono.errors import UsageError
-from unisono.mpi import MPI, allreduce_min
+from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY
 from unisono.schedules.pieces import bounds, cut_program
 from unisono.schedules.schedule import Action
@@ -50,14 +46,6 @@ WIRE_DTYPES = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 MIN_DIRECT_BYTES = 4 << 20
 """Smallest tensor that is summed on the device, in bytes: a message of a device's memory takes hundreds of us."""
-
-PROBE_BYTES = 8 << 20
-"""Bytes of the sum by which a library is tried."""
-
-VARIABLE = "UNISONO_DEVICE_TRANSPORT"
-"""Environment variable of rank 0: "staged" or "direct"; else what is tried and faster."""
-
-STAGED, DIRECT = "staged", "direct"
 
 ASA = "direct"
 """Schedule of Theano-MPI's ASA."""
@@ -73,55 +61,6 @@ def mpi_reports_gpu_support() -> bool:
     """Return True if the MPI library reports support for GPU memory (an extension of MPICH and Open MPI)."""
     query: Callable[[], int] | None = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     return query is not None and bool(query())
-
-
-def reaches(group: Group, device: torch.device, staged: Callable[[torch.Tensor], object]) -> bool:
-    """Return True where MPI moves the memory of a device rightly, and a sum so is faster than a `staged` one.
-
-    Called by all ranks together. The first call for a kind of device tries both, unless rank 0's environment asks for
-    one. Raises UsageError on all ranks for one that is not there.
-    """
-    if device.type not in group.reached:
-        asked = group.comm.bcast(os.environ.get(VARIABLE, ""))
-        if asked not in ("", STAGED, DIRECT):
-            raise UsageError(f'{VARIABLE} is "{asked}"; set it to "{STAGED}" or "{DIRECT}", or unset it')
-        able = asked != STAGED and device.type == "cuda" and mpi_reports_gpu_support()
-        right = bool(allreduce_min(group.comm, able)) and _sums_rightly(group, device)
-        if asked == DIRECT and not right:
-            library = MPI.Get_library_version().splitlines()[0].split(",")[0]
-            raise UsageError(
-                f"{VARIABLE}={DIRECT}: {library} does not move memory of {device.type} rightly here; take a library "
-                "that is built for it, or unset the variable"
-            )
-        group.reached[device.type] = right and (asked == DIRECT or _is_faster(group, device, staged))
-    return group.reached[device.type]
-
-
-def _sums_rightly(group: Group, device: torch.device) -> bool:
-    ones = torch.ones(PROBE_BYTES // 4, device=device)
-    allreduce_direct(group, ones, "sum")
-    return bool(allreduce_min(group.comm, bool((ones == group.size).all())))
-
-
-def _is_faster(group: Group, device: torch.device, staged: Callable[[torch.Tensor], object]) -> bool:
-    ones = torch.ones(PROBE_BYTES // 4, device=device)
-    direct = _seconds(group, device, partial(allreduce_direct, group, ones, "sum"))
-    return direct < _seconds(group, device, partial(staged, ones))
-
-
-def _seconds(group: Group, device: torch.device, act: Callable[[], object]) -> float:
-    """Return the seconds of a second call on the slowest rank."""
-    module, took = module_of(device), 0.0
-    for _ in range(2):
-        module.synchronize(device)
-        group.comm.Barrier()
-        began = time.perf_counter()
-        act()
-        module.synchronize(device)
-        took = time.perf_counter() - began
-    slowest = np.array([took])
-    group.comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-    return float(slowest[0])
 
 
 def allreduce_direct(
@@ -253,5 +192,5 @@ def is_direct(group: Group, tensor: torch.Tensor, op: str, wire: str | None, alg
     """Return True for a sum that `allreduce_direct` knows, of a tensor that is long enough, where MPI reaches it."""
     dtype = tensor.dtype
     known = op in TORCH_OPS and wire in WIRE_DTYPES and dtype is not torch.bool and not dtype.is_complex
-    known = known and algorithm != LIBRARY
-    return known and tensor.nbytes >= MIN_DIRECT_BYTES and group.reached.get(tensor.device.type, False)
+    known = known and algorithm != LIBRARY and tensor.nbytes >= MIN_DIRECT_BYTES
+    return known and group.transports_of_devices[tensor.device.type].moves

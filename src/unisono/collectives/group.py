@@ -80,8 +80,10 @@ class Group:
         self.broken = False
         """True once a wait was ended, or ranks of several nodes differed: no collective call may follow."""
         self._pending = False
-        self.reached: dict[str, bool] = {} if dup is None else dup.reached
-        """Kinds of devices that were tried, True for those whose memory MPI moves, faster than copies on the host."""
+        self.transports_of_devices: dict[str, Any] = {} if dup is None else dup.transports_of_devices
+        """Transports of sums of each kind of device that was tried (`device_transports.py`)."""
+        self.backends: dict[str, Any] = {}
+        """PyTorch's own backends of this node's ranks, by kind of device."""
         self.label = ""
         """Text that is compared in addition to the description of each call."""
         self.messages = comm.Dup()
@@ -368,6 +370,8 @@ class Group:
             mailboxes.free()
         self._mailboxes.clear()
         self._cross_memory.clear()
+        while self.backends:
+            self.backends.popitem()[1].free()
         for calls in filter(None, self._socket_calls):
             calls.close()
         self._socket_calls.clear()
@@ -381,6 +385,8 @@ class Group:
     def abandon(self) -> None:
         """Leave without the other ranks: memory and communicators stay allocated, but nothing runs here any more."""
         self.broken = True
+        for backend in self.backends.values():
+            backend.abort()
         for calls in filter(None, self._socket_calls):
             calls.end()
         if self._owns_watch and self.watch is not None:

@@ -116,7 +116,7 @@ class BucketMemory:
         self.copies: BucketCopies | None = None
         """Copies of the buckets, where the parameters are on a device."""
         if device.type != "cpu":
-            self.copies = BucketCopies(device, self._flat, world.size == 1 or world.reaches_device(device))
+            self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
         self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""

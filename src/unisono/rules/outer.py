@@ -24,9 +24,9 @@ from typing import Any
 
 from unisono.errors import StepError
 from unisono.step import build
-from unisono.step.costs import whole_exchange
+from unisono.step.costs import Costs, Duration, free, whole_exchange
 from unisono.step.layout import Layout
-from unisono.step.operations import allreduce, check_mean
+from unisono.step.operations import allreduce, check_mean, price_pack, price_unpack
 from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, weights
 from unisono.step.replica import ANCHOR, MOMENTUM, SENT, Replica
@@ -104,7 +104,18 @@ def _outer_step(state: SymbolicState, task: Task) -> None:
     state.outer_steps[task.key] += 1
 
 
-PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, letter="p")
+def _price_read(task: Task, costs: Costs) -> Duration:
+    """Return the duration of the copy of a bucket's weights from a device, for which the host waits."""
+    return price_pack(task, costs) if costs.computing.streams else free(task, costs)
+
+
+def _price_outer(task: Task, costs: Costs) -> Duration:
+    """Return the duration of that copy and of the one back, around the outer step on the host."""
+    back = price_unpack(task, costs).seconds if costs.computing.streams else 0.0
+    return Duration(_price_read(task, costs).seconds + back)
+
+
+PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, _price_read, letter="p")
 """Copy of the change of weights since the last outer step, divided by the number of ranks, into their bucket."""
 
 
@@ -139,4 +150,4 @@ def outer_step(rate: float, momentum: float, nesterov: bool) -> Operation:
         moved = kept[ANCHOR, key].sub_(direction, alpha=rate)
         replica.write_weights(key, replica.read_weights(key).sub_(kept.pop((SENT, key))).add_(moved))
 
-    return Operation("outer_step", act, _outer_step, letter="o")
+    return Operation("outer_step", act, _outer_step, _price_outer, letter="o")

@@ -44,10 +44,10 @@ from unisono.testing.pretend_device import (
     Stream,
     StreamEngine,
     current_stream,
+    device_guard,
     index_of,
     queue_of,
 )
-from unisono.testing.pretend_guard import device_guard
 
 POISON = 255
 """Byte that new and overwritten memory is full of: NaN in floating-point numbers."""

@@ -16,7 +16,7 @@ import torch
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
-from unisono.collectives.allreduce import allreduce, reaches_device
+from unisono.collectives.allreduce import allreduce, device_transports
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.checks import Checks, check_memory, check_output
 from unisono.collectives.direct import all_gather_direct, broadcast_direct, is_direct, reduce_scatter_direct
@@ -150,7 +150,7 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         """Return True where the MPI library moves the memory of a device, in which these tensors lie."""
         if self.options.wire is not None or not is_on_device(*tensors):
             return False
-        return reaches_device(self._group, tensors[0].device) and all(map(is_plain, tensors))
+        return device_transports(self._group, tensors[0].device).moves and all(map(is_plain, tensors))
 
     # Memory of tensors
 

@@ -21,8 +21,6 @@ WorkBase: Any = dist._Work  # type: ignore[attr-defined]
 
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
-FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
-
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 
 ReduceOp: Any = dist.ReduceOp

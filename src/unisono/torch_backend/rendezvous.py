@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from unisono.launch import on_one_node, ranks_started
-from unisono.torch_backend.pytorch import FileStore, TCPStore
+from unisono.torch_backend.pytorch import TCPStore
 
 if TYPE_CHECKING:
     from unisono.world import World  # importing it starts MPI, which registering must not
@@ -99,35 +98,11 @@ def address_of_root(world: World) -> str:
 
 def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
     """Return a store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
-    if world.nodes == 1 and (shared := _store_in_memory(world, timeout)) is not None:
+    from unisono.collectives.device_transports import store_in_memory  # noqa: PLC0415 - this imports MPI
+
+    if world.nodes == 1 and (shared := store_in_memory(world.comm, timeout)) is not None:
         return shared, "127.0.0.1"
     address = address_of_root(world)
     served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
     port = world.comm.bcast(served.port if served is not None else 0, 0)
     return served or TCPStore(address, port, world.size, False, timeout), address
-
-
-def _store_in_memory(world: World, timeout: timedelta) -> Any:
-    """Return PyTorch's store in an unnamed file that rank 0 creates in memory; None if a rank cannot open it.
-
-    Every rank has the file open itself, so the system removes it with the last process, however that ends.
-    """
-    made = os.memfd_create("unisono-store") if world.rank == 0 and hasattr(os, "memfd_create") else -1
-    seat = (os.getpid(), made, _identity(made)) if made >= 0 else None
-    process, number, identity = world.comm.bcast(seat, 0) or (0, -1, None)
-    own = made
-    if own < 0:
-        with suppress(OSError):  # ranks in containers of their own do not see each other's processes
-            own = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-    if all(world.all_gather_object(own >= 0 and _identity(own) == identity)):
-        store = FileStore(f"/proc/self/fd/{own}", world.size)
-        store.set_timeout(timeout)
-        return store
-    if own >= 0:
-        os.close(own)
-    return None
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino

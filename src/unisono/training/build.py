@@ -92,7 +92,8 @@ def describe_precision(recipe: Recipe, world: World, device: torch.device) -> li
     devices = world.node_world().all_gather_object(f"{device}")
     on = ", ".join(f"rank {rank} on {one}" for rank, one in enumerate(devices))
     own = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
-    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){own}")))
+    sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
+    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){sums}{own}")))
 
 
 def _unused() -> list[str]:

@@ -12,18 +12,17 @@ import torch
 
 from unisono.collectives import allreduce as allreduce_module
 from unisono.collectives import direct
+from unisono.collectives.device_transports import Transports
 from unisono.collectives.direct import (
-    VARIABLE,
     all_gather_direct,
     allreduce_direct,
     broadcast_direct,
     mpi_reports_gpu_support,
-    reaches,
     reduce_scatter_direct,
 )
 from unisono.collectives.group import Group
 from unisono.collectives.payload import memory_of
-from unisono.errors import MismatchError, UsageError
+from unisono.errors import MismatchError
 from unisono.schedules import names
 from unisono.world import World
 
@@ -88,7 +87,10 @@ def test_a_world_takes_the_named_schedule(world: World, moved: torch.device, mon
     play = direct._play
     monkeypatch.setattr(direct, "_play", lambda *of: (played.append(of[4]), play(*of))[1])
     monkeypatch.setattr(direct, "MIN_DIRECT_BYTES", 0)
-    monkeypatch.setattr(allreduce_module, "reaches", lambda group, *_: group.reached.setdefault("pretend", True))
+    moves = Transports(moves=True)
+    monkeypatch.setattr(
+        allreduce_module, "transports_of", lambda group, *_: group.transports_of_devices.setdefault("pretend", moves)
+    )
     group = world.split(0)
     for name in ("auto", "ring", "halving", "library"):
         tensor = torch.ones(100, device=moved)
@@ -161,15 +163,6 @@ def test_half_precision_is_summed_in_float32(world: World, group: Group) -> None
     torch.testing.assert_close(tensor, sum(parts).half(), rtol=0, atol=0)
 
 
-def test_no_device_is_tried_that_the_library_does_not_move(world: World, group: Group) -> None:
-    def staged(_: torch.Tensor) -> None:
-        raise AssertionError("nothing is timed")
-
-    if not mpi_reports_gpu_support():
-        assert not reaches(group, torch.device("cuda"), staged)
-    assert not reaches(group, torch.device("xpu"), staged)
-
-
 def test_mismatched_calls_are_reported(world: World, group: Group) -> None:
     if world.size == 1:
         pytest.skip("needs two ranks")
@@ -181,19 +174,3 @@ def test_a_library_without_gpus_does_not_claim_them() -> None:
     assert mpi_reports_gpu_support() in (True, False)
     if not torch.cuda.is_available():
         assert not mpi_reports_gpu_support(), "a library that was built for GPUs, on a machine without"
-
-
-def test_a_transport_that_is_asked_for(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_: torch.Tensor) -> None:
-        pytest.fail("nothing is timed")
-
-    device = torch.device("meta")
-    monkeypatch.setenv(VARIABLE, "staged")
-    assert not reaches(group, device, never)
-    group.reached.clear()
-    monkeypatch.setenv(VARIABLE, "direct")
-    with pytest.raises(UsageError, match=r"direct: .* does not move memory of meta rightly here; take a library"):
-        reaches(group, device, never)
-    monkeypatch.setenv(VARIABLE, "nccl")
-    with pytest.raises(UsageError, match='is "nccl"; set it to "staged" or "direct", or unset it'):
-        reaches(group, device, never)

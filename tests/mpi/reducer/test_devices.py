@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import unisono
 from unisono.collectives import allreduce as allreduce_module
+from unisono.collectives import device_transports
+from unisono.collectives.device_transports import Transports
 from unisono.collectives.group import Group
 from unisono.device import module_of
 from unisono.errors import TensorError, UsageError
+from unisono.placement import Placement
 from unisono.rules import BSP, BaseRule, DiLoCo, LocalSGD, Sharded
 from unisono.world import World
 
@@ -83,12 +88,39 @@ def test_sums_may_stay_on_the_device(
 
     monkeypatch.setattr(allreduce_module, "allreduce_direct", direct)
     monkeypatch.setattr(allreduce_module, "is_direct", lambda *_: True)
-    monkeypatch.setattr(allreduce_module, "reaches", lambda *_: True)
+    monkeypatch.setattr(allreduce_module, "transports_of", lambda *_: Transports(moves=True))
     here = train(world, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
     there = train(world, RULES[rule], OPTIMIZERS["sgd"], device)
     assert bool(staged) == (rule != "diloco"), "changes of weights are computed and sent on the host"
     for right, found in zip(here, there, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_sums_of_gradients_by_a_backend_of_the_device(
+    world: World, pretend: Callable[[int], torch.device], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which sums late, on a stream of its own; on two nodes where each has as many ranks."""
+    if world.size == 1:
+        pytest.skip("nothing is summed")
+    importlib.import_module("unisono.testing.pretend_backend").use_pretend_backend()
+    monkeypatch.setenv(device_transports.VARIABLE, "pretend_sums")
+    monkeypatch.setattr(device_transports, "PROBE_BYTES", 1 << 10)
+    monkeypatch.setattr(device_transports, "MIN_DIRECT_BYTES", 0)
+    summed: list[torch.dtype] = []
+    reduce = device_transports.NodeBackend._reduce
+    monkeypatch.setattr(
+        device_transports.NodeBackend, "_reduce", lambda *of: (summed.append(of[1].dtype), reduce(*of))[1]
+    )
+    nodes = [range(world.size)] if world.size != 4 else [(0, 2), (1, 3)]
+    these = World(world.comm.Dup(), Placement(tuple(map(tuple, nodes))), world.table)
+    here = train(these, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
+    for seed in range(3):
+        there = train(these, RULES[rule], OPTIMIZERS["sgd"], pretend(seed))
+        for right, found in zip(here, there, strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+    assert (torch.float64 in summed) == (rule in ("bsp", "sum", "local sgd")), "others are summed on the host"
+    del dist.Backend.default_device_backend_map["pretend"]
 
 
 def test_a_graph_is_refused_and_the_loop_goes_on(
