@@ -43,11 +43,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_160,
+    ".": 3_170,
     "asynchronous": 1_100,
     "bench": 1_355,
     "cli": 2_295,
-    "collectives": 3_705,
+    "collectives": 4_000,
     "compute": 1_240,
     "data": 5_880,
     "elastic": 800,
@@ -62,12 +62,12 @@ MAX_LINES = {
     "papers": 670,
     "plan": 3_510,
     "reducer": 3_875,
-    "rules": 1_160,
+    "rules": 1_170,
     "schedules": 1_515,
     "step": 2_805,
     "tensor_parallel": 1_360,
-    "testing": 1_550,
-    "torch_backend": 1_955,
+    "testing": 1_690,
+    "torch_backend": 1_930,
     "training": 6_690,
     "transports": 3_092,
     "view": 935,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 343
+MAX_FILES = 344
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
