@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +19,8 @@ from unisono.world import World
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="sockets are played by compiled code")
 
+
+MISTAKES_MADE = int(os.environ.get("UNISONO_MISMATCHES", "4"))
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "bool")
 
@@ -135,6 +139,50 @@ def test_a_mistake_is_named_on_every_rank(broken: World, mistake: str) -> None:
     assert other_words in str(caught.value)
     with pytest.raises(MismatchError):
         broken.allreduce(torch.zeros(3))
+
+
+def random_call(chance: random.Random, ranks: int) -> tuple[tuple[object, ...], Callable[[World], object]]:
+    """Return what distinguishes a call from others, and the call."""
+    length, dtype = chance.choice((1, 60, 500, 5000, 40_000)), chance.choice((torch.float32, torch.int64))
+    op, root = chance.choice(("sum", "maximum")), chance.randrange(ranks)
+
+    def tensor(parts: int = 1) -> torch.Tensor:
+        return torch.zeros(length * parts, dtype=dtype)
+
+    calls: dict[str, tuple[tuple[object, ...], Callable[[World], object]]] = {
+        "allreduce": ((op,), lambda world: world.allreduce(tensor(), op=op)),
+        "broadcast": ((root,), lambda world: world.broadcast(tensor(), root)),
+        "reduce_scatter": ((op,), lambda world: world.reduce_scatter(tensor(), op=op)),
+        "all_gather": ((), lambda world: world.all_gather(tensor(), tensor(world.size))),
+        "all_to_all": ((), lambda world: world.all_to_all(tensor(world.size))),
+        "reduce": ((root, op), lambda world: world.reduce(tensor(), root, op)),
+        "barrier": ((), lambda world: world.barrier()),
+    }
+    name = chance.choice(list(calls))
+    parameters, call = calls[name]
+    return (name, *parameters, *((length, dtype) if name != "barrier" else ())), call
+
+
+def test_random_mistakes_are_named_on_every_rank(
+    differing: None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank makes another call; half of both were made before. A rank that waits for nobody learns of it soon."""
+    monkeypatch.setenv(sockets.VARIABLE, "on")
+    for number in range(MISTAKES_MADE):
+        chance, apart = random.Random(number), make_apart(world)
+        what, call = random_call(chance, world.size)
+        other_what, other = what, call
+        while other_what == what:
+            other_what, other = random_call(chance, world.size)
+        if chance.random() < 0.5:
+            call(apart)
+            other(apart)
+        with pytest.raises(MismatchError):
+            (other if world.rank == chance.randrange(world.size) else call)(apart)
+            for _ in range(3):
+                apart.barrier()
+        apart._group.abandon()
+        world.barrier()
 
 
 def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_calls(broken: World) -> None:
