@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from unisono.elastic.standby import MEMORY_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE, MEMORY_VARIABLE
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.memory_copies import MemoryCopies, newest_copy
 from unisono.training.signals import STOPPED
@@ -48,10 +48,10 @@ class Loop:
 
     def __init__(self, world: World, **kept: Kept) -> None:
         """Keep the states of `kept`; called by all ranks together, once model and optimizer are made."""
-        folder = os.environ.get(MEMORY_VARIABLE)
+        folder, home = os.environ.get(MEMORY_VARIABLE), os.environ.get(FOLDER_VARIABLE, "")
         self._world, self._kept, self._stop = world, kept, False
         self._folder = Path(folder) if folder else None
-        self._copies = None if self._folder is None else MemoryCopies(self._folder, world, True, self._warn)
+        self._copies = None if self._folder is None else MemoryCopies(self._folder, Path(home), world, True, self._warn)
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps that are left of `count`. A state is kept after some of them."""

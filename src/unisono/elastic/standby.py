@@ -41,6 +41,9 @@ from unisono.witness import CREDENTIALS
 IDLE_SECONDS = 60.0
 """Seconds without a rank after which a standby ends."""
 
+REQUEST_SECONDS = 10.0
+"""Seconds in which a request arrives whole."""
+
 POLL_SECONDS = 0.25
 
 MAX_STOPPED_SECONDS = 2.0
@@ -48,8 +51,9 @@ MAX_STOPPED_SECONDS = 2.0
 
 MAX_DESCRIPTORS = 4
 
-GENERATION_VARIABLE, MEMORY_VARIABLE = "UNISONO_GENERATION", "UNISONO_MEMORY"
-"""Environment variables with the number of a rank's generation, and the folder for copies of its state in memory."""
+GENERATION_VARIABLE, MEMORY_VARIABLE, FOLDER_VARIABLE = "UNISONO_GENERATION", "UNISONO_MEMORY", "UNISONO_FOLDER"
+"""Environment variables with the number of a rank's generation, the folder for copies of its state in memory, and the
+run's own folder."""
 
 SET_DEATH_SIGNAL = 1
 """Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
@@ -111,7 +115,9 @@ class Standby:
             connection.close()
             return None
         try:
+            connection.settimeout(REQUEST_SECONDS)
             request = receive_request(connection)
+            connection.settimeout(None)
         except (OSError, ValueError):  # it was killed meanwhile
             connection.close()
             return None

@@ -25,11 +25,11 @@ from types import FrameType
 from unisono import witness
 from unisono.elastic.attach import dismiss
 from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
-from unisono.elastic.standby import GENERATION_VARIABLE, MEMORY_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, MEMORY_VARIABLE
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import launch_environment
 from unisono.startup import remove_leftover_files
-from unisono.training.run_directory import GENERATIONS, LOCK, add_line
+from unisono.training.run_directory import ALIVE, GENERATIONS, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 POLL_SECONDS, ASK_SECONDS = 0.5, 10.0
@@ -131,11 +131,11 @@ class Supervisor:
             begun = begun or end.step > generation.step
             if run.home.exists():
                 add_line(run.home / GENERATIONS, {"generation": generation.number, **asdict(end), "time": time.time()})
-            following = decide(generation, end, run.least)
+            following = decide(generation, end, run.least) if not self._stopped else ""
             if isinstance(following, str):
                 if following:
                     _report(f"{following}; resume with: unisono train --elastic --resume {run.home}")
-                return end.code
+                return end.code or self._stopped
             where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
@@ -152,27 +152,36 @@ class Supervisor:
         with closing(Listener()) as listener:
             environment = launch_environment(os.environ, sys.stdout.isatty())
             environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
-            environment |= {GENERATION_VARIABLE: str(generation.number)}
+            environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
             command = run.command(generation.ranks, self._hosts.there, begun)
             with subprocess.Popen(command, env=environment, process_group=0) as self._process:
+                for early in self._received:
+                    self._process.send_signal(early)
                 joins = self._wait(self._process, requests)
                 code = self._process.returncode
             self._process = None
-            codes = [STOP_SIGNALS[number] for number in self._received if number in STOP_SIGNALS]
-            if code not in (0, BAD_INPUT):
-                code = codes[0] if codes else code if code > 0 else 128 - code
-                if not codes and not joins and (report := listener.report(REPORT_SECONDS)):
-                    print(report, file=sys.stderr, flush=True)
-                remove_leftover_files(began)
-                if not codes and not joins:
-                    self._hosts.find()
+            stopped = self._stopped
+            report = "" if stopped or joins or generation.ranks == 1 else listener.report(REPORT_SECONDS)
+        if report:
+            print(report, file=sys.stderr, flush=True)
+            code = code or 1  # hydra returns 0 where a rank has ended by os._exit(0)
+        if code not in (0, BAD_INPUT):
+            code = stopped or (code if code > 0 else 128 - code)
+            remove_leftover_files(began)
+            if not stopped and not joins:
+                self._hosts.find()
         there = self._each * len(self._hosts.there) if run.hosts else self._ranks
-        return End(code, run.kept(), there, joins, bool(codes))
+        return End(code, run.kept(), there, joins, bool(stopped))
+
+    @property
+    def _stopped(self) -> int:
+        """Exit code for the signal by which the user has ended the run; 0 for none."""
+        return next((STOP_SIGNALS[number] for number in self._received if number in STOP_SIGNALS), 0)
 
     def _silence(self, began: float) -> float:
         """Return the seconds since ranks that began then have last kept a state."""
         with suppress(FileNotFoundError):
-            began = max(began, (self._run.home / LOCK).stat().st_mtime)
+            began = max(began, (self._run.home / ALIVE).stat().st_mtime)
         return time.time() - began
 
     def _wait(self, process: subprocess.Popen[bytes], requests: socket.socket) -> bool:

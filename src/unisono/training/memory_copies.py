@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from unisono.errors import CheckpointError
+from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.world import World
@@ -31,12 +32,16 @@ MIN_SECONDS, MAX_SHARE = 0.5, 0.02
 class MemoryCopies:
     """Copies that this rank writes, and the time between them."""
 
-    def __init__(self, folder: Path, world: World, alike: bool, warn: Callable[[str], None]) -> None:
-        """`alike` is true if all ranks have the state of rank 0; `warn` is called with a line where memory is short."""
+    def __init__(self, folder: Path, home: Path, world: World, alike: bool, warn: Callable[[str], None]) -> None:
+        """Write into `folder`, and tell so in the run's folder, `home`.
+
+        `alike` is true if all ranks have the state of rank 0; `warn` is called with a line where memory is short.
+        """
         nodes = world.placement.nodes
         own = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
-        self._folder, self._warn = folder, warn
+        self._folder, self._home, self._world, self._warn = folder, home, world, warn
+        self._first = True
         self._writes = world.rank in ((0, second) if alike else (0,))
         self._began = time.monotonic()
         self.seconds = 0.0
@@ -50,6 +55,12 @@ class MemoryCopies:
         """Write a copy of what `make` returns, which all ranks call together."""
         began = time.monotonic()
         checkpoint = make()
+        if self._world.rank == 0:
+            if self._first:
+                line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
+                run_directory.add_line(self._home / run_directory.GENERATIONS, line)
+            (self._home / run_directory.ALIVE).touch()
+        self._first = False
         if self._writes:
             try:
                 check_own(self._folder)

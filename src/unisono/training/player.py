@@ -12,7 +12,6 @@ Ranks that train together have epochs in a fixed order:
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -251,7 +250,7 @@ class TogetherPlayer(EventPlayer):
         self._memory = memory
         alike = not run.trainer.reducer.traits.state.differs and run.trainer.reducer.sharded is None
         alike = alike and split_of(run.trainer.model) is None
-        self._copies = None if memory is None else MemoryCopies(memory, run.world, alike, run.warn)
+        self._copies = None if memory is None else MemoryCopies(memory, run.home, run.world, alike, run.warn)
         self._machine, self._ledger = machine, ledger
         self._first = RunPoint()  # where the run begins
         self.made = 0
@@ -322,9 +321,6 @@ class TogetherPlayer(EventPlayer):
         if self._copies is not None and self.run.world.rank == 0 and self._copies.due():
             self.run.trainer.request("copy")
         samples = super().step(event)
-        if self._copies is not None and self.run.world.rank == 0 and event.number == self._first.step:
-            line = {"first_step": event.number + 1, "ranks": self.run.world.size, "time": time.time()}
-            run_directory.add_line(self.run.home / run_directory.GENERATIONS, line)
         self.made = event.number + 1
         steps = steps_of(self.run.feed.samples, self.run.recipe.training.batch)
         self.run.display.step(self._drawn.epoch, event.done + 1, steps, self.losses.last)
@@ -337,8 +333,6 @@ class TogetherPlayer(EventPlayer):
         self.run.trainer.wait()
         with self.run.trainer.span("copy", "checkpoint"), self.shared():
             self._copies.write(lambda: self.checkpoint(Save(event.point)))
-        if self.run.world.rank == 0:  # the command that waits for the ranks sees that they are well
-            os.utime(self.run.home / run_directory.LOCK)
 
     def checkpoint(self, event: Save) -> Checkpoint:
         """Return the state of all ranks."""

@@ -8,6 +8,7 @@ runs/digits-20260131-120000/
 ├── metrics.jsonl
 ├── log.txt                lines that were shown, and details
 ├── generations.jsonl      of an elastic run: a line for the first step of each generation of ranks, and one for its end
+├── .alive                 of an elastic run: touched by rank 0 whenever the state is copied into memory
 ├── convolutions.json      timings of convolution algorithms
 ├── evaluation.json        measures of a checkpoint on a test set, and confusion.svg: `scoring/`
 ├── steps/
@@ -40,6 +41,7 @@ from unisono.training.recipe_file import read_recipe
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 CONVOLUTIONS, LOG, GENERATIONS = "convolutions.json", "log.txt", "generations.jsonl"
+ALIVE = ".alive"
 
 
 def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, check_own, newest_copy
+from unisono.training.run_directory import ALIVE, GENERATIONS
 from unisono.world import World
 
 
@@ -36,7 +38,7 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
 ) -> None:
     on = world_on(world, place(world.size))
     own = folder / str(world.rank)
-    copies = MemoryCopies(own, on, alike, pytest.fail)
+    copies = MemoryCopies(own, folder, on, alike, pytest.fail)
     assert copies.due()
     for step in range(1, COPIES_KEPT + 2):
         copies.write(lambda step=step: checkpoint(step))
@@ -44,6 +46,9 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
     written = world.all_gather_object(len(checkpoint_names(own)))
     assert [rank for rank, count in enumerate(written) if count] == ([0, 1] if alike and on.nodes > 1 else [0])
     assert max(written) == COPIES_KEPT
+    line = json.loads((folder / GENERATIONS).read_text())
+    assert (line["first_step"], line["ranks"]) == (1, world.size)
+    assert (folder / ALIVE).exists()
     on.free()
 
 
@@ -71,7 +76,7 @@ def test_the_newest_copy_that_is_whole_is_found(world: World, folder: Path) -> N
 def test_a_host_without_memory_goes_on_without_copies(world: World, folder: Path) -> None:
     own, warnings = folder / str(world.rank), list[str]()
     own.write_text("in the way")
-    copies = MemoryCopies(own, world, True, warnings.append)
+    copies = MemoryCopies(own, folder, world, True, warnings.append)
     copies.write(lambda: checkpoint(1))
     copies.write(lambda: checkpoint(2))
     assert len(warnings) == (world.rank == 0)
