@@ -89,7 +89,7 @@ def rank_main(out: Path, parts: list[str]) -> None:
         "by": library_version().splitlines()[0],
     }
     transports = world.device_transports(device)
-    found |= {"transport": str(transports), "stays": transports.stays}
+    found |= {"transport": str(transports) if world.size > 1 else "alone", "stays": transports.stays}
     if "exchange" in parts:
         found["exchange"] = [exchange(world, device, nbytes) for nbytes in SIZES]
     if "step" in parts:

@@ -116,6 +116,22 @@ def pack(world: World, device: str) -> list[torch.Tensor]:
     return [memory.sums(1).clone()]
 
 
+def lend_weights(world: World, device: str) -> list[torch.Tensor]:
+    """Weights of another that a model has within a block, and its own behind it, both read by the device."""
+    model = network().to(device)
+    trainer = unisono.Trainer(
+        model, world, BSP(), torch.optim.SGD(model.parameters(), 0.1), loss=lambda out, _: out.sum()
+    )
+    inputs = torch.arange(20.0, dtype=torch.float64).view(5, 4).sin()
+    trainer.step(inputs.to(device), torch.zeros(1).to(device))
+    weights, seen = trainer.reducer.weights, list[torch.Tensor]()
+    other = {key: flat.mul(3) for key, flat in weights.flats().items()}
+    with weights.centre(other, None):
+        seen += [one.detach().square() for one in model.parameters()]
+    seen += [one.detach().square() for one in model.parameters()]
+    return [one.cpu() for one in seen]
+
+
 SCENES: dict[str, Callable[[World, str], list[torch.Tensor]]] = {
     "own loop": lambda world, device: train(world, BSP(), device),
     "weights": lambda world, device: train(world, LocalSGD(every=1), device),
@@ -123,6 +139,7 @@ SCENES: dict[str, Callable[[World, str], list[torch.Tensor]]] = {
     "pack": pack,
     "staged": double_on_the_host,
     "buffers": copy_buffers,
+    "lent": lend_weights,
     "value": copy_a_value,
 }
 
@@ -230,6 +247,7 @@ REMOVED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (outgoing_without_a_mark, "own loop"),
     (incoming_without_a_mark, "weights"),
     (without_later_marks, "own loop"),
+    (without_later_marks, "lent"),
     (without_a_join, "own loop"),
     (without_a_join, "parts"),
     (without_an_end, "staged"),

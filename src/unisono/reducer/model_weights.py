@@ -79,6 +79,7 @@ class ModelWeights:
         return {key: self._memory.read_weights(key) for key in keys}
 
     def _put(self, flats: Mapping[int, torch.Tensor]) -> None:
+        self._memory.record_progress()  # what has read the weights before
         for key, flat in flats.items():
             self._memory.write_weights(key, flat)
         self._memory.join()

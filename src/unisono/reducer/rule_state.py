@@ -74,6 +74,7 @@ class RuleState:
         self.lay_out(keeps_anchor=False)
         if any((ANCHOR, key) not in self.kept for key in self._memory.keys):
             return False
+        self._memory.record_progress()  # what has read the weights before
         for key in self._memory.keys:
             self._memory.write_weights(key, self.kept[ANCHOR, key])
         self._memory.join()

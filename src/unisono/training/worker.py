@@ -272,7 +272,8 @@ class WorkerPlayer(EventPlayer):
         """
         buffers = {name: buffer for name, buffer in self._buffers.items() if name in self._state}
         optimizer = torch.optim.Optimizer.state_dict(self.run.trainer.optimizer)
-        return {"weights": copied(self._state) | buffers, "optimizer": copied(optimizer)}
+        with self.run.trainer.reducer.programs.memory.incoming(marked=True):
+            return {"weights": copied(self._state) | buffers, "optimizer": copied(optimizer)}
 
     def _save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""

@@ -44,6 +44,26 @@ def test_sums_of_all_keys(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_a_device(world: World, device: torch.device, name: str) -> None:
+    """That are computed while they are pushed, and read at once when they have been pulled."""
+    with KVStore(world, name) as store:
+        keys = range(len(SIZES))
+        for key in keys:
+            store.init(key, weight := value_of(world.rank, key, 0).to(device))
+            torch.testing.assert_close(weight.cpu(), value_of(0, key, 0), rtol=0, atol=0)
+        for step in range(3):
+            gradients = [value_of(world.rank, key, step).to(device).mul(3) for key in keys]
+            for key, gradient in enumerate(gradients):
+                store.push(key, gradient)
+            for key, gradient in enumerate(gradients):
+                store.pull(key, gradient)
+            store.barrier()
+            for key, gradient in enumerate(gradients):
+                wanted = sum(3 * value_of(rank, key, step) for rank in range(world.size))
+                torch.testing.assert_close(gradient.mul(2).cpu(), 2 * wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> None:
     """Each rank computes its gradients on another thread, in an order of its own; updates follow on the same engine."""
     keys = range(len(SIZES))

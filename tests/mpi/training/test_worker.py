@@ -44,8 +44,8 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
 
 
-def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None) -> int:
-    model = network()
+def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None, device: str = "cpu") -> int:
+    model = network().to(device)
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
     run = WorkerPlayer(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
@@ -99,6 +99,23 @@ def test_a_run_is_what_one_process_plays_from_its_log(
         torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
         assert sum(steps) * (BATCH // workers) >= 2 * len(load_digits().train) - workers * period * BATCH
         assert run_directory.count_metrics(home) == 2
+    group.barrier()
+
+
+@pytest.mark.parametrize("server", ["rank", "thread"])
+def test_workers_whose_models_are_on_a_device(
+    group: World, tmp_path_factory: pytest.TempPathFactory, device: torch.device, server: str
+) -> None:
+    if server == "rank" and group.size == 1:
+        return
+    rule = EASGD(Exchange(bucket_bytes=4000), server=server, period=1, alpha=0.3)
+    home = group.call_on_root(lambda: tmp_path_factory.mktemp("run"))
+    assert trained(group, rule, home, device=str(device)) == 0
+    if group.rank == 0:
+        found, _ = load_newest(home / run_directory.CHECKPOINTS)
+        expected, _ = serially(rule, home, rule.seats(group.size).workers, group.size)
+        flat = torch.cat([one.reshape(-1) for one in found.weights.values()])
+        torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
     group.barrier()
 
 
