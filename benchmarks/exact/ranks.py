@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from torch import nn
 import unisono
 from unisono.data.builtin import load_digits
 from unisono.models import make_network
+from unisono.network.pace import PIECE_SECONDS
 from unisono.placement import place
+from unisono.transports.arithmetic import perform
+from unisono.transports.exact import ExactArithmetic
 from unisono.world import World
 
-SHARES, BATCH, STEPS, ROUNDS = 8, 64, 10, 15
+SHARES, BATCH, STEPS, ROUNDS = 8, 64, 10, 60
 
 
 class Mirror(nn.Module):
@@ -76,12 +80,15 @@ def trained(world: World, setting: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in state)).hexdigest()
 
 
-def compared(world: World, what: str, plain: Callable[[], object], exact: Callable[[], object]) -> dict[str, Any]:
+def compared(
+    world: World, what: str, plain: Callable[[], object], exact: Callable[[], object], before: Callable[[], object]
+) -> dict[str, Any]:
     """Median milliseconds of both, which take turns; the slowest rank's of each round."""
     seconds: dict[str, list[float]] = {"plain": [], "exact": []}
     for _ in range(ROUNDS):
         for name, act in (("plain", plain), ("exact", exact)):
-            world.comm.Barrier()
+            before()
+            world.barrier()
             began = time.perf_counter()
             act()
             seconds[name].append(max(world.all_gather_object(time.perf_counter() - began)))
@@ -91,18 +98,20 @@ def compared(world: World, what: str, plain: Callable[[], object], exact: Callab
 
 
 def costs(world: World) -> list[dict[str, Any]]:
-    """Sums of tensors, and steps of networks, with V = p."""
+    """Sums of tensors that were just written, and steps of networks, with V = p."""
     found = []
-    for megabytes in (1, 4, 16):
-        one = world.empty(megabytes << 18, torch.float32).normal_()
-        found.append(
-            compared(
-                world,
-                f"allreduce of {megabytes} MiB",
-                lambda one=one: world.allreduce(one),  # type: ignore[misc]
-                lambda one=one: world.allreduce(one, wire="exact"),  # type: ignore[misc]
+    for kibibytes in (64, 1024, 16_384):
+        source = torch.randn(kibibytes << 8)
+        for memory, one in (("shared", world.empty(len(source), torch.float32)), ("own", torch.empty(len(source)))):
+            found.append(
+                compared(
+                    world,
+                    f"allreduce of {kibibytes} KiB in {memory} memory",
+                    lambda one=one: world.allreduce(one),  # type: ignore[misc]
+                    lambda one=one: world.allreduce(one, wire="exact"),  # type: ignore[misc]
+                    lambda one=one, source=source: one.copy_(source),  # type: ignore[misc]
+                )
             )
-        )
     data = load_digits().train
     for name in ("small_convnet", "resnet8"):
         steps = []
@@ -118,21 +127,57 @@ def costs(world: World) -> list[dict[str, Any]]:
                 trainer.wait()
 
             steps.append(step)
-        found.append(compared(world, f"step of {name}, {BATCH} samples a rank", *steps))
+        found.append(compared(world, f"step of {name}, {BATCH} samples a rank", *steps, lambda: None))
+    return found
+
+
+def errors() -> list[dict[str, Any]]:
+    """Largest and mean error of sums of the shares' gradients in the steps of a run: exact ones, and float32's in the
+    order of ranks; beside sums in float64."""
+    found, data = [], load_digits().train
+    order = torch.randperm(1437, generator=torch.Generator().manual_seed(1))
+    for name in ("small_convnet", "resnet8", "gpt"):
+        model, apart = network(name), dict[str, list[torch.Tensor]](exact=[], serial=[])
+        parameters, magnitudes = list(model.parameters()), []
+        optimizer = torch.optim.SGD(parameters, 0.05, momentum=0.9)
+        for step in range(STEPS):
+            terms = []
+            for share in order[step * BATCH : (step + 1) * BATCH].chunk(SHARES):
+                loss = nn.functional.cross_entropy(model(data.inputs[share]), data.labels[share])
+                terms.append([one / SHARES for one in torch.autograd.grad(loss, parameters)])
+            for parameter, *shares in zip(parameters, *terms, strict=True):
+                flat = torch.stack([one.flatten() for one in shares])
+                true, serial, exact = flat.double().sum(0), torch.zeros_like(flat[0]), torch.empty_like(flat[0])
+                for one in flat:
+                    serial += one
+                arrays = [one.numpy() for one in flat]
+                perform(ExactArithmetic(torch.float32).reduce(arrays, exact.numpy()))
+                for kind, total in (("exact", exact), ("serial", serial)):
+                    apart[kind].append((total - true).abs())
+                magnitudes.append(true.abs())
+                parameter.grad = exact.view_as(parameter)
+            optimizer.step()
+        row: dict[str, Any] = {"network": name, "mean": float(torch.cat(magnitudes).mean())}
+        for kind, every in apart.items():
+            row |= {f"{kind} largest": float(torch.cat(every).max()), f"{kind} mean": float(torch.cat(every).mean())}
+        found.append(row)
     return found
 
 
 def main(task: str, given: str, output: str) -> None:
-    world, found = unisono.init(), []
+    world, found = unisono.init(), list[Any]()
     torch.set_num_threads(1)
     for setting in json.loads(Path(given).read_text()):
         two = setting["nodes"] == 2 and world.size > 1
         placement = place([rank % 2 for rank in range(world.size)]) if two else world.placement
-        own = World(world.comm.Dup(), placement, world.table)
+        table = world.table
+        if (piece := setting["piece_bytes"]) is not None:
+            table = replace(table, network=replace(table.network, beta=PIECE_SECONDS / piece))
+        own = World(world.comm.Dup(), placement, table)
         found.append(trained(own, setting))
         own.free()
-    if task == "cost":
-        found = costs(world)
+    if task == "measure":
+        found = [costs(world), errors()]
     world.call_on_root(lambda: Path(output).write_text(json.dumps(found)))
 
 
