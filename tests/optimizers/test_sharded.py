@@ -85,7 +85,10 @@ def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Para
         updates.append(mine)
     steps = [ShardedStep(optimizer, parameters) for optimizer in optimizers]
     if isinstance(optimizers[0], LayerwiseOptimizer):
-        squares = sum(step.measure(mine) for step, mine in zip(steps, updates, strict=True))
+        squares = torch.zeros(len(parameters), 2, dtype=torch.float64)
+        for step, mine in zip(steps, updates, strict=True):
+            for number, *pair in step.measure(mine):
+                squares[number] += torch.stack([part.double().square().sum() for part in pair])
         for step in steps:
             step.set_norms(squares)  # type: ignore[arg-type]
     for step, mine in zip(steps, updates, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,17 @@ from hypothesis.extra.numpy import arrays
 from tests.testing.test_play import call
 
 from unisono.errors import TensorError
-from unisono.transports.exact import BLOCK, STRETCH, blocks_of, decode, encode, integers, measure, sum_over
+from unisono.transports.exact import (
+    BLOCK,
+    STRETCH,
+    blocks_of,
+    decode,
+    encode,
+    integers,
+    measure,
+    sum_of_squares,
+    sum_over,
+)
 from unisono.transports.signals import VARIABLE
 
 
@@ -143,6 +154,23 @@ def test_of_a_world_it_is_the_same_in_chunks(dtype: torch.dtype) -> None:
     expected = summed(wide, [], [[0, 1, 2]]).to(dtype)
     assert all(whole.equal(expected) for whole, _ in worlds)
     assert torch.cat([part for _, part in worlds]).equal(expected)
+
+
+@given(st.data())
+def test_squares_do_not_depend_on_how_a_tensor_is_cut(data: st.DataObject) -> None:
+    flat = torch.randn(1000, generator=torch.Generator().manual_seed(0)).double() ** 9
+    before, found = flat.clone(), set()
+    for ranks in (1, 2, 3):
+        ends = [0, *sorted(data.draw(st.lists(st.integers(0, 1000), min_size=ranks - 1, max_size=ranks - 1))), 1000]
+        parts = [[(1, flat[a:b])] for a, b in pairwise(ends)]
+        every = call(ranks, lambda world, parts=parts: sum_of_squares(world, parts[world.rank], 3))
+        found |= {tuple(one.tolist()) for one in every}
+    (only,) = found
+    assert only[0] == only[2] == 0
+    assert only[1] == pytest.approx(sum(Fraction(one) ** 2 for one in flat.tolist()), rel=1e-15)
+    assert flat.equal(before)
+    flat[3] = torch.nan
+    assert call(2, lambda world: sum_of_squares(world, [(0, flat[500 * world.rank :][:500])], 1))[0].isnan().all()
 
 
 def test_what_is_refused() -> None:

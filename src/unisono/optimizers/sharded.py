@@ -118,20 +118,18 @@ class ShardedStep:
         self._directions: dict[Segment, torch.Tensor] = {}
         self._norms: torch.Tensor | None = None
 
-    def measure(self, updates: Sequence[SegmentUpdate]) -> torch.Tensor:
-        """Return the squares of the norms of weights and directions, of these segments alone: float64 of two columns, a
-        row for each parameter. Begins the step of a layerwise optimizer."""
-        squares = torch.zeros(len(self._layers), 2, dtype=torch.float64)
-        optimizer, states = self._optimizer, self._states
+    def measure(self, updates: Sequence[SegmentUpdate]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Return the number of each of these segments' layers, its weights and its direction: whoever sums their
+        squares has the layer's norms. Begins the step of a layerwise optimizer."""
+        found, optimizer, states = [], self._optimizer, self._states
         assert isinstance(optimizer, LayerwiseOptimizer), "only its programs measure norms"
         for segment, weights, gradient in self._known(updates):
             state, layer = states.setdefault(segment, {}), self._layers[segment.number]
             options, there = self._options[self._group[segment.number]], gradient.to(weights.device)
             direction = self._directions[segment] = optimizer.direction(weights, there, state, options, layer)
             if layer:
-                norms = [torch.linalg.vector_norm(tensor).double() for tensor in (weights, direction)]
-                squares[segment.number] += (torch.stack(norms) ** 2).cpu()
-        return squares
+                found.append((segment.number, weights, direction))
+        return found
 
     def set_norms(self, squares: torch.Tensor) -> None:
         """Take the sums of all ranks' squares."""

@@ -319,18 +319,11 @@ class Reducer:
         return self._step.updates if isinstance(self._step, SplitStep) else Updates.PARTS
 
     def _replica_of(self, layout: Layout, agreement: Agreement) -> ModelReplica:
-        """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer, or one whose
-        norms depend on the number of ranks."""
+        """Return what the tasks of a pass act on. Raises UsageError where a sharded rule has no optimizer."""
         step = self._step
         if self.traits.state is RankState.SHARDED:
             if self.sharded is None:
                 raise UsageError(f"{type(self.rule).__name__} needs the optimizer: call Reducer.shard(optimizer)")
-            clip = layout.clip or getattr(self.rule, "clip", None)
-            if self.programs.virtual is not None and (clip or layout.layer_norms):
-                raise UsageError(
-                    "Sharded sums the norms of clip, LARS and LAMB by rank, so that bits depend on the ranks: use BSP "
-                    "with virtual_ranks"
-                )
             assert not isinstance(step, SplitStep), "the step is that of `sharded`"
             return ShardedReplica(self.programs, layout, agreement, step)
         assert not isinstance(step, ShardedStep), "only sharded rules have such steps"

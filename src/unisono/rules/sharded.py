@@ -122,24 +122,25 @@ def all_gather(algorithm: str = "auto") -> Operation:
 
 
 @cache
-def clip_shards(limit: float) -> Operation:
-    """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum."""
+def clip_shards(limit: float, exact: bool = False) -> Operation:
+    """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum; with
+    `exact` one that does not depend on the shards."""
 
     def act(replica: Any, _: Task, world: Any) -> None:
-        replica.shards.clip(limit, world)
+        replica.shards.clip(limit, world, exact)
 
     return Operation("clip", act, needs_all(Stage.SHARD), small_exchange, Role.COLLECTIVE)
 
 
-SUM_NORMS = Operation(
-    "norms",
-    lambda replica, _, world: replica.shards.sum_norms(world),
-    needs_all(Stage.SHARD),
-    small_exchange,
-    Role.COLLECTIVE,
-    "l",
-)
-"""Sum of the squares of whole layers' norms over the ranks, for LARS and LAMB."""
+@cache
+def sum_norms(exact: bool) -> Operation:
+    """Return the operation that sums the squares of whole layers' norms over the ranks, for LARS and LAMB."""
+
+    def act(replica: Any, _: Task, world: Any) -> None:
+        replica.shards.sum_norms(world, exact)
+
+    return Operation("norms", act, needs_all(Stage.SHARD), small_exchange, Role.COLLECTIVE, "l")
+
 
 STEP = Operation("step", None)
 """Step of the outside program's optimizer: the shards are updated when it has been called."""
@@ -224,15 +225,15 @@ class Sharded(BaseRule):
 
     def _wait_for_all(self, layout: Layout, sends: CollectiveTasks) -> list[Task]:
         """Return the tasks that need all gradients: the program outside calls its optimizer, and norms are summed."""
-        every, tasks = tuple(map(bucket, layout.keys)), list[Task]()
+        every, tasks, exact = tuple(map(bucket, layout.keys)), list[Task](), self.exchange.wire == EXACT
         if layout.updates is Updates.OUTSIDE:
             tasks.append(Task(STEP, 0, MAIN, every, (STEPPED, thread(MAIN))))
             tasks += sends.place(AGREE_ON_STEP, 0, (), (STEPPED,))
         if (clip := self._clip(layout)) is not None:
-            tasks += sends.place(clip_shards(clip), 0, (), (*every, STEPPED, build.NORM))
+            tasks += sends.place(clip_shards(clip, exact), 0, (), (*every, STEPPED, build.NORM))
         if layout.layer_norms:
             states = tuple(map(state, range(layout.parameters)))
-            tasks += sends.place(SUM_NORMS, 0, (), (*every, *states, STEPPED, build.NORM))
+            tasks += sends.place(sum_norms(exact), 0, (), (*every, *states, STEPPED, build.NORM))
         return tasks
 
     def _gather(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:

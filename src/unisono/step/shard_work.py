@@ -11,6 +11,7 @@ import torch
 from unisono.optimizers.segments import PlacedSegment, Segment
 from unisono.optimizers.sharded import SegmentUpdate, ShardedStep
 from unisono.step.layout import Layout
+from unisono.transports.exact import sum_of_squares
 
 
 class ShardWork:
@@ -51,23 +52,40 @@ class ShardWork:
         flags = (self.presence[key] != 0).tolist()
         return dict(zip(self._layout.bucket(key).parameters, flags, strict=True))
 
-    def clip(self, limit: float, world: Any) -> None:
-        """Scale the gradients of all shards so that the norm of all ranks' shards together is at most `limit`."""
-        gradients = [update.gradient for key in self._layout.keys for update in self._updates(key)]
-        norms = [torch.linalg.vector_norm(gradient).double() for gradient in gradients]
-        total = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
-        world.allreduce(total)
+    def clip(self, limit: float, world: Any, exact: bool = False) -> None:
+        """Scale the gradients of all shards so that the norm of all ranks' shards together is at most `limit`. With
+        `exact` its bits do not depend on the shards."""
+        every = [update for key in self._layout.keys for update in self._updates(key)]
+        if exact:
+            parts = [(update.segment.number, update.gradient) for update in every]
+            total = sum_of_squares(world, parts, self._layout.parameters).sum()
+        else:
+            norms = [torch.linalg.vector_norm(update.gradient).double() for update in every]
+            total = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
+            world.allreduce(total)
         factor = torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factor.to(gradient.dtype))
+        for update in every:
+            update.gradient.mul_(factor.to(update.gradient.dtype))
 
-    def sum_norms(self, world: Any) -> None:
+    def sum_norms(self, world: Any, exact: bool = False) -> None:
         """Sum the squares of the norms of whole layers over the ranks, for an optimizer that needs them."""
-        squares = torch.zeros(self._layout.parameters, 2, dtype=torch.float64)
-        if self.step is not None:
-            with self._computing():
-                squares = self.step.measure([update for key in self._layout.keys for update in self._updates(key)])
-        world.allreduce(squares)
+        count = self._layout.parameters
+        with self._computing():
+            every = (update for key in self._layout.keys for update in self._updates(key))
+            parts = [] if self.step is None else self.step.measure(list(every))
+            if exact:
+                numbered = [
+                    (number + column * count, part) for number, *pair in parts for column, part in enumerate(pair)
+                ]
+                squares = sum_of_squares(world, numbered, 2 * count).view(2, count).T
+            else:
+                squares = torch.zeros(count, 2, dtype=torch.float64)
+                for number, *pair in parts:
+                    squares[number] += (
+                        torch.stack([torch.linalg.vector_norm(one).double() for one in pair]) ** 2
+                    ).cpu()
+        if not exact:
+            world.allreduce(squares)
         if self.step is not None:
             self.step.set_norms(squares)
 

@@ -18,6 +18,7 @@ and a rank's shard of it, change no block. Who holds a part of a block measures 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -248,6 +249,29 @@ def sum_over(world: Any, tensor: torch.Tensor, algorithm: str, scatter: bool = F
     integers(mine)[start:stop] = total
     sums.decode(0, start, stop)
     return mine[start:stop].to(tensor.dtype)
+
+
+def sum_of_squares(world: Any, parts: Iterable[tuple[int, torch.Tensor]], count: int) -> torch.Tensor:
+    """Return for each of `count` numbers the sum of squares of all ranks' tensors of that number, in float64: the same
+    bits, however the ranks have cut them.
+
+    A square becomes two integers: 28 bits below the power of two above the largest square of all, and 28 more below.
+    """
+    kept = [(number, part.detach().double().cpu()) for number, part in parts if part.numel()]
+    largest = torch.zeros(count, dtype=torch.float64)
+    for number, part in kept:
+        largest[number] = torch.maximum(largest[number], part.abs().max()).abs()
+    world.allreduce(integers(largest), op="maximum")
+    units = [math.ldexp(1.0, math.frexp(one)[1] - 28) for one in largest.square().tolist()]
+    sums = torch.zeros(count, 2, dtype=torch.int64)
+    for number, part in kept:
+        scaled = part.square().div_(units[number])
+        whole = scaled.round()
+        sums[number] += torch.stack([whole.long().sum(), scaled.sub_(whole).mul_(1 << 28).round_().long().sum()])
+    world.allreduce(sums)
+    high, low = sums.double().unbind(1)
+    total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64)
+    return total.masked_fill_(~largest.isfinite(), torch.nan)
 
 
 def _rows(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, slice]]:

@@ -13,6 +13,7 @@ from torch import nn
 import unisono
 from unisono.data.builtin import load_digits
 from unisono.errors import UnisonoError, UsageError
+from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.step.overlaps import OVERLAPS
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -91,6 +92,24 @@ def test_any_number_of_ranks_has_the_bits_of_one(world: World, adam: bool) -> No
     for ranks in range(1, world.size + 1):
         with groups_of(world, ranks) as group:
             found |= {trained(group, rule_of(unisono.BSP), adam), trained(group, others[ranks % 4], adam)}
+    assert len(set().union(*world.all_gather_object(found))) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
+def test_norms_of_shards_have_the_bits_of_any_number_of_ranks(world: World, optimizer: str) -> None:
+    """Shards are cut elsewhere on each number of ranks, and the squares of layers with them."""
+    make = {"sgd": torch.optim.SGD, "lars": LARS, "lamb": LAMB}[optimizer]
+    found = set()
+    for ranks in range(1, world.size + 1):
+        with groups_of(world, ranks) as group:
+            model = net()
+            rule = unisono.Sharded(unisono.Exchange(bucket_bytes=7000 * ranks), clip=0.05)
+            unisono.parallel(model, group, rule, steps := make(model.parameters(), 0.1), virtual_ranks=SHARES)
+            for inputs, labels, whole in batches(model):
+                for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+                    nn.functional.cross_entropy(model(some), targets).backward()
+                steps.step()
+            found.add(group.call_on_root(lambda model=model: digest(model)))
     assert len(set().union(*world.all_gather_object(found))) == 1
 
 
@@ -221,10 +240,6 @@ class Placing(nn.Module):
         (
             lambda world: trained(world, unisono.LocalSGD(unisono.Exchange(wire="exact"))),
             'LocalSGD does not sum by the wire "exact": use BSP or Sharded on whole layers',
-        ),
-        (
-            lambda world: trained(world, unisono.Sharded(clip=1.0)),
-            "Sharded sums the norms of clip, LARS and LAMB by rank",
         ),
     ],
 )
