@@ -26,6 +26,7 @@ from unisono.step.operations import UNPACK_WEIGHTS, pack_weights
 from unisono.step.program import UPDATE, Operation, Step, Task, bucket, weights
 from unisono.step.rule import AUTO, BaseRule, Guarantee, RankState, Traits
 from unisono.tables import number
+from unisono.wires import EXACT
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class LocalSGD(BaseRule):
         name, wire, algorithm = type(self).__name__, self.exchange.wire, self.exchange.algorithm
         if not isinstance(self.every, int) or self.every < 1:
             raise UsageError(f"{name}(every={self.every!r}): every must be 1 or more steps")
-        if wire is not None and algorithm not in (AUTO, "direct"):
+        if wire not in (None, EXACT) and algorithm not in (AUTO, "direct"):
             raise UsageError(
                 f"{name} with the wire {wire!r} quantizes once for the sum and once for the result, as {algorithm!r} "
                 "does not: set algorithm to 'direct' or 'auto'"
@@ -90,7 +91,7 @@ class LocalSGD(BaseRule):
     @property
     def algorithm(self) -> str:
         """Schedule of the exchanges by its name; with a wire that of sums with error feedback, "direct"."""
-        return self.exchange.algorithm if self.exchange.wire is None else "direct"
+        return self.exchange.algorithm if self.exchange.wire in (None, EXACT) else "direct"
 
     @property
     def exchange_operation(self) -> Operation:

@@ -121,13 +121,14 @@ PACK_CHANGE = Operation("pack_change", _act_pack_change, _pack_change, _price_re
 
 @cache
 def exchange_change(algorithm: str = "auto", wire: str | None = None) -> Operation:
-    """Return the operation that sums changes over the ranks. With a wire it quantizes them, with error feedback."""
+    """Return the operation that sums changes over the ranks. With a wire it quantizes them, with error feedback, but
+    for "exact", which rounds once, to integers."""
 
     def act(replica: Replica, task: Task, world: Any) -> None:
         flat = replica.bucket(task.key)
         encoding = wire_of(wire, flat.dtype)
         if encoding is None:
-            world.allreduce(flat, algorithm)
+            world.allreduce(flat, algorithm, wire)
             return
         from unisono.step.error_feedback import sum_with_feedback  # noqa: PLC0415  recipes are checked without PyTorch
 

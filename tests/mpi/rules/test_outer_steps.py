@@ -290,3 +290,14 @@ def test_averaged_gradients_in_a_block_scaled_wire(spread: World, wire: str, tol
     begin = weights(network())
     for one, its, old in zip(found, exact, begin, strict=True):
         assert (one - its).norm() <= tolerance * (its - old).norm()
+
+
+@pytest.mark.parametrize("kind", [LocalSGD, DiLoCo])
+def test_exact_averages_have_the_bits_of_any_schedule(spread: World, kind: type[LocalSGD]) -> None:
+    """On one node and between two, by schedules and by MPI's own sum: only the buckets are the same."""
+    found = []
+    for algorithm in ("auto", "ring", "direct", "library"):
+        trainer = trained(spread, kind(Exchange(algorithm, "exact", 8_000), every=EVERY))
+        weights = [parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters()]
+        found.append(b"".join(weights))
+    assert len(set(found)) == 1
