@@ -223,12 +223,28 @@ def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, recipe: str) -> None:
     assert "--ranks 3, but the launcher has started 2" in done.stderr
 
 
+SLOW = """
+import time
+from pathlib import Path
+from unisono.models.convnet import SmallConvnet
+
+class Slow(SmallConvnet):
+    def forward(self, inputs):
+        if Path("is_killed").exists() and any(Path("killed/checkpoints").glob("step-*")):
+            time.sleep(0.1)
+        return super().forward(inputs)
+"""
+"""Network that is slow once it has a checkpoint, in a run that is to be killed then: it does not end before."""
+
+
 def test_killed_and_resumed_ends_with_the_same_bits(on_ranks: Run, recipe: str, tmp_path: Path) -> None:
     """With what was found by trying kept; `benchmarks/faults` kills more runs, at more moments."""
+    (tmp_path / "nets.py").write_text(SLOW)
     rate = ("--set", "optimizer.policy=cosine", "--set", "optimizer.warm_epochs=1.5")
     epochs = ("--set", "training.epochs=6", "--set", "training.checkpoint_every=5")
-    options = (*epochs, *rate)
+    options = (*epochs, *rate, "--set", "model.name=nets:Slow", "--set", f"model.folder={tmp_path}")
     assert on_ranks("train", recipe, *options, "--run", "whole").returncode == 0
+    (tmp_path / "is_killed").touch()
     command = [sys.executable, "-m", "unisono", "train", recipe, *options, "--run", "killed"]
     environment = launch_environment(os.environ, terminal=False)
     with Watched(command, cwd=tmp_path, env=environment) as watched:
@@ -237,6 +253,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(on_ranks: Run, recipe: str, 
         assert watched.process.poll() is None, "the run ended by itself"
         os.killpg(watched.process.pid, signal.SIGKILL)
         assert watched.finish().returncode == -signal.SIGKILL  # once the launcher's helpers have killed the ranks
+    (tmp_path / "is_killed").unlink()
     done = on_ranks("train", recipe, "--resume", "killed")
     assert done.returncode == 0, done.stderr
     assert re.search(rf"the run's own recipe is used; {recipe} differs from it in .*training\.epochs", done.stdout)
