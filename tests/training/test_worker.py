@@ -25,9 +25,25 @@ from unisono.training.recipe_file import find_recipe
 
 OPTIONS = (
     *("digits", "--ranks", "3", "--set", "rule.name=easgd", "--set", "training.epochs=3"),
-    *("--set", "compute.convolutions=library"),
+    *("--set", "model.name=nets:small"),
 )
 """Two workers and a server."""
+
+NETWORK = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Small(nn.Sequential):
+    def forward(self, inputs):
+        if Path("is_stopped").exists() and Path("mine/metrics.jsonl").exists():
+            time.sleep(0.2)
+        return super().forward(inputs)
+
+def small(classes, channels):
+    return Small(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
+"""
+"""Network that is slow from the second epoch on, in a run that is to be stopped there: it does not end before."""
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +58,8 @@ def lines_of(path: Path) -> int:
 
 def stop_after_an_epoch(folder: Path, *options: str) -> None:
     """Begin the run `mine`, and end it by a signal in its second epoch or later."""
+    (folder / "nets.py").write_text(NETWORK)
+    (folder / "is_stopped").touch()
     command = [sys.executable, "-m", "unisono", "train", *OPTIONS, *options, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
     process = subprocess.Popen(
@@ -53,20 +71,21 @@ def stop_after_an_epoch(folder: Path, *options: str) -> None:
     said, _ = process.communicate()
     assert process.returncode == 143, said
     assert "resume with: unisono train --resume mine" in said, said
+    (folder / "is_stopped").unlink()
 
 
 @pytest.fixture(scope="module")
 def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped, made once; nobody is to change it."""
+    """Folder with a run that was stopped, made once; nobody is to change it."""
     folder = tmp_path_factory.mktemp("stopped")
     stop_after_an_epoch(folder)
-    return folder / "mine"
+    return folder
 
 
 def test_a_stopped_run_resumes_and_the_whole_replays_bit_for_bit(
     three_ranks: PersistentRanks, stopped_run: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(stopped_run, tmp_path / "mine")
+    shutil.copytree(stopped_run, tmp_path, dirs_exist_ok=True)
     done = three_ranks(("train", "--resume", "mine"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "resumes after " in done.stdout
@@ -101,7 +120,7 @@ def test_two_servers_resume_with_their_own_numbers(three_ranks: PersistentRanks,
 
 def test_other_numbers_of_workers_go_on_at_the_centre(on_ranks: Run, stopped_run: Path, tmp_path: Path) -> None:
     """Checkpoints have later names than before, or the next resumed run would take an old one."""
-    shutil.copytree(stopped_run, tmp_path / "mine")
+    shutil.copytree(stopped_run, tmp_path, dirs_exist_ok=True)
     checkpoints = tmp_path / "mine" / "checkpoints"
     before = max(path.name for path in checkpoints.iterdir())
     done = on_ranks("train", "--resume", "mine", "--ranks", "2")
