@@ -123,6 +123,18 @@ def handlers_restored() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_ignored() -> Iterator[None]:
+    """No signal is ignored, whatever started the tests: `nohup`, or a shell that runs them in the background."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture
 def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Carries out `unisono ARGUMENTS` in this process, in an empty folder; it must start no other process."""
     from unisono.cli import main

@@ -74,6 +74,7 @@ def interrupt(*numbers: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.usefixtures("nothing_ignored")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_the_current_run_and_ends_the_sweep(
     program: tuple[str, ...], planned: Plan, number: signal.Signals
