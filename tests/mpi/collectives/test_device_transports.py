@@ -18,14 +18,13 @@ from unisono.collectives.device_transports import VARIABLE, NodeBackend, Transpo
 from unisono.collectives.direct import mpi_reports_gpu_support
 from unisono.collectives.group import Group
 from unisono.errors import MismatchError, StallError, UsageError
+from unisono.placement import place
 from unisono.world import World
 
 NAME = "pretend_sums"
 
 ORDERS = 60
 """Seeds of orders in which nothing may go wrong, of each of 3 sums."""
-
-WHERE = ["world", "spread"]
 
 
 @pytest.fixture
@@ -46,15 +45,19 @@ def asked(backend: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.devic
     return backend
 
 
-@pytest.fixture(params=WHERE)
+def on_nodes(world: World, nodes: int) -> World:
+    """All ranks, by turns on so many nodes: a world that has tried nothing yet."""
+    return World(world.comm.Dup(), place([rank % nodes for rank in range(world.size)]), world.table)
+
+
+@pytest.fixture(params=[1, 2])
 def these(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
-    """All ranks on one node, and on two by turns, where each has as many of several."""
-    if world.size == 1 or (request.param == "spread" and world.size != 4):
+    """All ranks on one node, and on two where each has as many of several."""
+    if world.size == 1 or (request.param == 2 and world.size != 4):
         pytest.skip("the nodes do not have as many ranks each, or one has one")
-    group: World = request.getfixturevalue("spread") if request.param == "spread" else world.split(0)
+    group = on_nodes(world, request.param)
     yield group
-    if request.param == "world":
-        group.free()
+    group.free()
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -160,10 +163,12 @@ def test_ranks_that_share_a_device_do_not_try(
         these.device_transports(backend)
 
 
-def test_nodes_with_other_numbers_of_ranks_do_not_try(spread: World, backend: torch.device) -> None:
-    if spread.size in (1, 4):
+def test_nodes_with_other_numbers_of_ranks_do_not_try(world: World, backend: torch.device) -> None:
+    if world.size in (1, 4):
         pytest.skip("each node has as many")
-    assert "a node has one rank, or another number" in str(spread.device_transports(backend))
+    group = on_nodes(world, 2)
+    assert "a node has one rank, or another number" in str(group.device_transports(backend))
+    group.free()
 
 
 @pytest.mark.parametrize("failing", [0, 1])
