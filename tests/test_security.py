@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "unisono"
 PICKLES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 SERVERS = {"socketserver", "http", "xmlrpc", "asyncio", "multiprocessing.connection", "multiprocessing.managers"}
 LISTENERS = {
+    "collectives/device_transports.py",
     "elastic/standby.py",
     "elastic/supervisor.py",
     "witness.py",

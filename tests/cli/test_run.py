@@ -94,7 +94,7 @@ def test_an_error_of_the_program_ends_all_ranks(
         (("nothing",), "there is no program {folder}/nothing; run a module with: unisono run -m nothing"),
         (("--nnodes", "2", "a.py"), "--nnodes 2: {nodes}"),
         (("--node_rank=1", "a.py"), "--node-rank 1: {nodes}"),
-        (("--max-restarts=3", "a.py"), "--max-restarts 3: no rank is started again: resume the program {checkpoint}"),
+        (("--max-restarts=3", "a.py"), "--max-restarts 3: a program with a loop of unisono.elastic goes on {elastic}"),
     ],
 )
 def test_bad_input_gets_one_line(
@@ -102,7 +102,7 @@ def test_bad_input_gets_one_line(
 ) -> None:
     done = in_process("run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    told = words.format(folder=tmp_path, nodes=SEVERAL_NODES, checkpoint="from its checkpoint")
+    told = words.format(folder=tmp_path, nodes=SEVERAL_NODES, elastic="with --elastic; others begin anew")
     assert done.stderr == f"unisono: {told}\n"
 
 
