@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from unisono.data.sources import Source
 from unisono.initialize import init
 from unisono.placement import place
 from unisono.plan import choose
+from unisono.transports import sockets
 from unisono.world import World
 
 _WORLD = pytest.StashKey[World]()
@@ -25,6 +27,7 @@ _WORLD = pytest.StashKey[World]()
 
 @pytest.hookimpl(trylast=True)  # once there is a reporter
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(sockets.VARIABLE, "off")  # chosen by their time, which a busy machine changes
     config.stash[_WORLD] = init()
     if config.stash[_WORLD].rank:
         config.pluginmanager.unregister(name="terminalreporter")
