@@ -25,7 +25,7 @@ from unisono.training.recipe_file import find_recipe
 
 OPTIONS = (
     *("digits", "--ranks", "3", "--set", "rule.name=easgd", "--set", "training.epochs=3"),
-    *("--set", "model.name=nets:small"),
+    *("--set", "model.name=worker_nets:small"),
 )
 """Two workers and a server."""
 
@@ -58,7 +58,7 @@ def lines_of(path: Path) -> int:
 
 def stop_after_an_epoch(folder: Path, *options: str) -> None:
     """Begin the run `mine`, and end it by a signal in its second epoch or later."""
-    (folder / "nets.py").write_text(NETWORK)
+    (folder / "worker_nets.py").write_text(NETWORK)
     (folder / "is_stopped").touch()
     command = [sys.executable, "-m", "unisono", "train", *OPTIONS, *options, "--run", "mine"]
     environment = launch_environment(os.environ, terminal=False)
