@@ -95,9 +95,8 @@ class Standby:
             if self._ranks:
                 idle_since = time.monotonic()
             connections = [rank.connection.fileno() for rank in self._ranks.values()]
-            listener = self._listener.fileno()
-            ready, _, _ = select.select([listener, *self._ranks, *connections], [], [], POLL_SECONDS)
-            if listener in ready and (request := self._accept()) is not None:
+            ready, _, _ = select.select([self._listener.fileno(), *self._ranks, *connections], [], [], POLL_SECONDS)
+            if self._listener.fileno() in ready and (request := self._accept()) is not None:
                 return request
             for descriptor, rank in list(self._ranks.items()):
                 if descriptor in ready:

@@ -155,7 +155,7 @@ class Supervisor:
             environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
             command = run.command(generation.ranks, self._hosts.there, begun)
             with subprocess.Popen(command, env=environment, process_group=0) as self._process:
-                for early in self._received:
+                for early in STOP_SIGNALS.keys() & self._received:  # since the last generation ended
                     self._process.send_signal(early)
                 joins = self._wait(self._process, requests)
                 code = self._process.returncode
@@ -194,10 +194,11 @@ class Supervisor:
                     joins = True
                     process.send_signal(signal.SIGTERM)
                 before = self._hosts.there
-                if self._run.hosts and self._hosts.look(self._silence(began)) and not joins:
-                    joins = True
+                if self._run.hosts and self._hosts.look(self._silence(began)):
                     gone = set(before) - set(self._hosts.there)  # their ranks would not hear of a signal
-                    process.send_signal(signal.SIGKILL if gone else signal.SIGTERM)
+                    if gone or not joins:
+                        joins = True
+                        process.send_signal(signal.SIGKILL if gone else signal.SIGTERM)
         finally:
             os.close(descriptor)
         process.wait()
