@@ -13,11 +13,12 @@ PyTorch and Python.
 
 from __future__ import annotations
 
+import faulthandler
 import json
-import sys
+import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from unisono.uncaught import is_of_program
@@ -159,21 +160,30 @@ def _at(call_site: str) -> str:
 
 def call_site() -> str:
     """Return FILE:LINE of the main thread in the user's program; of a library if no frame is in the program."""
-    frame = innermost = _innermost_frame()
-    while frame is not None:
-        if is_of_program(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "" if innermost is None else f"{innermost.f_code.co_filename}:{innermost.f_lineno}"
+    frames = _main_thread_frames()
+    of_program = [frame for frame in frames if is_of_program(frame[0])]
+    return next((":".join(frame) for frame in [*of_program, *frames]), "")
 
 
-def is_outermost(function: Callable[..., object]) -> bool:
-    """Return True if `function` is the outermost frame of the main thread."""
-    frame = _innermost_frame()
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame is not None and frame.f_code is function.__code__
+def is_exiting() -> bool:
+    """Return True if the program has ended, and what `atexit` calls may still run."""
+    return not threading.main_thread().is_alive()
 
 
-def _innermost_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+def _main_thread_frames() -> list[tuple[str, str]]:
+    """Return files and lines of the main thread's frames, the innermost first.
+
+    `faulthandler` reads them in one call. Frame objects of a thread that runs are not safe to follow (Python 3.11): a
+    garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the frame's place.
+    """
+    descriptor = os.memfd_create("frames")
+    try:
+        faulthandler.dump_traceback(descriptor)
+        with os.fdopen(os.dup(descriptor), "rb") as dump:
+            dump.seek(0)
+            threads = dump.read().decode("ascii", "replace").split("\n\n")
+    finally:
+        os.close(descriptor)
+    identity = f"0x{threading.main_thread().ident:016x}"
+    main = next((thread for thread in threads if identity in thread.partition("\n")[0]), "")
+    return re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)

@@ -35,8 +35,8 @@ from unisono.collectives.states import (
     Wait,
     call_site,
     failure,
+    is_exiting,
     is_hopeless,
-    is_outermost,
     is_reporter,
     missing_ranks,
     report,
@@ -67,7 +67,6 @@ class Watch:
         self._worlds: dict[str, Calls] = {}
         self._lock = threading.RLock()  # over the worlds that are watched, and what is seen of them
         self._pending: list[CallNotice] = []  # of calls that this rank may not have entered
-        self._ended = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono watch", daemon=True)
         self._queries = StateQueries(self._comm, node, self._state, self._on_notice, self._is_blocked)
@@ -140,7 +139,6 @@ class Watch:
         """Report the end of the program to ranks that wait for this one."""
         self._stop.set()
         self._thread.join()
-        self._ended = True
         self._queries.node.write(self._state())
         self._queries.leave()
 
@@ -236,8 +234,7 @@ class Watch:
             numbers = {calls.name: calls.position for calls in worlds}
             failures = {calls.name: calls.failure for calls in worlds if calls.failure is not None}
             broken = {name: words if kind is MismatchError else "" for name, (kind, words) in failures.items()}
-            # another watch of this process may have left, and wait for other ranks
-            ended = self._ended or is_outermost(Watch._leave)
+            ended = is_exiting()  # another watch of this process may have left, and wait for other ranks
             return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)
 
     def _on_notice(self, notice: CallNotice) -> None:
