@@ -42,9 +42,9 @@ def lines_of(home: Path) -> list[dict[str, Any]]:
 
 
 def ranks_of(run: ElasticRun) -> list[int]:
-    """Return the processes of the ranks, which standbys have forked."""
+    """Return the processes of the ranks, which standbys have forked: both have the same command line."""
     every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    found = [one for one in every if run.standby.encode() in read_process(one, "cmdline").split(b"\0")[3:]]
+    found = [one for one in every if read_process(one, "cmdline").split(b"\0")[3:4] == [run.standby.encode()]]
     children = {int(child) for one in found for child in read_process(one, f"task/{one}/children").split()}
     return [one for one in found if one in children]
 

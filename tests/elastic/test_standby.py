@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -35,6 +36,26 @@ def test_a_request_that_is_cut_off_is_refused() -> None:
         here.close()
         with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
             standby.receive_request(there)
+
+
+def test_a_standby_that_is_stopped_is_replaced() -> None:
+    name = f"unisono-standby-of-a-test-{os.getpid()}"
+    listen = (
+        "import signal, socket; s = socket.socket(socket.AF_UNIX); s.bind(chr(0) + {!r}); s.listen(); signal.pause()"
+    )
+    command = [sys.executable, "-c", listen.format(name)]
+    with attach.connect(name, command) as connection:
+        stopped, *_ = attach.PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, attach.PEER.size))
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitpid(stopped, os.WUNTRACED)
+    with attach.connect(name, command) as connection:
+        other, *_ = attach.PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, attach.PEER.size))
+    assert other != stopped
+    os.kill(other, signal.SIGSTOP)
+    os.waitpid(other, os.WUNTRACED)
+    attach.dismiss(name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, pytest.raises(ConnectionRefusedError):
+        connection.connect(f"\0{name}")
 
 
 def test_without_a_standby_none_is_dismissed() -> None:

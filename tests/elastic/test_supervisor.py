@@ -48,7 +48,8 @@ class Disturbed:
     def standbys(self) -> list[int]:
         """Processes with the command line of the standby: itself, and the ranks that it has forked."""
         every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return [one for one in every if self.run.standby.encode() in read_process(one, "cmdline").split(b"\0")[3:]]
+        name = self.run.standby.encode()
+        return [one for one in every if read_process(one, "cmdline").split(b"\0")[3:4] == [name]]
 
     def ranks(self) -> list[int]:
         """Processes of the ranks."""

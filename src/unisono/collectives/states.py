@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import re
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -176,14 +176,10 @@ def _main_thread_frames() -> list[tuple[str, str]]:
     `faulthandler` reads them in one call. Frame objects of a thread that runs are not safe to follow (Python 3.11): a
     garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the frame's place.
     """
-    descriptor = os.memfd_create("frames")
-    try:
-        faulthandler.dump_traceback(descriptor)
-        with os.fdopen(os.dup(descriptor), "rb") as dump:
-            dump.seek(0)
-            threads = dump.read().decode("ascii", "replace").split("\n\n")
-    finally:
-        os.close(descriptor)
+    with tempfile.TemporaryFile() as dump:
+        faulthandler.dump_traceback(dump)
+        dump.seek(0)
+        threads = dump.read().decode("ascii", "replace").split("\n\n")
     identity = f"0x{threading.main_thread().ident:016x}"
     main = next((thread for thread in threads if identity in thread.partition("\n")[0]), "")
     return re.findall(r'^  File "(.*)", line (\d+) in', main, re.MULTILINE)

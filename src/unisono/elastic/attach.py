@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -30,6 +31,9 @@ RETRY_SECONDS = 0.02
 
 LENGTH = struct.Struct("!I")
 """Length of a request, which is JSON; the descriptors go with it."""
+
+PEER = struct.Struct("3i")
+"""Process, user and group of the other end of a connection."""
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -55,7 +59,23 @@ def connect(name: str, command: list[str]) -> socket.socket:
                 subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
             time.sleep(RETRY_SECONDS)
         else:
-            return connection
+            if not _kill_stopped(connection):
+                return connection
+            connection.close()
+
+
+def _kill_stopped(connection: socket.socket) -> bool:
+    """Kill the standby if it is stopped (SIGSTOP), as it would not answer. Return True if it was."""
+    about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    process, _, _ = PEER.unpack(about)
+    with suppress(OSError):  # it has just ended
+        if Path("/proc", str(process), "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t"):
+            descriptor = os.pidfd_open(process)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [])  # until it has ended: another gets the name then
+            os.close(descriptor)
+            return True
+    return False
 
 
 def send_rank(connection: socket.socket, arguments: list[str]) -> None:
@@ -84,7 +104,8 @@ def dismiss(name: str) -> None:
     """End this host's standby, if there is one, once its ranks have ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionRefusedError):
         connection.connect(f"\0{name}")
-        send(connection, {}, [])
+        if not _kill_stopped(connection):
+            send(connection, {}, [])
 
 
 def read_line(connection: socket.socket) -> bytes:
