@@ -1,8 +1,9 @@
 """Disturb an elastic run on hosts of the lab, and compare it with one that nothing disturbs.
 
-python benchmarks/elastic/run.py OUT.json [--epochs 400] [--every 29] [--hosts 4] [--seed 0]
+python benchmarks/elastic/run.py OUT.json [--epochs 2500] [--every 29] [--hosts 4] [--seed 0]
 
-Both make the same epochs of digits. Every 29 s in the mean, one of: kill -9 of a rank, SIGSTOP of a rank, a host's link
+The other has one rank, and as many epochs of digits; short runs on all hosts and on all but one measure what those that
+are there could do. Every 29 s in the mean, one of: kill -9 of a rank, SIGSTOP of a rank, a host's link
 down for 15 s (gone, and back: two disturbances). Needs root (`unisono lab`).
 """
 
@@ -31,6 +32,9 @@ from unisono.startup import read_process
 
 SETTINGS = ("training.virtual_ranks=4", "compute.convolutions=library")
 AWAY_SECONDS = 15.0
+RATE_EPOCHS = 60
+"""Epochs of the runs whose rate is what a number of hosts could do."""
+
 SETTLED_SECONDS = 3.0
 """Seconds after the first step of a generation before it is disturbed again."""
 
@@ -96,47 +100,68 @@ class Disturber:
         self.made.append({"kind": kind, "host": host, "time": time.time()})
 
 
-def measure(home: Path, options: argparse.Namespace, disturbed: bool) -> dict[str, Any]:
-    """Train once; return times, disturbances and the hash of the weights."""
-    hosts = [f"h{number}" for number in range(options.hosts)]
-    settings = [word for change in (*SETTINGS, f"training.epochs={options.epochs}") for word in ("--set", change)]
+def rate_of(home: Path) -> float:
+    """Return the steps per second of a run that nothing disturbed, after its first epoch."""
+    epochs = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
+    return float((epochs[-1]["step"] - epochs[0]["step"]) / (epochs[-1]["elapsed"] - epochs[0]["elapsed"]))
+
+
+def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, disturbed: bool) -> dict[str, Any]:
+    """Train once; return times, disturbances and the hash of the weights. A run that is there already is only read."""
+    names = [f"h{number}" for number in range(hosts)]
+    settings = [word for change in (*SETTINGS, f"training.epochs={epochs}") for word in ("--set", change)]
     command = [sys.executable, "-m", "unisono", "train", "digits", "--elastic", "--run", str(home), *settings]
-    command += ["--hosts", ",".join(hosts), "--ranks", str(options.hosts)]
-    disturber = Disturber(home, hosts, options.every, options.seed)
-    with (home.parent / f"{home.name}.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as run:
-        if disturbed:
-            disturber.play(run)
+    command += ["--hosts", ",".join(names), "--ranks", str(hosts)]
+    disturber = Disturber(home, names, options.every, options.seed)
+    if not home.exists():
+        with home.with_suffix(".log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as run:
+            if disturbed:
+                disturber.play(run)
     lines = lines_of(home)
     first = [line["time"] for line in lines if "first_step" in line]
     newest = max((home / "checkpoints").iterdir())
-    for made in disturber.made:
-        made["seconds"] = min((at for at in first if at > made["time"]), default=math.inf) - made["time"]
+    steps, made = int(newest.name.partition("-")[2]), disturber.made
+    for one in made:
+        one["seconds"] = min((at for at in first if at > one["time"]), default=math.inf) - one["time"]
     return {
-        "code": run.returncode,
+        "code": lines[-1]["code"],
+        "hosts": hosts,
         "seconds": lines[-1]["time"] - first[0],
+        "seconds_without_a_host": sum(
+            min([other["time"] for other in made[index:] if other["kind"] == "host back"] or [lines[-1]["time"]])
+            - one["time"]
+            for index, one in enumerate(made)
+            if one["kind"] == "host gone"
+        ),
         "generations": sum("generation" in line for line in lines),
-        "step": newest.name,
+        "steps": steps,
         "sha256": hashlib.sha256((newest / "weights.safetensors").read_bytes()).hexdigest(),
-        "disturbances": disturber.made,
+        "disturbances": made,
     }
 
 
 def inside(options: argparse.Namespace) -> None:
     """Measure in the lab's head."""
     os.environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": f"{HOME}/enter", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        found: dict[str, Any] = {"processor": processor().name, "hosts": options.hosts, "every": options.every}
-        for name in ("undisturbed", "disturbed"):
-            found[name] = measure(Path(folder, name), options, disturbed=name == "disturbed")
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
-    plain, disturbed = found["undisturbed"], found["disturbed"]
-    kinds = sorted({made["kind"] for made in disturbed["disturbances"]})
-    print(f"{disturbed['step']}; same bits: {plain['sha256'] == disturbed['sha256']}")
-    print(
-        f"{plain['seconds']:.0f} s undisturbed are {plain['seconds'] / disturbed['seconds']:.1%} of the disturbed time"
-    )
-    for kind in kinds:
-        seconds = [made["seconds"] for made in disturbed["disturbances"] if made["kind"] == kind]
+    folder, count = options.out.with_suffix(""), options.hosts
+    folder.mkdir(exist_ok=True)
+    found: dict[str, Any] = {"processor": processor().name, "hosts": count, "every": options.every}
+    found["undisturbed"] = measure(folder / "undisturbed", options, 1, options.epochs, disturbed=False)
+    for hosts in (count, count - 1):
+        measure(folder / f"{hosts}-hosts", options, hosts, RATE_EPOCHS, disturbed=False)
+    rate, rate_without = (rate_of(folder / f"{hosts}-hosts") for hosts in (count, count - 1))
+    found["steps_per_second"] = rate, rate_without
+    found["disturbed"] = disturbed = measure(folder / "disturbed", options, count, options.epochs, disturbed=True)
+    without = disturbed["seconds_without_a_host"]
+    possible = rate * (disturbed["seconds"] - without) + rate_without * without
+    found["useful"] = disturbed["steps"] / possible
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    same = found["undisturbed"]["sha256"] == disturbed["sha256"]
+    print(f"{disturbed['steps']} steps in {disturbed['seconds']:.0f} s; same bits as on one rank, undisturbed: {same}")
+    print(f"{found['useful']:.1%} of the {possible:.0f} steps that the hosts that were there could make")
+    made = disturbed["disturbances"]
+    for kind in [*sorted({one["kind"] for one in made}), "all"]:
+        seconds = [one["seconds"] for one in made if kind in (one["kind"], "all")]
         median, most = statistics.median(seconds), max(seconds)
         print(f"{kind}: {len(seconds)} times; seconds to the next step: median {median:.2f}, most {most:.2f}")
 
@@ -145,7 +170,7 @@ def main() -> None:
     """Run the lab, whose launcher is this program again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--epochs", type=int, default=400)
+    parser.add_argument("--epochs", type=int, default=2500)
     parser.add_argument("--every", type=float, default=29.0)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

@@ -121,6 +121,16 @@ def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
         write_steps(tmp_path, 1, np.zeros((1, 1, 1), np.float32), ("loading",))
 
 
+def test_a_run_whose_folder_another_process_holds_for_it(tmp_path: Path) -> None:
+    lock, of_ranks = RunLock(), RunLock(needed=False)
+    lock.take(tmp_path)
+    create_run(Recipe(), tmp_path, of_ranks)
+    of_ranks.release()
+    with pytest.raises(UsageError, match="in use by process"):
+        RunLock().take(tmp_path)
+    lock.release()
+
+
 def test_a_new_run_in_a_folder_that_is_in_use(tmp_path: Path) -> None:
     lock = RunLock()
     create_run(Recipe(), tmp_path / "run", lock)

@@ -53,10 +53,10 @@ def run_elastically(home: Path, ranks: int, least: int, hosts: str) -> int:
     from unisono.elastic.generations import ElasticRun
 
     given = of_ranks(sys.argv[1:])
-    return _supervise(ElasticRun(home, given, given), ranks, least, hosts, makes_folder=True)
+    return _supervise(ElasticRun(home, given, given), ranks, least, hosts)
 
 
-def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "", makes_folder: bool = False) -> int:
+def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "") -> int:
     from unisono.elastic.supervisor import Supervisor
 
     if ranks_started(os.environ) is not None:
@@ -65,8 +65,7 @@ def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = 
         raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
     named = [host for host in hosts.split(",") if host]
     supervisor = Supervisor(replace(run, least=least, hosts=named), ranks)
-    if makes_folder:
-        make_folder(run.home)
+    make_folder(run.home)
     print(f"elastic, into {run.home}; more ranks: unisono join {run.home}{note}", flush=True)
     return supervisor.play()
 

@@ -58,6 +58,7 @@ class Loader(Running):
         *,
         seed: int = 0,
         device: torch.device | str = HOST,
+        virtual_ranks: int = 0,
         **data: Any,
     ) -> None:
         """Read the pack, which has train/ and test/, into memory, or look at what is streamed. Collective.
@@ -65,6 +66,7 @@ class Loader(Running):
         `data` has the keys of `[data]` in a recipe, the attributes of `DataOptions`: storage, size, augment and others;
         one thread decodes unless `threads` says otherwise. `seed` is that of the order and of random changes. Batches
         arrive on `device`: one of PyTorch's, or a name as in a recipe ("auto": an accelerator for each rank of a node).
+        With the `virtual_ranks` of `unisono.parallel`, each rank has the samples of its shares.
         Raises PackError on every rank if the pack cannot be read, does not fit, or does not take these options;
         UsageError if some ranks would have no samples or no device, or a key or value is none of `[data]`, RecipeError
         for another `shuffle`.
@@ -72,9 +74,11 @@ class Loader(Running):
         check_installed()
         from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  of the extra `data`
 
-        if batch < world.size:
+        _check_number("virtual_ranks", virtual_ranks)
+        if batch < max(world.size, virtual_ranks):
+            named = f"{virtual_ranks} virtual" if virtual_ranks else f"{world.size}"
             raise UsageError(
-                f"{world.size} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
+                f"{named} ranks share batches of {batch} samples, so some would have none; start at most {batch} "
                 "ranks, or raise batch"
             )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
@@ -83,7 +87,8 @@ class Loader(Running):
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
-        self._ranks = world.size
+        self._feed.share_among(virtual_ranks)
+        self._ranks = virtual_ranks or world.size
         self._settings = {
             "batch": batch,
             "seed": seed,

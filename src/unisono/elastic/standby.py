@@ -33,6 +33,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import mpi4py
+import typer
 
 from unisono.elastic.attach import LENGTH, PMI_VARIABLE
 from unisono.startup import read_process
@@ -46,7 +47,7 @@ REQUEST_SECONDS = 10.0
 
 POLL_SECONDS = 0.25
 
-MAX_STOPPED_SECONDS = 2.0
+MAX_STOPPED_SECONDS = 1.0
 """Seconds after which a rank that is stopped (SIGSTOP) is killed."""
 
 MAX_DESCRIPTORS = 4
@@ -58,7 +59,7 @@ run's own folder."""
 SET_DEATH_SIGNAL = 1
 """Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
 
-PRELOADED = ("torch", "torch._dynamo", "unisono.training.run", "unisono.initialize", "unisono.cli")
+PRELOADED = ("torch", "torch._dynamo", "unisono.training.run", "unisono.initialize")
 """Modules that a rank needs."""
 
 
@@ -207,6 +208,8 @@ def main(name: str) -> None:
     mpi4py.rc(initialize=False, finalize=True)  # MPI begins in the ranks
     for module in PRELOADED:
         importlib.import_module(module)
+    app = importlib.import_module("unisono.cli").app
+    typer.main.get_command(app).make_context("unisono", ["train"])  # typer imports more once it reads words
     os.dup2(1, 2)  # errors so far went where the rank's go that has started it; the launcher waits for its end
     gc.freeze()  # so that a rank's garbage collection does not copy what it shares with others
     standby = Standby(listener)

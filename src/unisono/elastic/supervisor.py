@@ -29,17 +29,17 @@ from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, MEMORY
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import launch_environment
 from unisono.startup import remove_leftover_files
-from unisono.training.run_directory import ALIVE, GENERATIONS, add_line
+from unisono.training.run_directory import ALIVE, GENERATIONS, RunLock, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
 
-POLL_SECONDS, ASK_SECONDS = 0.5, 10.0
+POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
 """Seconds between two looks at the hosts, and between two questions to those that are not there."""
 
-SILENT_SECONDS, ANSWER_SECONDS = 3.0, 4.0
+SILENT_SECONDS, ANSWER_SECONDS = 1.5, 4.0
 """Seconds without a kept state after which hosts are asked; and in which one answers that is not gone."""
 
 REPORT_SECONDS = 3.0
-"""Seconds in which the witness of a rank that has died reports it."""
+"""Seconds in which the witness of a rank that has died on this machine reports it."""
 
 STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
 """Signals that end the run, and its exit codes."""
@@ -117,12 +117,17 @@ class Supervisor:
                 requests.bind(f"\0{run.address}")
             except OSError as error:
                 raise UsageError(f"{run.home} is trained by another command of this machine already") from error
+            lock = RunLock()
+            lock.take(run.home)
             shutil.rmtree(run.memory, ignore_errors=True)  # of a run that was here before
             try:
                 return self._play(requests)
             finally:
                 shutil.rmtree(run.memory, ignore_errors=True)
                 dismiss(run.standby)
+                lock.release()
+                with suppress(OSError):  # it stays where the run has written into it
+                    run.home.rmdir()
 
     def _play(self, requests: socket.socket) -> int:
         run, generation, begun = self._run, Generation(self._ranks, step=self._run.kept()), False
@@ -161,7 +166,8 @@ class Supervisor:
                 code = self._process.returncode
             self._process = None
             stopped = self._stopped
-            report = "" if stopped or joins or generation.ranks == 1 else listener.report(REPORT_SECONDS)
+            silent = stopped or joins or run.hosts or generation.ranks == 1  # witnesses of hosts do not reach this one
+            report = "" if silent else listener.report(REPORT_SECONDS)
         if report:
             print(report, file=sys.stderr, flush=True)
             code = code or 1  # hydra returns 0 where a rank has ended by os._exit(0)

@@ -63,7 +63,7 @@ def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
     resume = options.resume
     if resume is not None and world.call_on_root(lambda: report_if_finished(resume, recipe)):
         return 0
-    lock = RunLock()
+    lock = RunLock(needed=options.memory is None)  # else the command that starts the ranks holds it
     try:
         return _train(recipe, world, options, lock)
     finally:

@@ -214,10 +214,12 @@ class RunLock:
 
     The file is locked by `flock` and removed at the end. The kernel releases the lock when the holder dies, on NFS too.
     Where a file system has no `flock`, the file itself is the lock; it does not count once its holder on this host is
-    dead.
+    dead. In an elastic run the command holds it, not a rank: a host that is cut off may not keep it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, needed: bool = True) -> None:
+        """Make a lock that nobody holds; where it is not `needed`, another process holds it for this one."""
+        self._needed = needed
         self._path: Path | None = None
         self._descriptor = -1
 
@@ -225,11 +227,11 @@ class RunLock:
         """Take the lock of `folder`. Raises UsageError naming the holder, or the file system's error."""
         path = folder / LOCK
         try:
-            while not self._taken(path):
+            while self._needed and not self._taken(path):
                 pass  # its holder has just removed the file, or has died
         except OSError as error:
             raise UsageError(f"cannot lock the run's folder: {path}: {error.strerror}") from error
-        self._path = path
+        self._path = path if self._needed else None
 
     def release(self) -> None:
         """Release the lock, if it is held."""

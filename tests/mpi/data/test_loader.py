@@ -50,6 +50,20 @@ def test_a_loop_on_all_ranks_gives_the_weights_of_one(group: World, packs: Path,
 
 
 @pytest.mark.parametrize("storage", STORAGES)
+def test_a_rank_has_the_samples_of_its_shares(group: World, packs: Path, storage: str) -> None:
+    virtual = min(BATCH, 2 * group.size + 1)
+    model = unisono.parallel(torch.nn.Linear(1, 1), group, virtual_ranks=virtual)
+    alone = group.split(group.rank)
+    with Loader(packs, alone, BATCH, seed=SEED, storage=storage) as loader:
+        everyone = [labels.tolist() for _, labels in loader]
+    with Loader(packs, group, BATCH, seed=SEED, storage=storage, virtual_ranks=virtual) as loader:
+        own = [labels.tolist() for _, labels in loader]
+    parts = [unisono.own_samples(model, len(labels)) for labels in everyone]
+    assert own == [labels[mine.start : mine.stop] for labels, mine in zip(everyone, parts, strict=True)]
+    alone.free()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
 def test_a_loop_is_resumed_on_fewer_ranks(group: World, packs: Path, storage: str) -> None:
     """Stopped in the first epoch, and in the second; the parts of the ranks each make the rest."""
     part = group.split(int(group.rank >= (group.size + 1) // 2))
