@@ -76,7 +76,7 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
         ("rule=3", "rule is a table of keys, not the value 3"),
         ("model.dtype=float16", "model.dtype = 'float16'; it is one of float32, float64"),
         ("training=3", "training is a table of keys, not the value 3"),
-        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated, streamed, auto"),
+        ("data.storage=odd", "data.storage = 'odd'; it is one of partitioned, replicated, streamed, files, auto"),
         ("data.groups=0", "data.groups = 0, but it has to be at least 1"),
         ("data.size=-1", "data.size = -1, but it has to be at least 0"),
         ("data.size=32.5", "data.size = 32.5 is not a whole number"),

@@ -28,7 +28,7 @@ from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
-from unisono.data.storage import AUTO, STREAMED, read_storage
+from unisono.data.storage import AUTO, FILES, STREAMED, read_storage
 from unisono.errors import PackError, UsageError
 from unisono.tables import parse
 from unisono.world import World
@@ -55,7 +55,7 @@ def partitioned_load(
     check_on_all(index.folder, index.fingerprint, world)
     transform = make_transform(index, options)
     found, reason = resolve_storage(options, index, world)
-    if found.storage == STREAMED:
+    if found.storage in (STREAMED, FILES):
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
     loader = Prefetcher(index, read_storage(found, index, world), transform, max(1, options.threads))
     return InMemoryPartition(world, len(index), loader, seed)

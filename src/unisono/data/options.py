@@ -25,7 +25,10 @@ class DataOptions:
     """Folder of a packed data set, with train/ and test/; empty: the data set `name`."""
     storage: str = choice(PARTITIONED, *STORAGES, AUTO)
     """Place of samples: "partitioned", a share in each rank; "replicated", a copy in each node, shared by its ranks;
-    "streamed", read from the pack's files during training; "auto", chosen by the memory there is."""
+    "streamed", read from the pack's files during training; "files", from the files that it was made from; "auto",
+    chosen by the memory there is."""
+    files: str = ""
+    """Folder of the files that the pack was made from, as `unisono pack` took it; used if `storage` is "files"."""
     groups: int = number(1, at_least=1)
     """Copies of the pack over all ranks, one in each group of ranks; must be 1 unless `storage` is "partitioned"."""
     shuffle: str = "epoch"

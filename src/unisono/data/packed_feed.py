@@ -1,4 +1,4 @@
-"""Feed from two packs, a training set and a test set, in the memory of the ranks or read ahead from stripes."""
+"""Feed from two packs, a training set and a test set, in the memory of the ranks or read from files or stripes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, parse_shuffle, permutation
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
-from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED, read_storage
+from unisono.data.storage import AUTO, FILES, PARTITIONED, REPLICATED, STREAMED, read_storage
 from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.partitioned import scope_note
 from unisono.engine import Observe, observed
@@ -57,7 +57,8 @@ def packed_feed(
         )
     with observed(observe, "read training set", "loading"):
         storage = read_storage(place, train, world)
-    test_place = replace(options, storage=REPLICATED if out_of_step else PARTITIONED, groups=1)
+    in_memory = REPLICATED if out_of_step else PARTITIONED
+    test_place = replace(options, storage=FILES if options.storage == FILES else in_memory, groups=1)
     with observed(observe, "read test set", "loading"):
         test_storage = read_storage(test_place, test, world)
     if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order

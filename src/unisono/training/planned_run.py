@@ -29,7 +29,7 @@ from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, find_kind
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
-from unisono.data.storage import STREAMED
+from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
@@ -130,7 +130,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
     rates = machine.in_precision(recipe.compute.precision)
-    copies = 0 if data.storage == "replicated" else data.groups
+    copies = 0 if data.storage in (REPLICATED, FILES) else data.groups
     threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
         at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
@@ -144,7 +144,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         numbers_kept(optimizer.name, optimizer.momentum),
         optimizer.clip or None,
         optimizer.name.upper() in LAYERWISE,
-        SampleFacts(samples.bytes, samples.pixels, threads, data.storage == STREAMED, copies),
+        SampleFacts(samples.bytes, samples.pixels, threads, data.storage in (STREAMED, FILES), copies),
         samples.train or None,
         samples.test,
         training.epochs,

@@ -23,12 +23,14 @@ from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import Source
-from unisono.data.storage import STORAGES
+from unisono.data.storage import FILES, STORAGES
 from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order
 from unisono.world import World
 
 BATCH, SEED, SAMPLES, TESTED = 16, 4, 101, 37
 STEPS = steps_of(SAMPLES, BATCH)
+
+IN_PACKS = [name for name in STORAGES if name != FILES]
 
 
 def whole(world: World, feed: Feed, epoch: int, first: int = 0, last: int = STEPS) -> list[Batch]:
@@ -56,7 +58,7 @@ def order_of(storage: str, packs: Path, epoch: int) -> NDArray[np.int64]:
     return permutation(SAMPLES, SEED, epoch)
 
 
-@pytest.mark.parametrize("storage", [*STORAGES, "groups"])
+@pytest.mark.parametrize("storage", [*IN_PACKS, "groups"])
 def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: Path, storage: str) -> None:
     place = DataOptions(groups=group.size) if storage == "groups" else DataOptions(storage=storage)
     alone = group.split(group.rank)
@@ -75,7 +77,7 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
 
 def test_between_nodes_too(spread: World, packs: Path) -> None:
     seen = []
-    in_memory = [DataOptions(storage=name) for name in STORAGES if name != "streamed"]
+    in_memory = [DataOptions(storage=name) for name in IN_PACKS if name != "streamed"]
     for place in (*in_memory, DataOptions(groups=spread.size)):
         feed = packed_feed(replace(place, pack=str(packs)), spread, SEED)
         seen.append(whole(spread, feed, 1))
@@ -86,7 +88,7 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
             assert torch.equal(one[0], another[0])
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", IN_PACKS)
 def test_two_resumes_within_an_epoch_the_second_on_fewer_ranks_see_each_sample_once(
     group: World, packs: Path, storage: str
 ) -> None:
@@ -166,7 +168,7 @@ def own(feed: Feed, batch: int, step: int, count: int) -> list[Batch]:
     return [(inputs.clone(), labels.clone()) for inputs, labels in islice(feed.own_batches(batch, step), count)]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", IN_PACKS)
 def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, packs: Path, storage: str) -> None:
     """One rank after another draws two epochs of its own and the test set; the others are in no call of the feed."""
     options = DataOptions(pack=str(packs), storage=storage, threads=2)

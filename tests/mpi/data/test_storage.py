@@ -15,7 +15,7 @@ from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import OpenStripes
-from unisono.data.storage import STORAGES, Storage, free_memory, read_storage
+from unisono.data.storage import FILES, STORAGES, Storage, free_memory, read_storage
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.streamed import StreamedStorage
@@ -23,6 +23,8 @@ from unisono.errors import PackError
 from unisono.world import World
 
 BATCH = 16
+
+IN_PACKS = [name for name in STORAGES if name != FILES]
 
 
 def read(name: str, index: Index, world: World) -> Storage:
@@ -105,7 +107,7 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
                 memory.close()
 
 
-@pytest.mark.parametrize("name", STORAGES)
+@pytest.mark.parametrize("name", IN_PACKS)
 def test_a_rank_reads_its_own_samples_while_the_others_are_in_no_call(
     group: World, spread: World, packs: Path, name: str
 ) -> None:
@@ -168,7 +170,7 @@ def test_all_together_hold_a_copy_for_each_group_or_each_node(group: World, spre
         copy.close()
 
 
-@pytest.mark.parametrize("way", STORAGES)
+@pytest.mark.parametrize("way", IN_PACKS)
 def test_what_does_not_fit_is_refused_on_every_rank(
     spread: World, packs: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +199,7 @@ def test_groups_that_cannot_be_formed_are_refused(group: World, packs: Path) -> 
     assert words.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
 
 
-@pytest.mark.parametrize("way", STORAGES)
+@pytest.mark.parametrize("way", IN_PACKS)
 def test_a_stripe_that_one_rank_cannot_read_is_reported_to_all(
     group: World, packs: Path, tmp_path: Path, way: str
 ) -> None:

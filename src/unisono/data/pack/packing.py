@@ -39,8 +39,8 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     `advance` is called after each sample. Raises PackError if the folder holds another pack, the disk is full, or no
     sample is valid.
     """
-    skipped = [(key, reason) for key, reason in map(_texts, source.skipped)]
-    source = replace(source, keys=_texts(source.keys), classes=_texts(source.classes), skipped=skipped)
+    skipped = [(key, reason) for key, reason in map(as_texts, source.skipped)]
+    source = replace(source, keys=as_texts(source.keys), classes=as_texts(source.classes), skipped=skipped)
     fingerprint = _fingerprint(source, options)
     if (existing := _packed(folder, fingerprint)) is not None:
         for _ in range(len(source)):
@@ -235,7 +235,7 @@ def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
         raise PackError(f"cannot create {folder}: {error.strerror}") from error
 
 
-def _texts(names: Sequence[str]) -> tuple[str, ...]:
+def as_texts(names: Sequence[str]) -> tuple[str, ...]:
     """Return file names as valid text: those of a file system may be any bytes."""
     return tuple(name.encode(errors="backslashreplace").decode() for name in names)
 

@@ -1,4 +1,4 @@
-"""Storages: places of a pack's samples, in the memory of the ranks or in its stripes. Each has one file, and one row.
+"""Storages: places of a pack's samples, in memory, in its stripes or in files. Each has one file, and one row.
 
     read ──▶ order, epoch 0 ── samples, samples, ... ──▶ order, epoch 1 ── samples, ... ──▶ close      ranks in step
     read ──▶ own ── own_epoch 0 ── samples, ... ── own_epoch 1 ── samples, ... ────────────▶ close      out of step
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unisono.data.pack.index import Index
     from unisono.world import World
 
-PARTITIONED, REPLICATED, STREAMED = "partitioned", "replicated", "streamed"
+PARTITIONED, REPLICATED, STREAMED, FILES = "partitioned", "replicated", "streamed", "files"
 
 STORAGES = Registry(
     "storage",
@@ -33,6 +33,7 @@ STORAGES = Registry(
         PARTITIONED: "unisono.data.storage.partitioned:PartitionedStorage",
         REPLICATED: "unisono.data.storage.replicated:ReplicatedStorage",
         STREAMED: "unisono.data.storage.streamed:StreamedStorage",
+        FILES: "unisono.data.storage.files:FilesStorage",
     },
 )
 """Storages by name. Each is a `Storage`, made from (index, world, options)."""
