@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from unisono.cli.bench import collectives, layers, memory, networks, shuffle
+from unisono.cli.bench import ablation, collectives, layers, memory, networks, shuffle, storage
 from unisono.cli.collective import price, simulate
 from unisono.cli.draw import draw
 from unisono.cli.elastic import join
@@ -69,10 +69,8 @@ for _panel, _functions in PANELS.items():
         _interspersed = _function not in (run, lab)  # what follows their program is the program's
         app.command(rich_help_panel=_panel, context_settings={"allow_interspersed_args": _interspersed})(_function)
 _bench = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
-_bench.command()(collectives)
-_bench.command()(networks)
-_bench.command()(shuffle)
-_bench.command()(memory)
+for _function in (collectives, networks, shuffle, storage, ablation, memory):
+    _bench.command()(_function)
 app.add_typer(_bench, name="bench", rich_help_panel="Tools")
 
 

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unisono.cli.ranks import RanksOption, join, make_folder, printer, start_ranks, write, write_alone, write_text
+from unisono.cli.ranks import (
+    RanksOption,
+    check_ranks,
+    join,
+    make_folder,
+    printer,
+    start_ranks,
+    write,
+    write_alone,
+    write_text,
+)
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
 from unisono.lab.plan import parse_rate
@@ -192,6 +202,76 @@ def shuffle(
     found = measure_shuffle(world, output / "pack", groups, bits)
     write_text(world, output / "shuffle.json", json.dumps(found, indent=1))
     _print_samples(found, printer(world))
+
+
+def storage(
+    output: Annotated[Path, typer.Option(help="Output folder for the images, the runs and storage.json.")] = Path(
+        "bench"
+    ),
+    ranks: RanksOption = 2,
+    images: Annotated[int, typer.Option(min=8, help="Training images, written as JPEG files.")] = 8000,
+    side: Annotated[int, typer.Option(min=8, help="Width and height of these files in pixels.")] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run; the first does not count.")] = 4,
+) -> None:
+    """Train on the same images in memory, from the stripes of a pack, and from their files: seconds an epoch."""
+    check_ranks(ranks)
+    from unisono.data.pack.layout import check_installed
+
+    check_installed()
+    from unisono.bench.ablation import storages, write_images
+
+    make_folder(output)
+    images_at = write_alone(output, partial(write_images, output, images, side))
+    same = f"data.size=8 data.augment=shift compute.convolutions=library rule.overlap=none training.epochs={epochs}"
+    sets = [word for change in same.split() for word in ("--set", change)]
+    _make_variants(["unisono", "train", "digits", f"--ranks={ranks}", *sets], storages(images_at), output, "storage")
+
+
+def ablation(
+    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file, or a name such as digits.")],
+    output: Annotated[Path, typer.Option(help="Output folder for the runs, ablation.json and ablation.md.")] = Path(
+        "bench"
+    ),
+    ranks: RanksOption = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Value of a key of the recipe in all runs. May be repeated.")
+    ] = None,
+    hosts: Annotated[
+        int, typer.Option(min=0, help="Hosts of an emulated cluster (unisono lab, needs root) with a rank each.")
+    ] = 0,
+    rate: Annotated[str, typer.Option(help="Rate of each host's link: 200mbit.")] = "1gbit",
+) -> None:
+    """Train with everything off, then switch one thing after another on: seconds an epoch, accuracy, what it gained.
+
+    These are the schedule, overlap, wire, memory (packs alone) and convolutions, each as the recipe has it. What has
+    run into the output folder is not repeated.
+    """
+    from unisono.bench.ablation import ladder
+    from unisono.training.recipe_file import find_recipe, read_recipe
+
+    check_ranks(ranks)
+    parse_rate(rate)
+    if hosts and ranks:
+        raise UsageError(f"--ranks {ranks}: not with --hosts {hosts}, which have a rank each")
+    path = find_recipe(recipe)
+    switches = ladder(read_recipe(path, changes or []))
+    make_folder(output)
+    lab = ["unisono", "lab", f"--hosts={hosts}", f"--rate={rate}", "--"] if hosts else []
+    own = [f"--ranks={ranks}"] if ranks else []
+    sets = [word for change in changes or () for word in ("--set", change)]
+    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own, *sets], switches, output, "ablation")
+
+
+def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
+    """Make the runs of a recipe, write what they measured, and print it."""
+    from unisono.bench.ablation import as_data, run_variants, table
+
+    if ranks_started(os.environ) is not None:
+        raise UsageError(f"unisono bench {name} starts the ranks of each run itself; start it without mpiexec or srun")
+    log = partial(print, flush=True)
+    found = write_alone(output, lambda: run_variants(train, variants, output, log))
+    files = {f"{name}.json": as_data(found), f"{name}.md": table(found)}
+    log(f"\n{files[f'{name}.md']}\n\n{write_alone(output, partial(_write_report, output, files))}")
 
 
 def memory(

@@ -68,7 +68,7 @@ def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:
     from rich.console import Console
     from rich.progress import Progress
 
-    from unisono.papers.measure import carry_out, collect, is_done, runs_of
+    from unisono.papers.measure import carry_out, collect, runs_of
 
     console, failed = Console(file=sys.stderr, highlight=False, soft_wrap=True), False
     todo = {figure.id: runs_of(figure) for figure in figures}
@@ -79,8 +79,7 @@ def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:
             for run in todo[figure.id]:
                 progress.update(task, description=f"{figure.id} {run.label}")
                 try:
-                    if not is_done(run, folder):
-                        carry_out(run, folder)
+                    carry_out(run, folder)
                 except (UsageError, OSError) as error:
                     console.print(f"unisono: {figure.id}: {error}", markup=False)
                     missing = True

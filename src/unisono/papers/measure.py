@@ -88,9 +88,14 @@ def is_done(run: FigureRun, results: Path) -> bool:
     return (run.folder(results) / ROWS).exists()
 
 
-def carry_out(run: FigureRun, results: Path) -> None:
-    """Run a command, and write its rows. Raises UsageError with the last line of its output where it fails."""
+def carry_out(run: FigureRun, results: Path) -> list[MeasuredRow]:
+    """Run a command, unless it has ended before, and return its rows.
+
+    Raises UsageError with the last line of its output where it fails.
+    """
     folder = run.folder(results)
+    if is_done(run, results):
+        return [MeasuredRow(**row) for row in json.loads((folder / ROWS).read_text())]
     shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
     ours = [sys.executable, "-m", "unisono"]
@@ -102,18 +107,19 @@ def carry_out(run: FigureRun, results: Path) -> None:
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
         raise UsageError(f"{run.command.format(out=folder)}: {said[-1]}")
-    rows = [asdict(row) for row in read_rows(folder)]
+    rows = list(read_rows(folder))
     with write_atomically(folder / ROWS) as aside:
-        aside.write_text(json.dumps(rows, indent=1))
+        aside.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return rows
 
 
 def collect(figure: PaperFigure, results: Path) -> None:
     """Write what the runs of a figure have measured."""
     rows = []
     for run in runs_of(figure):
-        for row in json.loads((run.folder(results) / ROWS).read_text()):
-            if figure.only in ("", row["unit"]):
-                rows.append({**row, "name": f"{run.label}: {row['name']}" if run.label else row["name"]})
+        for row in carry_out(run, results):
+            if figure.only in ("", row.unit):
+                rows.append(asdict(row) | {"name": f"{run.label}: {row.name}" if run.label else row.name})
     machine = f"{processor().name}, {len(available_cores())} cores, PyTorch {version('torch')}"
     date = datetime.datetime.now().astimezone().date().isoformat()
     content = {"date": date, "machine": machine, "command": figure.measure, "rows": rows}
@@ -195,7 +201,6 @@ READERS: Mapping[str, Callable[[Path], Iterator[MeasuredRow]]] = {
     "layers.json": _layers,
     "results.json": _collectives,
     "probe.toml": _messages,
-    "shuffle.json": _listed,
-    "memory.json": _listed,
+    **dict.fromkeys(("shuffle.json", "memory.json", "ablation.json", "storage.json"), _listed),
 }
 """Readers of the files that commands write."""
