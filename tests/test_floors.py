@@ -44,7 +44,7 @@ FLOORS = [
 
 MAX_LINES = {
     ".": 3_170,
-    "asynchronous": 1_100,
+    "asynchronous": 1_098,
     "bench": 1_495,
     "cli": 2_372,
     "collectives": 4_001,
@@ -52,21 +52,21 @@ MAX_LINES = {
     "data": 5_980,
     "elastic": 850,
     "engine": 630,
-    "foresight": 825,
-    "horovod": 1_010,
+    "foresight": 822,
+    "horovod": 1_005,
     "lab": 485,
-    "measure": 1_525,
+    "measure": 1_493,
     "models": 760,
-    "network": 1_790,
+    "network": 1_789,
     "optimizers": 527,
     "papers": 665,
-    "plan": 3_500,
-    "reducer": 3_868,
-    "rules": 1_172,
-    "schedules": 1_515,
-    "step": 2_823,
-    "tensor_parallel": 1_360,
-    "testing": 1_690,
+    "plan": 3_492,
+    "reducer": 3_819,
+    "rules": 1_217,
+    "schedules": 1_504,
+    "step": 2_709,
+    "tensor_parallel": 1_353,
+    "testing": 1_678,
     "torch_backend": 1_930,
     "training": 6_700,
     "transports": 3_115,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 346
+MAX_FILES = 339
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -24,7 +24,7 @@ LISTENERS = {
 
 UNPICKLE = {
     "data/sources/cifar.py",  # by an unpickler that knows arrays alone
-    "horovod/state.py",  # what ranks send each other, as MPI's own object collectives do
+    "horovod/collectives.py",  # what ranks send each other, as MPI's own object collectives do
 }
 
 

@@ -20,9 +20,10 @@ from unisono.measure.facts import (
     simd_width,
 )
 from unisono.measure.links import Links
-from unisono.measure.probe_plan import ProbeFindings, ProbeReading
 from unisono.measure.probes import (
     Probe,
+    ProbeFindings,
+    ProbeReading,
     collective_probe,
     copy_probe,
     decoding_probe,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.measure.probe_plan import SHARES, fits, plan_probe, share_of, trials
+from unisono.measure.probes import SHARES, fits, plan_probe, share_of, trials
 from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
 

@@ -10,8 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.measure.probe_plan import CONVOLUTION_SIZES, LINEAR_SIZES
-from unisono.measure.probes import Probe, copy_probe, decoding_probe, disk_probe, memory_probe, product_probe
+from unisono.measure.probes import (
+    CONVOLUTION_SIZES,
+    LINEAR_SIZES,
+    Probe,
+    copy_probe,
+    decoding_probe,
+    disk_probe,
+    memory_probe,
+    product_probe,
+)
 from unisono.placement import place
 from unisono.plan.layer_costs import shape_of_product
 from unisono.plan.trace import trace

@@ -11,7 +11,7 @@ from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.model_weights import ModelWeights
+from unisono.reducer.weights import ModelWeights
 from unisono.step.rule import RankState, Traits
 
 

@@ -65,7 +65,7 @@ def test_buckets_follow_the_order_of_the_first_step() -> None:
     one = One(BSP(overlap="chain", exchange=Exchange(bucket_bytes=64)), ranks=2)
     assert one.programs.tuning.state() is None
     one.programs.next_step(deferred=False)
-    one.programs.tuning.record_order([1, 0, 2])
+    one.programs.tuning.recorded_order = [1, 0, 2]
     assert one.programs.next_step(deferred=False)
     assert one.memory.count == 2
     assert one.memory.buckets[0].parameters == (1,)

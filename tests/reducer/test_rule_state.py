@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.reducer.bucket_memory import BucketMemory
-from unisono.reducer.rule_state import SUM, RuleState, Segments, without_changes
+from unisono.reducer.weights import SUM, RuleState, Segments, without_changes
 from unisono.schedules.pieces import bounds
 from unisono.step.replica import ANCHOR, MOMENTUM, RESIDUAL, SENT, SUM_RESIDUAL
 

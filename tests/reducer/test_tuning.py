@@ -133,7 +133,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
             before = tuning.setting, tuning.order
             settings.append(tuning.setting)
             now[0] += takes(tuning.setting)
-            tuning.record_order(order)
+            tuning.recorded_order = order
         return Course(tuning, settings, said, measured)
 
     return course

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from unisono.rules import RULES, LocalSGD, options
-from unisono.rules.options import all_options, own_options
+from unisono import rules
+from unisono.registry import Registry
+from unisono.rules import RULES, LocalSGD, all_options, own_options
 from unisono.tables import number
 
 
@@ -31,9 +32,7 @@ class Seldom(LocalSGD):
 
 
 def test_of_two_rules_with_the_same_key_the_one_that_is_named_has_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = options.find_rule
-    monkeypatch.setattr(options, "RULES", (*RULES, "seldom"))
-    monkeypatch.setattr(options, "find_rule", lambda name: Seldom if name == "seldom" else found(name))
+    monkeypatch.setattr(rules, "RULES", Registry("rule", {**RULES, "seldom": f"{__name__}:Seldom"}))
     assert all_options("seldom")["every"].default == 99
     assert all_options("bsp")["every"].default == 16
     assert all_options("bsp")["shyness"].default == 0.5

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from unisono.tensor_parallel.dropout import SampleDropout, mixed, use_sample_dropout
+from unisono.tensor_parallel.layers import SampleDropout, mixed, use_sample_dropout
 from unisono.tensor_parallel.layouts import SampleNumbers
 
 

@@ -9,8 +9,7 @@ import tomli_w
 
 from unisono.errors import RecipeError
 from unisono.models import MODELS
-from unisono.rules import EASGD, RULES
-from unisono.rules.options import own_options
+from unisono.rules import EASGD, RULES, own_options
 from unisono.training.learning_rate import rate_at
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_check import check_run, describe_unused, make_rule

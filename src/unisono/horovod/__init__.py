@@ -17,6 +17,7 @@ from unisono.horovod.collectives import ReduceOp as ReduceOp
 from unisono.horovod.collectives import Sum as Sum
 from unisono.horovod.collectives import allgather as allgather
 from unisono.horovod.collectives import allgather_async as allgather_async
+from unisono.horovod.collectives import allgather_object as allgather_object
 from unisono.horovod.collectives import allreduce as allreduce
 from unisono.horovod.collectives import allreduce_ as allreduce_
 from unisono.horovod.collectives import allreduce_async as allreduce_async
@@ -28,6 +29,9 @@ from unisono.horovod.collectives import broadcast as broadcast
 from unisono.horovod.collectives import broadcast_ as broadcast_
 from unisono.horovod.collectives import broadcast_async as broadcast_async
 from unisono.horovod.collectives import broadcast_async_ as broadcast_async_
+from unisono.horovod.collectives import broadcast_object as broadcast_object
+from unisono.horovod.collectives import broadcast_optimizer_state as broadcast_optimizer_state
+from unisono.horovod.collectives import broadcast_parameters as broadcast_parameters
 from unisono.horovod.collectives import grouped_allreduce as grouped_allreduce
 from unisono.horovod.collectives import grouped_allreduce_ as grouped_allreduce_
 from unisono.horovod.collectives import grouped_allreduce_async as grouped_allreduce_async
@@ -58,9 +62,5 @@ from unisono.horovod.session import rank as rank
 from unisono.horovod.session import rocm_built as rocm_built
 from unisono.horovod.session import shutdown as shutdown
 from unisono.horovod.session import size as size
-from unisono.horovod.state import allgather_object as allgather_object
-from unisono.horovod.state import broadcast_object as broadcast_object
-from unisono.horovod.state import broadcast_optimizer_state as broadcast_optimizer_state
-from unisono.horovod.state import broadcast_parameters as broadcast_parameters
 
 HorovodInternalError = UnisonoError

@@ -25,9 +25,15 @@ import torch
 from unisono.data_parallel import parallel
 from unisono.engine.closing import weakly
 from unisono.errors import UsageError
-from unisono.horovod.collectives import Compression, Compressor, ReduceOp, allreduce
+from unisono.horovod.collectives import (
+    Compression,
+    Compressor,
+    ReduceOp,
+    allreduce,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from unisono.horovod.session import session
-from unisono.horovod.state import broadcast_optimizer_state, broadcast_parameters
 from unisono.reducer import Reducer, reducer_of
 from unisono.rules import BSP, Exchange
 from unisono.world import World

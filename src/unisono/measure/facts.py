@@ -34,7 +34,7 @@ import torch
 
 from unisono.launch import available_cores
 from unisono.measure.links import Links, slow_links
-from unisono.measure.probe_plan import ProbeFindings, ProbeReading, slowest
+from unisono.measure.probes import ProbeFindings, ProbeReading, slowest
 from unisono.network.choice import ChoiceRow, ChoiceTables, SupernodeRow
 from unisono.placement import Placement
 from unisono.plan.machines import (

@@ -100,7 +100,8 @@ def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Li
     nbytes = 64 << 10
     while nbytes < MAX_BYTES and statistics.median(_exchange_seconds(nodes, rounds[0], nbytes)) < MIN_EXCHANGE_SECONDS:
         nbytes *= 2
-    rounds = rounds[: _affordable(nodes, rounds[0], nbytes, seconds)]
+    if seconds is not None:  # half of them, but one round at least
+        rounds = rounds[: max(1, int(seconds / 2 / max(_exchange_seconds(nodes, rounds[0], nbytes))))]
     speeds = [
         (pair, nbytes / took)
         for pairs in rounds
@@ -114,13 +115,6 @@ def _between(nodes: MPI.Intracomm, inside: Network, seconds: float | None) -> Li
         load = max(sum(group in (groups[a], groups[b]) for a, b in crossing) for group in set(groups))
         network = replace(network, uplink_beta=slow / load if slow > MIN_UPLINK_RATIO * beta else None)
     return Links(network, groups, tuple(speeds))
-
-
-def _affordable(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, seconds: float | None) -> int | None:
-    """Return the number of rounds that half of the `seconds` have time for, 1 or more; None for no limit."""
-    if seconds is None:
-        return None
-    return max(1, int(seconds / 2 / max(_exchange_seconds(nodes, pairs, nbytes))))
 
 
 def _inside(groups: Sequence[int]) -> list[Pair]:

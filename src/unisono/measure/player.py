@@ -40,7 +40,9 @@ from unisono.data.loading import PROCESSOR
 from unisono.errors import UsageError
 from unisono.measure.facts import machine_facts, sites_of
 from unisono.measure.links import Links, measure_links
-from unisono.measure.probe_plan import (
+from unisono.measure.probes import (
+    MeasuredCall,
+    Probe,
     ProbeFindings,
     ProbePart,
     ProbePlan,
@@ -52,7 +54,6 @@ from unisono.measure.probe_plan import (
     slowest,
     trials,
 )
-from unisono.measure.probes import MeasuredCall, Probe
 from unisono.measure.timing import (
     LONG_CALL_SECONDS,
     MAX_TRIALS,

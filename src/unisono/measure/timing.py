@@ -84,7 +84,8 @@ def times(
     first = {name: trial(world, call, 1) for name, call in calls.items()}
     long = min(first.values()) > LONG_CALL_SECONDS
     seconds: dict[str, list[float]] = {name: [took] if long else [] for name, took in first.items()}
-    repeat = 1 if long else _repeat(world, calls)
+    fastest = 1.0 if long else min(trial(world, call, 1) for call in calls.values())
+    repeat = max(1, min(200, int(MIN_TRIAL_SECONDS / fastest)))
     spent, number = 0.0, int(long)
     while number < max_trials and (number < min_trials or spent < budget_seconds):
         worth = worth_another(seconds, factor) if factor and number >= 2 else set(names)
@@ -96,12 +97,6 @@ def times(
                 spent += took * repeat
         number += 1
     return seconds
-
-
-def _repeat(world: World, calls: Mapping[str, TimedCall]) -> int:
-    """Return the number of calls in a trial, from the time of the fastest call."""
-    fastest = min(trial(world, call, 1) for call in calls.values())
-    return max(1, min(200, int(MIN_TRIAL_SECONDS / fastest)))
 
 
 def collective_call(

@@ -261,11 +261,6 @@ def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
     ]
 
 
-def _rules(row: Comparison) -> str:
-    before, after = row.before.rule, row.after.rule
-    return before if before == after else f"{before} > {after}"
-
-
 def _mostly(row: Comparison) -> str:
     part, seconds = max(row.differences.items(), key=lambda one: abs(one[1]))
     return f"{part} {seconds * 1e3:+,.1f} ms"
@@ -273,7 +268,7 @@ def _mostly(row: Comparison) -> str:
 
 CHANGE_COLUMNS: Sequence[tuple[str, Callable[[Comparison], str]]] = [
     ("what if", lambda row: row.change),
-    ("rule", _rules),
+    ("rule", lambda row: " > ".join(dict.fromkeys((row.before.rule, row.after.rule)))),
     ("nodes", lambda row: str(row.before.nodes)),
     ("step", lambda row: _ms(row.before.step)),
     ("then", lambda row: _ms(row.after.step)),

@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -29,15 +28,6 @@ RANKS_PER_NUMBER = 48
 """Ranks whose bits one number holds: a float64 holds integers up to 2**53 exactly."""
 
 MAX_EXACT_INTEGER = 2.0**53
-
-
-class LossWeight(NamedTuple):
-    """Weight of a rank's loss in the next average."""
-
-    average: int
-    """Number of averages before."""
-    weight: float
-    """Samples of the loss; 1 where ranks count alike."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ They keep nothing alive: Python's collector does not see what holds hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from unisono.engine.closing import weakly
+from unisono.plan.trace import tensors_in
 
 if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
@@ -74,7 +75,7 @@ class Attachment:
             return
         if torch._C._current_graph_task_id() == -1:
             self.reducer.structure.check(model)
-            self.reducer.on_forward(_first_tensor((*inputs, *named.values())))
+            self.reducer.on_forward(next(tensors_in((inputs, named)), None))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
@@ -101,17 +102,6 @@ def reducer_of(model: torch.nn.Module) -> Reducer | None:
     """Return the Reducer of a model that was made parallel; None for any other model."""
     attachment: Attachment | None = getattr(model, ATTRIBUTE, None)
     return None if attachment is None else attachment.reducer
-
-
-def _first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
-    """Return the first tensor among a model's inputs, also inside dicts, lists and tuples; None where there is none."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            return value
-        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        if (tensor := _first_tensor(inside)) is not None:
-            return tensor
-    return None
 
 
 class WaitOnAccess(dict[str, Any]):

@@ -65,7 +65,9 @@ class SplitStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, parameters
-        self.updates = Updates.PARTS if _can_be_split(optimizer) else Updates.WHOLE
+        per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
+        splits = per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
+        self.updates = Updates.PARTS if splits else Updates.WHOLE
         """PARTS where the step is made in parts, which need not be waited for; else WHOLE."""
         self._groups = options_of(optimizer)
 
@@ -121,11 +123,6 @@ def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None
                     "frozen when the model was made parallel: its gradients would differ from rank to rank. Put all "
                     "that the optimizer trains into one torch.nn.ModuleDict, and make that parallel"
                 )
-
-
-def _can_be_split(optimizer: torch.optim.Optimizer) -> bool:
-    per_parameter = type(optimizer).__module__.startswith(PER_PARAMETER_MODULES)
-    return per_parameter and not is_patched(optimizer) and not has_hooks(optimizer)
 
 
 def _wait_and_call(

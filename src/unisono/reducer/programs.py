@@ -14,9 +14,9 @@ from unisono.engine.communicator_pool import ModelCollectives
 from unisono.engine.spans import Observe
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.rule_state import RuleState, without_changes
 from unisono.reducer.tuning import Log, StepTimes, Tuning
 from unisono.reducer.virtual_ranks import VirtualRanks
+from unisono.reducer.weights import RuleState, without_changes
 from unisono.rules import BaseRule
 from unisono.step.layout import Layout, Updates
 from unisono.step.play import LinkOf, Player, Prepared

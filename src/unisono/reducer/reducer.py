@@ -13,7 +13,7 @@ Its parts, each of which has its own state:
     control      samples and requests of this rank, and what all ranks said     `control.py`
     sharded      the user's optimizer, where its state is in shards             `optimizer.py`
 
-Beside them are gradients between averages (`accumulation.py`), and weights outside of steps (`model_weights.py`).
+Beside them are gradients between averages (`accumulation.py`), and weights outside of steps (`weights.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
-from unisono.reducer.control import Agreement, LossWeight, StepControl
+from unisono.reducer.control import Agreement, StepControl
 from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
-from unisono.reducer.model_weights import ModelWeights
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
@@ -49,6 +48,7 @@ from unisono.reducer.scattered_gradient import clear
 from unisono.reducer.structure import Structure
 from unisono.reducer.tuning import StepTimes
 from unisono.reducer.virtual_ranks import VirtualRanks
+from unisono.reducer.weights import ModelWeights
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.step.build import CONTROL
@@ -113,12 +113,13 @@ class Reducer:
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
 
-    def loss_weight(self) -> LossWeight:
-        """Return the weight of this rank's loss among those of its group, of whose samples layers make gradients."""
+    def loss_weight(self) -> tuple[int, float]:
+        """Return the number of averages so far, and the weight of this rank's loss in the next one among those of its
+        group, of whose samples layers make gradients: its samples, or 1 where ranks count alike."""
         samples = self.control.samples
         if samples is None or (samples and self.traits.sums):
             samples = 1.0
-        return LossWeight(self.control.averages, samples)
+        return self.control.averages, samples
 
     def on_forward(self, first: torch.Tensor | None) -> None:
         """Record a forward pass and its first input. Raises UsageError for one that is captured as a graph."""
@@ -257,7 +258,7 @@ class Reducer:
     def finalize(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
         begun = self.runner.end_backward()
-        self.programs.tuning.record_order(begun.order)
+        self.programs.tuning.recorded_order = begun.order
         self.times.begin()
         self.control.end_pass()
         if self._step is None:

@@ -149,7 +149,8 @@ class Tuning:
         """Function that rank 0 reports the choice with."""
         self.choice: TrialChoice | None = None
         """Chosen setting, with its prediction and what that is worth; None where nothing had to be predicted."""
-        self._recorded_order: Sequence[int] = self.order
+        self.recorded_order: Sequence[int] = self.order
+        """Order in which the gradients of the last step became ready; missing ones are at its end."""
         self._begins: list[float] = []
         self._finished = world.size == 1 or not memory.parameters or not is_searched(rule)
         self._search = iter(()) if self._finished else self._search_steps()
@@ -174,10 +175,6 @@ class Tuning:
     def close(self) -> None:
         """End the search; its generator keeps this object alive."""
         self._search = iter(())
-
-    def record_order(self, order: Sequence[int]) -> None:
-        """Record the order in which the gradients of a step became ready; missing ones are at its end."""
-        self._recorded_order = order
 
     def state(self) -> dict[str, Any] | None:
         """Return the result of the search, for a run that resumes; None while it is running."""
@@ -207,7 +204,7 @@ class Tuning:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         counters = read_counters()
         yield False
-        self.order = self._world.broadcast(torch.tensor(self._recorded_order, dtype=torch.int64)).tolist()
+        self.order = self._world.broadcast(torch.tensor(self.recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
         if len(self._overlaps) == len(self._sizes) == 1 and not own_order:
             self._finished = True

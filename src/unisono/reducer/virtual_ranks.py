@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -26,31 +27,31 @@ import torch
 from unisono.errors import UsageError
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.control import StepControl
+from unisono.schedules.pieces import bounds
 from unisono.transports.exact import Gradients
 
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
+@dataclass(eq=False)
 class VirtualRanks:
     """Shares of `count` that one rank of `ranks` computes in each step, and their gradients until they are summed."""
 
-    def __init__(
-        self,
-        count: int,
-        rank: int,
-        ranks: int,
-        accumulation: Accumulation,
-        control: StepControl,
-        parameters: Sequence[torch.Tensor],
-    ) -> None:
-        self.count, self._rank = count, rank
-        self.own = range(count * rank // ranks, count * (rank + 1) // ranks)
+    count: int
+    rank: int
+    ranks: int
+    accumulation: Accumulation
+    control: StepControl
+    parameters: Sequence[torch.Tensor]
+    kept: list[tuple[float, Gradients]] = field(default_factory=list)
+    """Samples and gradients of the shares of this step but the last."""
+    samples: float = 0.0
+    """Samples of the share whose pass runs."""
+
+    @property
+    def own(self) -> range:
         """Shares of this rank."""
-        self.kept: list[tuple[float, Gradients]] = []
-        """Samples and gradients of the shares of this step but the last."""
-        self.samples = 0.0
-        """Samples of the share whose pass runs."""
-        self._accumulation, self._control, self._parameters = accumulation, control, parameters
+        return range(*bounds(self.count, self.ranks, self.rank))
 
     def own_samples(self, whole: int) -> range:
         """Return the numbers of this rank's samples in a batch of `whole` samples of all ranks."""
@@ -72,7 +73,7 @@ class VirtualRanks:
         """
         cuts, state = self._cuts(tensors, whole), torch.get_rng_state()
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(self.own) > 1 else []
-        seed = self._control.averages if seed is None else seed
+        seed = self.control.averages if seed is None else seed
         self.kept = []
         try:
             for share, (first, last) in reversed([*zip(self.own, cuts, strict=True)]):
@@ -81,9 +82,9 @@ class VirtualRanks:
                         buffer.copy_(before)
                 torch.manual_seed(int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1))
                 self.samples, sums = float(last - first), share == self.own.start
-                self._accumulation.averages = sums
+                self.accumulation.averages = sums
                 if sums:
-                    self._control.samples = float(cuts[-1][1] - cuts[0][0])
+                    self.control.samples = float(cuts[-1][1] - cuts[0][0])
                 if first < last:
                     with _deterministic():
                         yield tuple(tensor[first:last].clone() for tensor in tensors)  # as aligned as in any other run
@@ -92,7 +93,7 @@ class VirtualRanks:
                 if not sums:
                     self.kept.append((self.samples, self._take_gradients()))
         finally:
-            self._accumulation.averages, self.kept = True, []
+            self.accumulation.averages, self.kept = True, []
             torch.set_rng_state(state)
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
@@ -100,14 +101,14 @@ class VirtualRanks:
         length, shares = len(tensors[0]), len(self.own)
         if whole is None and length % shares:
             raise UsageError(
-                f"rank {self._rank}: {length} samples for {shares} virtual ranks, which have equally many: give a "
+                f"rank {self.rank}: {length} samples for {shares} virtual ranks, which have equally many: give a "
                 "multiple, or whole=..., the samples of all ranks"
             )
         total = length // shares * self.count if whole is None else whole
         begin = self.own_samples(total)
         if len(begin) != length:
             raise UsageError(
-                f"rank {self._rank}: {length} samples, but its virtual ranks have samples {begin.start} to "
+                f"rank {self.rank}: {length} samples, but its virtual ranks have samples {begin.start} to "
                 f"{begin.stop - 1} of {total}: give those of unisono.own_samples"
             )
         each = [total * share // self.count - begin.start for share in (*self.own, self.own.stop)]
@@ -115,10 +116,10 @@ class VirtualRanks:
 
     def _take_gradients(self) -> Gradients:
         """Return the gradients of the pass that has ended, and leave none in the parameters."""
-        found = {number: parameter.grad for number, parameter in enumerate(self._parameters)}
-        for parameter in self._parameters:
+        found = {number: parameter.grad for number, parameter in enumerate(self.parameters)}
+        for parameter in self.parameters:
             parameter.grad = None
-        self._accumulation.accumulated = False
+        self.accumulation.accumulated = False
         return found
 
 

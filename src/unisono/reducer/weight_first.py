@@ -79,9 +79,9 @@ class WeightFirstConvolution(nn.modules.conv._ConvNd):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
         zeros = self.padding_mode == "zeros" and not isinstance(self.padding, str)
         if zeros and separable(input, weight, bias) and input.dim() == weight.dim() and input.numel():
-            options = self.stride, self.padding, self.dilation, False, self.output_padding, self.groups
-            given = partial(convolution_outputs, options), partial(convolution_gradients, options)
-            return compute(*given, input, weight, bias)
+            options: Sequence[Any] = self.stride, self.padding, self.dilation, False, self.output_padding, self.groups
+            gradients = partial(convolution_gradients, options)
+            return compute(lambda x, w, b: torch.convolution(x, w, b, *options), gradients, input, weight, bias)
         return super()._conv_forward(input, weight, bias)
 
 
@@ -132,11 +132,6 @@ def linear_gradients(
         rows.t() @ inputs.flatten(0, -2) if wanted[1] else None,
         rows.sum(0) if wanted[2] else None,
     )
-
-
-def convolution_outputs(options: Sequence[Any], inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the outputs of a convolution with these options of `torch.convolution`, (b, out, ...)."""
-    return torch.convolution(inputs, weight, bias, *options)
 
 
 def convolution_gradients(

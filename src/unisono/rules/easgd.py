@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from unisono.errors import StepError, UsageError
+from unisono.errors import UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
 from unisono.step.costs import Duration, latency
@@ -77,7 +77,7 @@ def _swap(ranks: Sequence[SymbolicState], task: Task) -> None:
     sent = worker.contents(task, Stage.WEIGHTS)
     for state in ranks:
         if task.key in state.received:
-            raise StepError(f"rank {state.rank}: {task} overwrites a bucket that came and was not used")
+            raise state.error(task, "overwrites a bucket that came and was not used")
     worker.received[task.key] = {parameter: server.weights[parameter][task.key] for parameter in sent}
     server.received[task.key] = {parameter: state.version for parameter, (state,) in sent.items()}
 
@@ -85,7 +85,7 @@ def _swap(ranks: Sequence[SymbolicState], task: Task) -> None:
 def _take_received(state: SymbolicState, task: Task) -> Iterable[tuple[int, int]]:
     received = state.received.pop(task.key, None)
     if received is None:
-        raise StepError(f"rank {state.rank}: {task} uses bucket {task.key} of the other end, which has not come")
+        raise state.error(task, f"uses bucket {task.key} of the other end, which has not come")
     return received.items()
 
 
@@ -95,7 +95,7 @@ def _pull(state: SymbolicState, task: Task) -> None:
     for parameter, version in received:
         (sent,) = packed[parameter]
         if state.weights[parameter][task.key] != sent.version:
-            raise StepError(f"rank {state.rank}: {task} pulls other weights of parameter {parameter} than were sent")
+            raise state.error(task, f"pulls other weights of parameter {parameter} than were sent")
         state.pulled.setdefault((parameter, task.key), sent.version)
         state.weights[parameter][task.key] = state.versions.of("pulled", sent.version, version)
 

@@ -9,8 +9,7 @@ momentum, the weights updated with the mean of the gradients. A bucket of n byte
 bytes on each rank, once in `every` steps; for 4 ranks and every = 4 that is 0.375 n a step.
 
 A wire would round weights, so ranks that have one exchange the change of the weights since the last average, with error
-feedback (`step/error_feedback.py`): an outer step (`rules/outer.py`) at rate 1. With "int4" and every = 4, that is 0.05
-n a step.
+feedback: an outer step (`rules/outer.py`) at rate 1. With "int4" and every = 4, that is 0.05 n a step.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any
 from unisono.errors import UsageError
 from unisono.schedules.pieces import bounds
 from unisono.step import build
-from unisono.step.costs import Costs, Duration, half_exchange, small_exchange
+from unisono.step.costs import Costs, Duration, half_exchange
 from unisono.step.layout import Layout, Updates
-from unisono.step.operations import PACK, needs_all, price_unpack
+from unisono.step.operations import PACK, needs_all, price_unpack, small_collective
 from unisono.step.overlaps import CollectiveTasks
 from unisono.step.program import (
     MAIN,
@@ -125,33 +125,23 @@ def all_gather(algorithm: str = "auto") -> Operation:
 def clip_shards(limit: float, exact: bool = False) -> Operation:
     """Return the operation that scales all gradients, so that their common norm is at most `limit`: one sum; with
     `exact` one that does not depend on the shards."""
-
-    def act(replica: Any, _: Task, world: Any) -> None:
-        replica.shards.clip(limit, world, exact)
-
-    return Operation("clip", act, needs_all(Stage.SHARD), small_exchange, Role.COLLECTIVE)
+    return small_collective(
+        "clip", lambda replica, _, world: replica.shards.clip(limit, world, exact), needs_all(Stage.SHARD)
+    )
 
 
 @cache
 def sum_norms(exact: bool) -> Operation:
     """Return the operation that sums the squares of whole layers' norms over the ranks, for LARS and LAMB."""
-
-    def act(replica: Any, _: Task, world: Any) -> None:
-        replica.shards.sum_norms(world, exact)
-
-    return Operation("norms", act, needs_all(Stage.SHARD), small_exchange, Role.COLLECTIVE, "l")
+    return small_collective(
+        "norms", lambda replica, _, world: replica.shards.sum_norms(world, exact), needs_all(Stage.SHARD), letter="l"
+    )
 
 
 STEP = Operation("step", None)
 """Step of the outside program's optimizer: the shards are updated when it has been called."""
 
-AGREE_ON_STEP = Operation(
-    "agree_on_step",
-    lambda replica, _, world: replica.agree_on_step(world),
-    price=small_exchange,
-    role=Role.COLLECTIVE,
-    letter="W",
-)
+AGREE_ON_STEP = small_collective("agree_on_step", lambda replica, _, world: replica.agree_on_step(world), letter="W")
 """Sum of what the ranks say of that step: all have made it, or none, and of the same gradients."""
 
 UPDATE_SHARD = Operation(

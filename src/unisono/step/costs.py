@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,7 +87,7 @@ class Costs:
     def forward(self) -> dict[int, float]:
         """Seconds from the reading of each parameter to that of the next; for key -1, until the first is read."""
         order, needed = self.layout.order, self.computing.needed
-        times = _rising([0.0, *(needed[number] for number in order)])
+        times = accumulate((0.0, *(needed[number] for number in order)), max)  # none before the previous one
         between = [after - before for before, after in pairwise(times)]
         seconds = dict(zip((-1, *order[:-1]), between, strict=False))
         return {**seconds, order[-1]: 0.0} if order else {-1: 0.0}
@@ -99,7 +99,7 @@ class Costs:
         begin = max((self.computing.needed[number] for number in order), default=0.0)
         first = min(ready, default=self.computing.whole)
         full = [max(ready[number] for number in self.layout.bucket(key).parameters) for key in self.layout.filled]
-        times = _rising([begin, first, *full, self.computing.whole])
+        times = accumulate((begin, first, *full, self.computing.whole), max)
         between = [after - before for before, after in pairwise(times)]
         return dict(zip((0, *self.layout.filled, -1), between, strict=True))
 
@@ -156,11 +156,3 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
     if slope <= 0 or mean - slope * middle < 0:  # too few sizes, or noise: no latency
         return Cost(0.0, total / bytes_moved) if bytes_moved else Cost(mean, 0.0)
     return Cost(mean - slope * middle, slope)
-
-
-def _rising(times: Sequence[float]) -> list[float]:
-    """Return the times, none of them before the previous one."""
-    rising: list[float] = []
-    for time in times:
-        rising.append(max(time, rising[-1]) if rising else time)
-    return rising

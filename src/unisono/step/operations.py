@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from unisono.errors import StepError
 from unisono.step.costs import Costs, Duration, latency, small_exchange, whole_exchange
 from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
@@ -32,6 +31,9 @@ from unisono.step.symbolic_state import (
 )
 from unisono.wires import wire_of
 
+small_collective = partial(Operation, price=small_exchange, role=Role.COLLECTIVE)
+"""Operation of all members together, of almost no bytes."""
+
 # What the program outside does --------------------------------------------------------------------------------------
 
 
@@ -43,7 +45,7 @@ def _begin(state: SymbolicState, _: Task) -> None:
 @each
 def _forward(state: SymbolicState, task: Task) -> None:
     if not any(value.kind == "weights" for value in task.reads):
-        raise StepError(f"rank {state.rank}: {task} reads no weights, so that it waits for no update of them")
+        raise state.error(task, "reads no weights, so that it waits for no update of them")
     state.seen[task.key] = dict(state.weights[task.key])
 
 
@@ -53,10 +55,7 @@ def _backward(state: SymbolicState, task: Task) -> None:
     for parameter in task.parameters:
         state.made[parameter] = state.batch
         if parameter not in state.seen:
-            raise StepError(
-                f"rank {state.rank}: {task} makes a gradient of parameter {parameter}, whose weights no forward "
-                "has read"
-            )
+            raise state.error(task, f"makes a gradient of parameter {parameter}, whose weights no forward has read")
         seen, parts = state.seen[parameter], state.gradients.setdefault(parameter, {})
         for key in state.parts_of(parameter):
             contribution = Contribution(state.rank, state.batch, seen[key])
@@ -68,10 +67,8 @@ def _backward(state: SymbolicState, task: Task) -> None:
 def _grad_input(state: SymbolicState, task: Task) -> None:
     for parameter in task.parameters:
         if state.seen.pop(parameter, None) != state.weights[parameter]:
-            raise StepError(
-                f"rank {state.rank}: {task} reads weights of parameter {parameter} that are not those of the forward "
-                "pass: update them after it"
-            )
+            others = "that are not those of the forward pass: update them after it"
+            raise state.error(task, f"reads weights of parameter {parameter} {others}")
 
 
 @each
@@ -116,7 +113,7 @@ def _agree(state: SymbolicState, _: Task) -> None:
 def _pack(state: SymbolicState, task: Task) -> None:
     held = state.buckets.get(task.key)
     if held is not None and held.stage in (Stage.UPDATED, Stage.GATHERED):
-        raise StepError(f"rank {state.rank}: {task} overwrites updated weights that were not unpacked")
+        raise state.error(task, "overwrites updated weights that were not unpacked")
     state.buckets[task.key] = Contents(Stage.GRADIENTS, _own_gradients(state, task))
     for parameter in state.layout.bucket(task.key).parameters:
         del state.gradients[parameter][task.key]
@@ -127,14 +124,10 @@ def _own_gradients(state: SymbolicState, task: Task) -> dict[int, Sum]:
     parts: dict[int, Sum] = {}
     for parameter in state.layout.bucket(task.key).parameters:
         if state.control != state.made.get(parameter):
-            raise StepError(
-                f"rank {state.rank}: {task} has no control message of its step, which gives the weight of gradients"
-            )
+            raise state.error(task, "has no control message of its step, which gives the weight of gradients")
         contributions = state.gradients.get(parameter, {}).get(task.key)
         if contributions is None:
-            raise StepError(
-                f"rank {state.rank}: {task} packs the gradient of parameter {parameter}, which is not there"
-            )
+            raise state.error(task, f"packs the gradient of parameter {parameter}, which is not there")
         parts[parameter] = contributions
     return parts
 
@@ -154,10 +147,8 @@ def _pack_integers(ranks: Sequence[SymbolicState], task: Task) -> None:
         agreed = state.contents(task, Stage.EXPONENTS)
         for parameter, own in _own_gradients(state, task).items():
             if not own <= agreed[parameter]:
-                raise StepError(
-                    f"rank {state.rank}: {task} makes integers of a gradient of parameter {parameter} that was not "
-                    "measured: it may not fit the exponents"
-                )
+                unmeasured = "that was not measured: it may not fit the exponents"
+                raise state.error(task, f"makes integers of a gradient of parameter {parameter} {unmeasured}")
     _pack(ranks, task)
 
 
@@ -180,7 +171,7 @@ def _set_grads(state: SymbolicState, task: Task) -> None:
 def _clip_local(state: SymbolicState, task: Task) -> None:
     missing = [parameter for parameter in range(state.layout.parameters) if parameter not in state.gradients]
     if missing:
-        raise StepError(f"rank {state.rank}: {task} takes the norm without the gradients of parameters {missing}")
+        raise state.error(task, f"takes the norm without the gradients of parameters {missing}")
 
 
 @each
@@ -189,9 +180,7 @@ def _update_local(state: SymbolicState, task: Task) -> None:
         state.check_read(parameter, task)
         parts = state.gradients.pop(parameter, None)
         if parts is None:
-            raise StepError(
-                f"rank {state.rank}: {task} applies the gradient of parameter {parameter}, which is not there"
-            )
+            raise state.error(task, f"applies the gradient of parameter {parameter}, which is not there")
         for key, contributions in parts.items():
             state.weights[parameter][key] = state.update(parameter, key, contributions)
 
@@ -219,7 +208,7 @@ def price_unpack(task: Task, costs: Costs) -> Duration:
     return Duration(costs.nbytes(task.key) * costs.computing.unpack)
 
 
-AGREE = Operation("agree", lambda replica, _, world: replica.agree(world), _agree, small_exchange, Role.COLLECTIVE, "w")
+AGREE = small_collective("agree", lambda replica, _, world: replica.agree(world), _agree, letter="w")
 """Sum of the control messages: it gives the weight of each rank's gradients, and the requests to all ranks."""
 
 PACK = Operation("pack", lambda replica, task, _: replica.pack(task.key), _pack, price_pack)
@@ -234,12 +223,8 @@ MEASURE = Operation("measure", lambda replica, task, _: replica.measure(task.key
 MEASURE_SUM = replace(MEASURE, act=lambda replica, task, _: replica.measure(task.key, scaled=False))
 """The same of gradients as they are."""
 
-EXPONENTS = Operation(
-    "exponents",
-    lambda replica, task, world: world.allreduce(replica.maxima(task.key), op="maximum"),
-    _exponents,
-    small_exchange,
-    Role.COLLECTIVE,
+EXPONENTS = small_collective(
+    "exponents", lambda replica, task, world: world.allreduce(replica.maxima(task.key), op="maximum"), _exponents
 )
 """Maximum of those over the ranks: it gives the exponents of the integers that are packed next."""
 
@@ -258,13 +243,8 @@ SET_GRADS = Operation("set_grads", lambda replica, task, _: replica.set_grads(ta
 CLIP = Operation("clip", lambda replica, _, __: replica.clip(), needs_all(Stage.AVERAGED))
 """Scaling of all averaged gradients, so that their common norm is at most `Layout.clip`."""
 
-SUM_SQUARES = Operation(
-    "sum_squares",
-    lambda replica, _, world: replica.sum_squares(world),
-    needs_all(Stage.AVERAGED),
-    small_exchange,
-    Role.COLLECTIVE,
-    "q",
+SUM_SQUARES = small_collective(
+    "sum_squares", lambda replica, _, world: replica.sum_squares(world), needs_all(Stage.AVERAGED), letter="q"
 )
 """Sum of the squares of all averaged gradients, where parameters are split: each part counts once."""
 
@@ -317,10 +297,8 @@ def check_mean(state: SymbolicState, task: Task, parameter: int, contributions: 
     doubled = sorted(contribution.rank for contribution, count in contributions.items() if count > 1)
     if doubled or len(contributions) != ranks:
         summed = sorted(contribution.rank for contribution in contributions)
-        raise StepError(
-            f"rank {state.rank}: {task} needs a mean over {ranks} ranks for parameter {parameter}, and its bucket has "
-            f"the sum of ranks {summed}, with {doubled} doubled"
-        )
+        has = f"and its bucket has the sum of ranks {summed}, with {doubled} doubled"
+        raise state.error(task, f"needs a mean over {ranks} ranks for parameter {parameter}, {has}")
 
 
 @each
@@ -369,11 +347,7 @@ BARRIER = Operation("barrier", lambda _, __, world: world.barrier(), price=laten
 PACK_BUFFERS = Operation("pack_buffers", lambda replica, _, __: replica.pack_buffers())
 """Copy of the model's present buffers to the memory they are sent from."""
 
-BROADCAST_BUFFERS = Operation(
-    "buffers",
-    lambda replica, _, world: world.broadcast(replica.buffers()),
-    price=small_exchange,
-    role=Role.COLLECTIVE,
-    letter="n",
+BROADCAST_BUFFERS = small_collective(
+    "buffers", lambda replica, _, world: world.broadcast(replica.buffers()), letter="n"
 )
 """Broadcast of rank 0's buffers to all ranks."""

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
 from unisono.step.operations import BARRIER
-from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, Operation, RankGroup, Task, Value, order, thread
+from unisono.step.program import COMMUNICATION, MAIN, Operation, RankGroup, Task, Value, order, thread
 
 
 class Overlap(NamedTuple):
@@ -52,10 +52,6 @@ class Overlap(NamedTuple):
     def communicators(self, outstanding: int) -> int:
         """Return the number of communicators for at most `outstanding` collectives at once."""
         return outstanding if self.several else 1
-
-    def backward_lane(self, deferred: bool) -> str:
-        """Return the lane of backward passes. `deferred`: True where parameters are waited for when they are read."""
-        return COMPUTING if self.by_main and deferred else MAIN
 
 
 OVERLAPS: Mapping[str, Overlap] = {

@@ -75,10 +75,6 @@ SymbolicEffect = Callable[[Sequence["SymbolicState"], "Task"], None]
 Price = Callable[["Task", Costs], Duration]
 
 
-def change_nothing(_: Sequence[SymbolicState], __: Task) -> None:
-    """Change no symbol: the effect of an operation that moves no gradient and no weight."""
-
-
 @dataclass(frozen=True, eq=False)
 class Operation:
     """Work of one kind: its effect on tensors, its effect on symbolic values, and its cost."""
@@ -86,7 +82,7 @@ class Operation:
     name: str
     act: Act | None
     """Function that does the work; None where the outside program does it."""
-    symbolic: SymbolicEffect = change_nothing
+    symbolic: SymbolicEffect = lambda _, __: None
     price: Price = free
     role: Role = Role.LOCAL
     letter: str = ""

@@ -125,6 +125,10 @@ class SymbolicState:
         for parameter in range(self.layout.parameters):
             self.weights[parameter] = dict.fromkeys(self.parts_of(parameter), begin)
 
+    def error(self, task: Task, words: str) -> StepError:
+        """Return the error of a task on this rank."""
+        return StepError(f"rank {self.rank}: {task} {words}")
+
     def parts_of(self, parameter: int) -> tuple[int, ...]:
         """Return the keys of the buckets that hold a parameter; key 0 where none does."""
         return self.layout.keys_of[parameter] or (0,)
@@ -151,7 +155,7 @@ class SymbolicState:
                 " or ".join(stage.value for stage in stages),
                 "nothing" if held is None else held.stage.value,
             )
-            raise StepError(f"rank {self.rank}: {task} needs {wanted} in bucket {bucket}, which holds {content}")
+            raise self.error(task, f"needs {wanted} in bucket {bucket}, which holds {content}")
         return held.parts
 
     def take_contents(self, task: Task, stage: Stage) -> Contents:
@@ -163,7 +167,7 @@ class SymbolicState:
         """Raise StepError unless all buckets hold all of their parameters at this stage."""
         for key in self.layout.keys:
             if len(self.contents(task, stage, key=key)) < len(self.layout.bucket(key).parameters):
-                raise StepError(f"rank {self.rank}: {task} takes norms after a part of bucket {key} was applied")
+                raise self.error(task, f"takes norms after a part of bucket {key} was applied")
 
     def update(self, parameter: int, key: int, contributions: Sum) -> int:
         """Return the version of a part of a parameter's weights after an update, which is recorded. A pull to the
@@ -176,10 +180,8 @@ class SymbolicState:
     def check_read(self, parameter: int, task: Task) -> None:
         """Raise StepError where the backward pass may still read a parameter's weights, which `task` changes."""
         if parameter in self.seen:
-            raise StepError(
-                f"rank {self.rank}: {task} changes the weights of parameter {parameter}, which the backward pass may "
-                "still read: update them after its input gradient"
-            )
+            still = "which the backward pass may still read: update them after its input gradient"
+            raise self.error(task, f"changes the weights of parameter {parameter}, {still}")
 
     def apply_averaged(self, task: Task) -> None:
         """Update the task's parameters with their averaged gradients, each of which is applied once."""
@@ -188,10 +190,8 @@ class SymbolicState:
             for key in self.parts_of(parameter):
                 contributions = self.contents(task, Stage.AVERAGED, key=key).pop(parameter, None)
                 if contributions is None:
-                    raise StepError(
-                        f"rank {self.rank}: {task} applies the gradient of parameter {parameter} in bucket {key}, "
-                        "which was applied before: each gradient is applied once"
-                    )
+                    before = "which was applied before: each gradient is applied once"
+                    raise self.error(task, f"applies the gradient of parameter {parameter} in bucket {key}, {before}")
                 self.weights[parameter][key] = self.update(parameter, key, contributions)
 
 

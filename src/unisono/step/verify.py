@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
-from typing import NamedTuple
 
 from unisono.errors import StepError
 from unisono.step.clock import Member, play_in_random_order
@@ -129,20 +128,17 @@ def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task
         raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
 
 
-class _UpdateWindow(NamedTuple):
-    """Batches of an update, and the guarantee of the step that makes it."""
-
-    guarantee: Guarantee
-    batches: list[int]
+UpdateWindow = tuple[Guarantee, list[int]]
+"""Guarantee of a step that makes an update, and the batches of that update."""
 
 
 def check_guarantees(guarantees: Sequence[Guarantee], states: Sequence[SymbolicState]) -> None:
     """Raise StepError unless the applied gradients and the resulting weights are those that the steps guarantee."""
-    windows, batches = list[_UpdateWindow](), list[int]()
+    windows, batches = list[UpdateWindow](), list[int]()
     for step, guarantee in enumerate(guarantees):
         batches.append(step)
         if guarantee.applied is not None:
-            windows.append(_UpdateWindow(guarantee, batches))
+            windows.append((guarantee, batches))
             batches = []
     for state in states:
         for parameter, parts in state.weights.items():
@@ -172,7 +168,7 @@ def check_outer_steps(guarantees: Sequence[Guarantee], states: Sequence[Symbolic
 
 
 def _check_updates(
-    state: SymbolicState, holders: Sequence[SymbolicState], parameter: int, key: int, windows: Sequence[_UpdateWindow]
+    state: SymbolicState, holders: Sequence[SymbolicState], parameter: int, key: int, windows: Sequence[UpdateWindow]
 ) -> None:
     updates = state.applied.get((parameter, key), [])
     where = f"rank {state.rank}: parameter {parameter}"

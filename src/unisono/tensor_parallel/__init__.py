@@ -2,8 +2,8 @@
 
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 
-A plan is data, made and checked by pure functions (`plan.py`, `check.py`); layers follow it (`layers.py`,
-`dropout.py`). Every rank has its own samples; a split layer exchanges activations with its group (`layouts.py`).
+A plan is data, made and checked by pure functions (`plan.py`, `check.py`); layers follow it (`layers.py`).
+Every rank has its own samples; a split layer exchanges activations with its group (`layouts.py`).
 """
 
 from typing import TYPE_CHECKING

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from unisono.errors import UsageError
-from unisono.reducer.control import LossWeight
 from unisono.tensor_parallel.plan import OWN, PART
 from unisono.world import World
 
@@ -66,7 +65,7 @@ class GroupLink:
 
     def __init__(self, world: World, numbers: SampleNumbers) -> None:
         self.world, self.numbers = world, numbers
-        self._weight: Callable[[], LossWeight] = lambda: LossWeight(0, 1.0)
+        self._weight: Callable[[], tuple[int, float]] = lambda: (0, 1.0)
         self.rows: list[int] = []
         """Number of samples of each member."""
         self.firsts: list[int] = []
@@ -87,8 +86,9 @@ class GroupLink:
         table = self.world.all_gather(own, own.new_empty((self.world.size, 2)))
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
 
-    def weigh_by(self, weight: Callable[[], LossWeight]) -> None:
-        """Weigh the loss of this rank by what `weight` returns. Called by all members together."""
+    def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
+        """Weigh the loss of this rank by what `weight` returns, with the number of the average (`Reducer.loss_weight`).
+        Called by all members together."""
         self._weight, self.shares = weight, {}
 
     def share(self) -> float:

@@ -26,8 +26,7 @@ from unisono.placement import holders_of, model_groups
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.hooks import reducer_of
 from unisono.tensor_parallel.check import check_plan
-from unisono.tensor_parallel.dropout import use_sample_dropout
-from unisono.tensor_parallel.layers import ParallelLayer, WeightPart, become, parts_of
+from unisono.tensor_parallel.layers import ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
 from unisono.tensor_parallel.plan import DROPOUT, ParallelPlan, PlanLike, make_plan
 from unisono.world import World

@@ -342,10 +342,6 @@ def _item(tensor: torch.Tensor) -> Any:
     return _host(tensor).item()
 
 
-def _record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
-    _block(tensor).recorded.add(queue_of(stream))
-
-
 def _dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     if not train or p == 0:
         return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
@@ -388,7 +384,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "set_.source_Tensor": functools.partial(_aten.set_.source_Tensor.redispatch, _CPU),
     "_copy_from": _copy_from,
     "_local_scalar_dense": _item,
-    "record_stream": _record_stream,
+    "record_stream": lambda tensor, stream: _block(tensor).recorded.add(queue_of(stream)),
     "native_dropout": _dropout,
     "convolution_overrideable": functools.partial(_fallback, _aten.convolution.default),
     "convolution_backward_overrideable": _convolution_backward,

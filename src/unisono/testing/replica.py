@@ -82,7 +82,9 @@ class InProcessReplica:
             if task.key == 0:  # the last control message was sent, and all weights were read: the last step is over
                 self._samples += 0 if self._batch is None else len(self._batch.labels)
                 self._compute()
-                self._begin_shards()
+                self.shards = ShardWork(self.layout, self.segments, self.sums, self._weights_of)
+                if self.layout.updates is not Updates.OUTSIDE:
+                    self.shards.step = ShardedStep(self.optimizer, self.parameters)
             for number in task.parameters:
                 self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
                 self._unpacked[number] = len(self.layout.keys_of[number])
@@ -222,18 +224,10 @@ class InProcessReplica:
         """Segments in this rank's shards of the buckets, by key."""
         found = {}
         for key in self.layout.keys:
-            at, ranges = 0, []
-            for number, first, last in self._ranges(key):
-                ranges.append((number, at, at + last - first, first))
-                at += last - first
+            ranges = [(number, here.start, here.stop, part.start) for number, here, part in self._pieces(key)]
             group = self.layout.group_of(key, self.rank)
-            found[key] = segments_of(ranges, at, len(group), group.index(self.rank))
+            found[key] = segments_of(ranges, ranges[-1][2], len(group), group.index(self.rank))
         return found
-
-    def _begin_shards(self) -> None:
-        self.shards = ShardWork(self.layout, self.segments, self.sums, self._weights_of)
-        if self.layout.updates is not Updates.OUTSIDE:
-            self.shards.step = ShardedStep(self.optimizer, self.parameters)
 
     def _weights_of(self, segment: Segment) -> torch.Tensor:
         return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
@@ -293,10 +287,8 @@ class InProcessReplica:
 
     def _parts_of(self, key: int, flat: torch.Tensor) -> Iterator[tuple[int, int, int, torch.Tensor]]:
         """Yield these with the part of a flat tensor that is theirs."""
-        at = 0
-        for number, first, last in self._ranges(key):
-            yield number, first, last, flat[at : at + last - first]
-            at += last - first
+        for number, here, part in self._pieces(key):
+            yield number, part.start, part.stop, flat[here]
 
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from unisono.compute import PRECISIONS
 from unisono.data.options import DataOptions
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
-from unisono.rules.options import all_options
+from unisono.rules import all_options
 from unisono.tables import choice, flat, number, texts_or
 from unisono.training.learning_rate import POLICIES
 

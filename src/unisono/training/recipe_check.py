@@ -17,9 +17,8 @@ from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
-from unisono.rules import RULES, BaseRule, Exchange, find_rule
+from unisono.rules import RULES, BaseRule, Exchange, all_options, find_rule, own_options
 from unisono.rules.asynchronous import has_servers
-from unisono.rules.options import all_options, own_options
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
 from unisono.training.recipe import OWN, Recipe, RuleRecipe

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unisono.errors import RecipeError
-from unisono.rules.options import all_options
+from unisono.rules import all_options
 from unisono.tables import change, parse
 from unisono.training.recipe import Recipe, RuleRecipe
 from unisono.user_function import is_user_function

@@ -10,11 +10,18 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.measure import probe_plan as plans
+from unisono.measure import probes as plans
 from unisono.measure.facts import file_of
 from unisono.measure.player import measure, play, probe
-from unisono.measure.probe_plan import ProbePart, ProbePlan
-from unisono.measure.probes import MeasuredCall, Probe, collective_probe, memory_probe, product_probe
+from unisono.measure.probes import (
+    MeasuredCall,
+    Probe,
+    ProbePart,
+    ProbePlan,
+    collective_probe,
+    memory_probe,
+    product_probe,
+)
 from unisono.measure.timing import MAX_TRIALS
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.machines import find_machine

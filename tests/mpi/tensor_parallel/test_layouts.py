@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
-from unisono.reducer.control import LossWeight
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, change_layout
 from unisono.world import World
 
@@ -56,7 +55,7 @@ def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_
     """x ─ group ─ times a weight ─ x again, with uneven samples, the last rank without any."""
     rows, link = rows_of(group, False), GroupLink(group, SampleNumbers())
     weights = [float(one) for one in rows] if weighted else [1.0] * group.size
-    link.weigh_by(lambda: LossWeight(3, weights[group.rank]))
+    link.weigh_by(lambda: (3, weights[group.rank]))
     xs, ys = ([drawn(seed, one, rows[one], FEATURES * group.size) for one in range(group.size)] for seed in (1, 2))
     x, factor = xs[group.rank].requires_grad_(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     if through == "whole":

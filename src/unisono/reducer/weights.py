@@ -1,21 +1,33 @@
-"""Rule's memory of one rank: by bucket while steps run, in segments of parameters while it is saved or moved.
+"""Weights of one rank outside of steps, and the rule's memory: by bucket while steps run, in segments of parameters
+while it is saved or moved.
 
     by bucket    anchor 1 │ w3 ....... w2 ...│   anchor 2 │ ... w2 ... w1 │      what tasks act on
     segments     {"anchor": [(3, 0, w3), (2, 0, first part of w2), (2, 700, second part of w2), (1, 0, w1)]}
 
 A segment is (number of the parameter, its first element there, elements). So the memory is valid in any layout of
 buckets, and a run that resumes with the same layout has the same bits.
+
+    flats       own weights ──▶ copies, as buckets hold them
+    centre      the model has the weights and buffers of a centre within a block (asynchronous rules)
+    averaged    the model has the rule's anchor within a block, or the mean of all ranks' weights
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.schedules.pieces import bounds
 from unisono.step.replica import ANCHOR, RESIDUAL, SENT, SUM_RESIDUAL, RuleMemory
+from unisono.step.rule import RankState
+
+if TYPE_CHECKING:
+    from unisono.reducer.programs import Programs
 
 SUM = "sum"
 """Name of the segments of a sum of changes that no outer step has applied yet: contents of a bucket."""
@@ -74,10 +86,7 @@ class RuleState:
         self.lay_out(keeps_anchor=False)
         if any((ANCHOR, key) not in self.kept for key in self._memory.keys):
             return False
-        self._memory.record_progress()  # what has read the weights before
-        for key in self._memory.keys:
-            self._memory.write_weights(key, self.kept[ANCHOR, key])
-        self._memory.join()
+        put_weights(self._memory, {key: self.kept[ANCHOR, key] for key in self._memory.keys})
         return True
 
     def _own(self, key: int) -> slice:
@@ -120,3 +129,73 @@ class RuleState:
 def without_changes(segments: Segments) -> Segments:
     """Return segments without changes in flight, which the weights still have."""
     return {name: content for name, content in segments.items() if name not in (SENT, SUM)}
+
+
+def put_weights(memory: BucketMemory, flats: Mapping[int, torch.Tensor]) -> None:
+    """Copy tensors like buckets, by key, to the model's weights."""
+    memory.record_progress()  # what has read the weights before
+    for key, flat in flats.items():
+        memory.write_weights(key, flat)
+    memory.join()
+
+
+class ModelWeights:
+    """Weights and buffers of one rank's model, which is not kept alive."""
+
+    def __init__(self, model: torch.nn.Module, programs: Programs, wait: Callable[[], None]) -> None:
+        """Find the weights of `programs`' model; `wait` waits for everything that is pending."""
+        self._model, self._programs, self._wait = weakref.ref(model), programs, wait
+        self._memory, self._buffers = programs.memory, programs.buffers
+
+    def flats(self) -> dict[int, torch.Tensor]:
+        """Return copies of the weights, by key, as buckets hold them: the beginning of a centre."""
+        self._wait()
+        return self._flats(self._memory.keys)
+
+    @contextmanager
+    def centre(
+        self, centre: Mapping[int, torch.Tensor], buffers: torch.Tensor | None, wait: bool = True
+    ) -> Iterator[None]:
+        """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
+        if wait:
+            self._wait()
+        own, slots = self._flats(centre), self._buffers.slots
+        own_buffers = [None if (buffer := slot.current()) is None else buffer.clone() for slot in slots]
+        with torch.no_grad():
+            put_weights(self._memory, centre)
+            if buffers is not None:
+                self._buffers.flat.copy_(buffers)
+                self._buffers.unpack()
+            try:
+                yield
+            finally:
+                put_weights(self._memory, own)
+                for slot, before in zip(slots, own_buffers, strict=True):
+                    if before is not None and (now := slot.current()) is not None:
+                        now.data.copy_(before)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the model, for an evaluation, the weights that all ranks have in common within the block, where theirs
+        differ: the rule's anchor, or else their mean. Buffers are the mean of all ranks'."""
+        self._wait()
+        if not self._programs.traits.state.differs:
+            yield
+            return
+        model, parameters = self._model(), self._memory.parameters
+        buffers = () if model is None else model.buffers()
+        tensors = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
+        own = [tensor.clone() for tensor in tensors]
+        has_anchor = self._programs.traits.state is RankState.ANCHORED and self._programs.rule_memory.write_anchor()
+        collectives = self._programs.collectives
+        for tensor in tensors[len(parameters) if has_anchor else 0 :]:
+            tensor.copy_(collectives.allreduce(tensor.div(collectives.size)))
+        try:
+            yield
+        finally:
+            for tensor, before in zip(tensors, own, strict=True):
+                tensor.copy_(before)
+
+    def _flats(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Return copies of the weights in these buckets. No pass may be running."""
+        return {key: self._memory.read_weights(key) for key in keys}
