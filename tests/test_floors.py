@@ -67,7 +67,7 @@ MAX_LINES = {
     "step": 2_709,
     "tensor_parallel": 1_353,
     "testing": 1_678,
-    "torch_backend": 1_930,
+    "torch_backend": 1_960,
     "training": 6_700,
     "transports": 3_115,
     "view": 935,

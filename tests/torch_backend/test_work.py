@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from unisono.torch_backend.work import Completions
 
@@ -27,3 +28,14 @@ def test_no_more_threads_than_are_needed() -> None:
         completions.submit(done.set)
         assert done.wait(10)
     assert threading.active_count() - before <= 2
+
+
+def test_the_end_waits_for_what_was_submitted() -> None:
+    completions, done = Completions(), list[int]()
+
+    before = threading.active_count()
+    for number in range(2):
+        completions.submit(partial(done.append, number))
+    completions.close(10)
+    assert sorted(done) == [0, 1]
+    assert threading.active_count() <= before

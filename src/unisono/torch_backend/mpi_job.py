@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 from unisono.collectives.group import Group
 from unisono.errors import LaunchError
@@ -23,6 +24,7 @@ from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.placement import place
 from unisono.torch_backend.messages import Messages
+from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import Completions
 
 JOIN_TIMEOUT_SECONDS = 1.0
@@ -38,6 +40,9 @@ class MpiJob:
     def __init__(self) -> None:
         self.world = init()
         self.completions = Completions()
+        self.queues: WeakSet[SubmissionQueue] = WeakSet()
+        """Queues of the groups."""
+        atexit.register(self._end_threads)
         self._mpi_ranks: list[int] = []  # of each rank of the default group
         self._retirement = Retirement()
 
@@ -88,6 +93,16 @@ class MpiJob:
             watch=world.watch,
             name=f"process group {name}",
         )
+
+    def _end_threads(self) -> None:
+        """End the threads at the end of a program that has not ended its groups.
+
+        One that drops a work of PyTorch after Python has ended would abort the process: C++ lets go of Python's lock
+        for that, and may not be unwound where it takes it again.
+        """
+        for queue in self.queues:
+            queue.close(JOIN_TIMEOUT_SECONDS)
+        self.completions.close(JOIN_TIMEOUT_SECONDS)
 
     def release(self, group: Group, messages: Messages, broken: bool) -> None:
         """Free what a group and its messages hold, once all its ranks have released it; abandon a broken group."""

@@ -49,6 +49,7 @@ class ProcessGroup(CollectiveOperations):
         self._beside: dict[str, Any] = {}  # groups of other backends, by kind of device
         self._queue = SubmissionQueue(name, rank, size, self._group.calls)
         self._messages = Messages(self._group.comm.Dup(), self._queue, shared.completions, shared.world.watch)
+        shared.queues.add(self._queue)
 
     def stand_in(self, answers: Mapping[str, str]) -> None:
         """Answer as a group of other backends would: their names, by device."""

@@ -68,11 +68,12 @@ class SubmissionQueue:
         """Error that has ended this group for good; empty while there is none."""
         return self.calls.failure[1] if self.calls.failure is not None else self.ended
 
-    def close(self) -> None:
-        """End the communication thread once all submitted collectives are done."""
+    def close(self, seconds: float | None = None) -> None:
+        """End the communication thread once all submitted collectives are done; wait for `seconds` at most, or as long
+        as a collective may take."""
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self.calls.timeout if self._waiting else None)
+            self._thread.join(seconds or (self.calls.timeout if self._waiting else None))
 
     def _run(self) -> None:
         while (submitted := self._queue.get()) is not None:

@@ -153,8 +153,9 @@ class Completions:
     """Threads of their own that run submitted functions, in order of submission."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
         self._free = 0  # threads that are not busy, less what is waiting for them
 
     def submit(self, complete: Callable[[], None]) -> None:
@@ -166,12 +167,21 @@ class Completions:
                 self._free += 1
         self._queue.put(complete)
         if short:
-            threading.Thread(target=self._run, name="unisono completions", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="unisono completions", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self, seconds: float) -> None:
+        """End the threads once they have run what was submitted; wait `seconds` for each at most."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(seconds)
 
     def _run(self) -> None:
-        while True:
-            complete = self._queue.get()
+        while (complete := self._queue.get()) is not None:
             complete()
+            del complete  # its work, which would live until the next one
             with self._lock:
                 self._free += 1
 
