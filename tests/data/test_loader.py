@@ -175,7 +175,9 @@ def test_a_state_under_which_samples_would_be_left_out_is_refused(
 def test_what_cannot_be_loaded_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
     with pytest.raises(UsageError, match="3 ranks share batches of 2 samples, so some would have none"):
         on_ranks(3, lambda world: Loader(numbered, world, 2))
-    with pytest.raises(UsageError, match="storage = 'floppy'; it is one of partitioned, replicated, streamed, files, auto"):
+    with pytest.raises(
+        UsageError, match="storage = 'floppy'; it is one of partitioned, replicated, streamed, files, auto"
+    ):
         on_ranks(1, lambda world: loader_of(numbered, world, storage="floppy"))
     with pytest.raises(PackError, match=r"data\.augment = 'mask'"):
         on_ranks(1, lambda world: loader_of(numbered, world, augment="mask"))

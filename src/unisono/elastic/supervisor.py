@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from unisono import witness
 from unisono.elastic.attach import dismiss
@@ -40,6 +43,13 @@ SILENT_SECONDS, ANSWER_SECONDS = 1.5, 4.0
 
 REPORT_SECONDS = 3.0
 """Seconds in which the witness of a rank that has died on this machine reports it."""
+
+FORWARD_SECONDS = 1.0
+
+LAUNCHERS_OWN = re.compile(
+    rb"\[(mpiexec@|proxy:)|=   |=+$|YOUR APPLICATION TERM|This typically refers|Please see the FAQ"
+)
+"""Beginnings of lines in which Hydra says that a rank has ended, and what it could not do after that."""
 
 STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
 """Signals that end the run, and its exit codes."""
@@ -159,11 +169,15 @@ class Supervisor:
             environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
             environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
             command = run.command(generation.ranks, self._hosts.there, begun)
-            with subprocess.Popen(command, env=environment, process_group=0) as self._process:
+            errors = subprocess.PIPE
+            with subprocess.Popen(command, env=environment, process_group=0, stderr=errors) as self._process:
+                forwarding = threading.Thread(target=_forward, args=(self._process.stderr,), daemon=True)
+                forwarding.start()
                 for early in STOP_SIGNALS.keys() & self._received:  # since the last generation ended
                     self._process.send_signal(early)
                 joins = self._wait(self._process, requests)
                 code = self._process.returncode
+                forwarding.join(FORWARD_SECONDS)  # a process that the launcher has left behind may hold the other end
             self._process = None
             stopped = self._stopped
             silent = stopped or joins or run.hosts or generation.ranks == 1  # witnesses of hosts do not reach this one
@@ -217,6 +231,14 @@ class Supervisor:
             return False
         before, self._ranks = self._ranks, max(self._run.least, self._ranks + int(number))
         return self._ranks != before
+
+
+def _forward(errors: BinaryIO) -> None:
+    """Write the ranks' lines to this process's stderr, without those of the launcher about a death: the run goes on."""
+    for line in errors:
+        if not LAUNCHERS_OWN.match(line):
+            sys.stderr.buffer.write(line)
+            sys.stderr.flush()
 
 
 def join(home: Path, ranks: int) -> None:
