@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from unisono.errors import CheckpointError, RecipeError
+from unisono.errors import CheckpointError, RecipeError, UsageError
 from unisono.rules import BSP, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
@@ -19,7 +20,15 @@ from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
-from unisono.training.state import check_change, discard_newer, load_rank, load_states, resume_run
+from unisono.training.state import (
+    check_alike,
+    check_change,
+    discard_newer,
+    load_rank,
+    load_states,
+    made_on,
+    resume_run,
+)
 
 
 def recipe(**tables: dict[str, object]) -> Recipe:
@@ -58,6 +67,30 @@ def test_the_rate_may_always_change_and_the_optimizer_never() -> None:
         check_change(BEFORE, recipe(training={"batch": 64, "seed": 1}, optimizer=changed), point, "these")
         with pytest.raises(RecipeError, match=r"optimizer\.name = 'lamb', but the run has the state of 'sgd'"):
             check_change(BEFORE, recipe(optimizer={"name": "lamb"}), point, "these")
+
+
+def test_bits_are_promised_where_they_depend_on_the_same() -> None:
+    elsewhere = replace(BETWEEN, made_on="Xeon (AVX2), PyTorch 1.0, unisono 0.1")
+    with pytest.raises(RecipeError, match=r"computed with Xeon .* would go on with .*; resume there, or --set"):
+        check_change(BEFORE, recipe(training={"batch": 64, "virtual_ranks": 4}), elsewhere, "these")
+    for now, point in (
+        (BEFORE, elsewhere),
+        (recipe(training={"virtual_ranks": 4}), replace(BETWEEN, made_on=made_on())),
+    ):
+        check_change(BEFORE, now, point, "these")
+
+
+def test_ranks_that_compute_otherwise_are_named() -> None:
+    class World:
+        def __init__(self, others: list[str]) -> None:
+            self.others = others
+
+        def all_gather_object(self, own: str) -> list[str]:
+            return [own, *self.others]
+
+    check_alike(World([made_on()]), 4)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"virtual_ranks = 4 promises .* rank 2 with Xeon; take hosts of one kind"):
+        check_alike(World([made_on(), "Xeon"]), 4)  # type: ignore[arg-type]
 
 
 class Alone:

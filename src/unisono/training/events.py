@@ -36,6 +36,8 @@ class RunPoint:
     """Seconds that the run had taken when it stopped; 0 for a new run."""
     data: str = ""
     """Fingerprint of the data that a resumed run was trained on."""
+    made_on: str = ""
+    """Processor and versions on which the bits of a resumed run depend; "" where an older release has not told."""
 
 
 class Draw(NamedTuple):

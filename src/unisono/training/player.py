@@ -45,7 +45,7 @@ from unisono.training.progress import ProgressDisplay
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import check_change, discard_newer, resume_run, states_of
+from unisono.training.state import check_change, discard_newer, made_on, resume_run, states_of
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -271,6 +271,8 @@ class TogetherPlayer(EventPlayer):
         run.began -= point.seconds
         notes += run.world.call_on_root(lambda: discard_newer(run.home, point.step, damaged))
         begins = f"{run.home} has no checkpoint yet: the run begins again"
+        if point.made_on not in ("", here := made_on()):
+            notes.append(f"the run was computed with {point.made_on}, and goes on with {here}")
         run.notes[:0] = [*notes, f"resumes after step {point.step}" if point.step else begins]
 
     def train(self) -> int:
@@ -339,7 +341,8 @@ class TogetherPlayer(EventPlayer):
         run = self.run
         loss = 0.0 if event.tests else self._sum_of_ranks(self.losses.total)
         weights, optimizer = states_of(run.trainer, run.world)
-        reached = replace(event.point, loss=loss, seconds=run.elapsed, data=run.feed.fingerprint)
+        reached = replace(event.point, loss=loss, seconds=run.elapsed)
+        reached = replace(reached, data=run.feed.fingerprint, made_on=made_on())
         progress = {**asdict(reached), "reducer": run.trainer.reducer.programs.tuning.state()}
         return Checkpoint(reached.step, weights, optimizer, progress)
 

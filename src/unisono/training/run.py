@@ -26,6 +26,7 @@ from unisono.training.player import EventPlayer, Run, TogetherPlayer
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run, describe_unused, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
+from unisono.training.state import check_alike
 from unisono.training.timeline import Timeline, check_writable
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
@@ -113,6 +114,8 @@ def _make_parts(
     """
     share, lines = build.bind_cores(world, build.threads_of(recipe))
     device = build.take_device(recipe.compute.device, world)
+    if recipe.training.virtual_ranks:
+        check_alike(world, recipe.training.virtual_ranks)
     lines += [*build.describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
     observe = None if timeline is None else timeline.add
     feed = build.make_feed(recipe, world, share, rule, observe, device)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unisono.errors import CheckpointError, RecipeError
-from unisono.processor import HOST
+from unisono.errors import CheckpointError, RecipeError, UsageError
+from unisono.processor import HOST, processor
 from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
@@ -134,7 +135,8 @@ def resume_run(
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
     before = progress["loss"] if trainer.world.rank == 0 else 0.0  # the sum of all samples counts once
     counters = progress["epoch"], progress["done"], checkpoint.step, before
-    return RunPoint(*counters, progress["seconds"], progress["data"]), damaged, notes
+    point = RunPoint(*counters, progress["seconds"], progress["data"], progress.get("made_on", ""))
+    return point, damaged, notes
 
 
 def find_checkpoint(
@@ -185,12 +187,34 @@ def discard_newer(
     return notes
 
 
+def made_on() -> str:
+    """Return what a step's bits depend on beside the recipe: the processor, and versions."""
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return f"{processor().name} ({kernels}), PyTorch {torch.__version__}, unisono {version('unisono')}"
+
+
+def check_alike(world: World, virtual: int) -> None:
+    """Check that products have the same bits on all ranks. Raises UsageError naming two that differ. Collective."""
+    found = world.all_gather_object(made_on())
+    for rank, here in enumerate(found):
+        if here != found[0]:
+            raise UsageError(
+                f"training.virtual_ranks = {virtual} promises the same bits, but rank 0 computes with {found[0]}, and "
+                f"rank {rank} with {here}; take hosts of one kind, or train without virtual ranks"
+            )
+
+
 def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> None:
     """Raise RecipeError for changes that a run resumed at `point`, on data with the fingerprint `data`, cannot take.
 
     The kind of optimizer must stay, since its state does. Within an epoch the order of samples must stay too, or some
-    would be seen twice and others never.
+    would be seen twice and others never. Where bits are promised, what they depend on must stay.
     """
+    if now.training.virtual_ranks and point.made_on not in ("", here := made_on()):
+        raise RecipeError(
+            f"training.virtual_ranks = {now.training.virtual_ranks} promises the same bits, but the run was computed "
+            f"with {point.made_on}, and would go on with {here}; resume there, or --set training.virtual_ranks=0"
+        )
     if point.step and before.optimizer.name != now.optimizer.name:
         raise RecipeError(
             f"optimizer.name = {now.optimizer.name!r}, but the run has the state of {before.optimizer.name!r}; "
