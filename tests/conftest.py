@@ -27,6 +27,9 @@ for profile, examples in {"ci": 40, "dev": 10}.items():
     settings.register_profile(profile, deadline=None, max_examples=examples)  # how long one takes is no property of it
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+for name, value in {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "20"}.items():
+    os.environ.setdefault(name, value)  # MPICH's waits sleep: ranks share cores with those of the test beside theirs
+
 ROOT = Path(__file__).parent.parent
 UNDER_MPIEXEC = ranks_started(os.environ) is not None
 
@@ -41,9 +44,10 @@ LONGEST = ("test_on_ranks[", "tests/training/test_worker.py", "test_four_ranks.p
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts ranks, whose files stay together, for what they share. Mark what needs an accelerator.
+    """Mark what starts ranks, and what needs an accelerator. A file stays on one worker, for what its tests share.
 
-    What takes longest comes first. What needs a device comes last: one that only pretends stays in the process.
+    Those of `test_on_ranks` share nothing. What takes longest comes first. What needs a device comes last: one that
+    only pretends stays in the process.
     """
     for item in items:
         if {"device", "pretend"} & set(getattr(item, "fixturenames", ())):
@@ -51,6 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
+        item.add_marker(pytest.mark.xdist_group(item.name if "test_on_ranks[" in item.name else str(item.path)))
 
     def place(item: pytest.Item) -> tuple[bool, int]:
         last = next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
