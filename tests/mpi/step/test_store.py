@@ -24,6 +24,15 @@ def value_of(rank: int, key: int, step: int) -> torch.Tensor:
     return torch.full((SIZES[key],), float((rank + 1) * (key + 1) + step))
 
 
+def exchange(store: KVStore, gradients: list[torch.Tensor]) -> None:
+    """Replace each gradient by the sum over ranks, key by key."""
+    for key, gradient in enumerate(gradients):
+        store.push(key, gradient)
+    for key, gradient in enumerate(gradients):
+        store.pull(key, gradient)
+    store.barrier()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_of_all_keys(world: World, name: str) -> None:
     with KVStore(world, name) as store:
@@ -33,11 +42,7 @@ def test_sums_of_all_keys(world: World, name: str) -> None:
             torch.testing.assert_close(weight, value_of(0, key, 0), rtol=0, atol=0)
         for step in range(5):
             gradients = [value_of(world.rank, key, step) for key in range(len(SIZES))]
-            for key, gradient in enumerate(gradients):
-                store.push(key, gradient)
-            for key, gradient in enumerate(gradients):
-                store.pull(key, gradient)
-            store.barrier()
+            exchange(store, gradients)
             for key, gradient in enumerate(gradients):
                 wanted = sum(value_of(rank, key, step) for rank in range(world.size))
                 torch.testing.assert_close(gradient, wanted, rtol=0, atol=0)
@@ -53,11 +58,7 @@ def test_gradients_of_a_device(world: World, device: torch.device, name: str) ->
             torch.testing.assert_close(weight.cpu(), value_of(0, key, 0), rtol=0, atol=0)
         for step in range(3):
             gradients = [value_of(world.rank, key, step).to(device).mul(3) for key in keys]
-            for key, gradient in enumerate(gradients):
-                store.push(key, gradient)
-            for key, gradient in enumerate(gradients):
-                store.pull(key, gradient)
-            store.barrier()
+            exchange(store, gradients)
             for key, gradient in enumerate(gradients):
                 wanted = sum(3 * value_of(rank, key, step) for rank in range(world.size))
                 torch.testing.assert_close(gradient.mul(2).cpu(), 2 * wanted, rtol=0, atol=0)
