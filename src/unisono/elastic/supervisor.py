@@ -23,7 +23,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from unisono import witness
 from unisono.elastic.attach import dismiss
@@ -44,7 +44,7 @@ SILENT_SECONDS, ANSWER_SECONDS = 1.5, 4.0
 REPORT_SECONDS = 3.0
 """Seconds in which the witness of a rank that has died on this machine reports it."""
 
-FORWARD_SECONDS = 1.0
+FORWARD_SECONDS, MAX_CHUNK_BYTES = 1.0, 1 << 16
 
 LAUNCHERS_OWN = re.compile(
     rb"\[(mpiexec@|proxy:)|=   |=+$|YOUR APPLICATION TERM|This typically refers|Please see the FAQ"
@@ -169,15 +169,20 @@ class Supervisor:
             environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
             environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
             command = run.command(generation.ranks, self._hosts.there, begun)
-            errors = subprocess.PIPE
-            with subprocess.Popen(command, env=environment, process_group=0, stderr=errors) as self._process:
-                forwarding = threading.Thread(target=_forward, args=(self._process.stderr,), daemon=True)
-                forwarding.start()
+            pipe = subprocess.PIPE
+            with subprocess.Popen(
+                command, 0, None, None, pipe, pipe, env=environment, process_group=0
+            ) as self._process:
+                ends = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
+                forwarding = [threading.Thread(target=_forward, args=end, daemon=True) for end in ends]
+                for thread in forwarding:
+                    thread.start()
                 for early in STOP_SIGNALS.keys() & self._received:  # since the last generation ended
                     self._process.send_signal(early)
                 joins = self._wait(self._process, requests)
                 code = self._process.returncode
-                forwarding.join(FORWARD_SECONDS)  # a process that the launcher has left behind may hold the other end
+                for thread in forwarding:
+                    thread.join(FORWARD_SECONDS)  # a process that the launcher has left behind may hold the other end
             self._process = None
             stopped = self._stopped
             silent = stopped or joins or run.hosts or generation.ranks == 1  # witnesses of hosts do not reach this one
@@ -233,12 +238,13 @@ class Supervisor:
         return self._ranks != before
 
 
-def _forward(errors: BinaryIO) -> None:
-    """Write the ranks' lines to this process's stderr, without those of the launcher about a death: the run goes on."""
-    for line in errors:
-        if not LAUNCHERS_OWN.match(line):
-            sys.stderr.buffer.write(line)
-            sys.stderr.flush()
+def _forward(source: BinaryIO, target: TextIO) -> None:
+    """Write what arrives from the launcher, without its own lines about a death: the run goes on."""
+    while chunk := source.read(MAX_CHUNK_BYTES):
+        lines = chunk.splitlines(keepends=True)
+        with suppress(OSError):  # nobody may read it any more
+            target.buffer.write(b"".join(line for line in lines if not LAUNCHERS_OWN.match(line)))
+            target.flush()
 
 
 def join(home: Path, ranks: int) -> None:
