@@ -8,7 +8,8 @@ UnisonoError
 │   ├── TensorError       a tensor that the collectives cannot carry
 │   ├── TableError        a table of choices has an unknown name, a bad size or a gap
 │   ├── PackError         a data set cannot be packed, a pack is broken, or memory does not hold it
-│   └── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
+│   ├── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
+│   └── AuditError        a step has other bits than it has to have, or the chain of its hashes was edited
 ├── DecodeError           an image or an audio file that cannot be decoded
 ├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
 ├── StepError             a step program that `verify` refuses: a bug in a rule
@@ -59,6 +60,10 @@ class PackError(UsageError):
 
 class LabError(UsageError):
     """A cluster on this machine cannot be built as requested."""
+
+
+class AuditError(UsageError):
+    """A step with other bits than it has to have; the message names the step, the rank and what differs."""
 
 
 class DecodeError(UnisonoError):

@@ -20,7 +20,7 @@ from unisono.cli.papers import papers
 from unisono.cli.plan import foresight, plan
 from unisono.cli.ranks import INTERRUPTED, Shutdown
 from unisono.cli.run import run
-from unisono.cli.runs import accuracy, evaluate, predict
+from unisono.cli.runs import accuracy, audit, evaluate, predict
 from unisono.cli.train import sweep, train
 from unisono.errors import UsageError
 
@@ -58,7 +58,7 @@ app = typer.Typer(
 
 PANELS = {
     "Train": (train, join, run, sweep, pack),
-    "Look at runs": (evaluate, predict, accuracy),
+    "Look at runs": (evaluate, predict, accuracy, audit),
     "Plan": (plan, price, simulate, draw, probe, tune, foresight),
     "Tools": (layers, lab, papers),
 }

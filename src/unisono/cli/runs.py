@@ -1,4 +1,4 @@
-"""`unisono evaluate`, `predict`, `accuracy`: a run's newest checkpoint on a test set and on files; curves of runs."""
+"""`unisono evaluate`, `predict`, `accuracy`, `audit`: a run's newest checkpoint on test data; its curves; its steps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unisono.data.pack.layout import check_installed
 from unisono.errors import UsageError
 from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
 from unisono.training import run_directory
+from unisono.training.recipe_check import check_run
 
 if TYPE_CHECKING:
     from unisono.training.scoring.evaluation import Evaluation
@@ -168,3 +169,39 @@ def accuracy(
     except ValueError as error:  # no such format
         raise UsageError(f"--output {output}: {error}") from error
     write_picture(output, picture, "--output")
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with audit.chain=true.")],
+    step: Annotated[int | None, typer.Option(help="Number of the step; default: the last one.")] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", "-n", help="Number of ranks; default: that of the run, but at most one for each core."),
+    ] = None,
+) -> None:
+    """Recompute a step of a run with virtual ranks, from the nearest checkpoint before it, on any number of ranks.
+
+    Say whether it is the same as it was; if not, what differs first, samples, gradients or weights, of which share. The
+    exit code is then 1. The run's folder is not changed.
+
+    Starts the ranks; inside mpiexec or srun, this process is one of them.
+    """
+    recipe = run_directory.recipe_of(run, [])
+    if not recipe.training.virtual_ranks:
+        raise UsageError(f"{run} has no virtual ranks: only with them has a step the same bits on any ranks")
+    started, count = ranks_started(os.environ), count_ranks(ranks, min(recipe.ranks, cores()))
+    check_run(recipe, count)
+    if started is None and count > 1:
+        raise typer.Exit(launch(count, recipe.training.timeout or None))
+    if started is None:
+        keep_memory()
+    from unisono.initialize import init
+    from unisono.training.recompute import recompute
+
+    world = init(timeout=recipe.training.timeout or None)
+    with world.agree_on_errors():
+        words, same = recompute(run, recipe, world, step)
+    printer(world)(words)
+    world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
+    if not same:
+        raise typer.Exit(1)

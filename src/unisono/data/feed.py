@@ -38,6 +38,9 @@ class FeedFacts(InputFacts):
 class Feed(FeedFacts):
     """Batches for the ranks of a world. The order of an epoch depends on the seed and the shuffle, not on the ranks."""
 
+    order: Numbers
+    """Order of the samples in the epoch whose batches were asked for last."""
+
     def __init__(
         self,
         train: Reader,
@@ -68,7 +71,7 @@ class Feed(FeedFacts):
     def epoch(self, epoch: int, batch: int, done: int) -> Generator[Batch]:
         """Return this rank's share of an epoch from step `done` on. Collective; one epoch at a time."""
         with observed(self._observe, "shuffle", "shuffle"):
-            order = self._train.sampler.order(self._seed, epoch, batch, self._shuffle)
+            order = self.order = self._train.sampler.order(self._seed, epoch, batch, self._shuffle)
             self._train.sampler.epoch(order, batch, done)
         seat = self._world.rank, self._world.size, self._train.sampler.virtual
         steps = range(done, steps_of(self.samples, batch))

@@ -30,6 +30,9 @@ from unisono.reducer.control import StepControl
 from unisono.schedules.pieces import bounds
 from unisono.transports.exact import Gradients
 
+BufferCopies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""BufferCopies of a model, each with a copy."""
+
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
@@ -77,10 +80,7 @@ class VirtualRanks:
         self.kept = []
         try:
             for share, (first, last) in reversed([*zip(self.own, cuts, strict=True)]):
-                with torch.no_grad():
-                    for buffer, before in buffers:
-                        buffer.copy_(before)
-                torch.manual_seed(int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1))
+                _begin_share(seed, share, buffers)
                 self.samples, sums = float(last - first), share == self.own.start
                 self.accumulation.averages = sums
                 if sums:
@@ -94,6 +94,27 @@ class VirtualRanks:
                     self.kept.append((self.samples, self._take_gradients()))
         finally:
             self.accumulation.averages, self.kept = True, []
+            torch.set_rng_state(state)
+
+    def recompute(
+        self,
+        model: torch.nn.Module,
+        tensors: tuple[torch.Tensor, ...],
+        share: int,
+        seed: int,
+        run: Callable[..., object],
+    ) -> Gradients:
+        """Return the gradients of a share of any rank, whose pass on its `tensors` `run` makes. Nothing of it stays."""
+        state, buffers = torch.get_rng_state(), [(buffer, buffer.clone()) for buffer in model.buffers()]
+        self.accumulation.averages = False
+        try:
+            _begin_share(seed, share)
+            with _deterministic():
+                run(*tensors)
+            return self._take_gradients()
+        finally:
+            self.accumulation.averages = True
+            _restore(buffers)
             torch.set_rng_state(state)
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
@@ -121,6 +142,18 @@ class VirtualRanks:
             parameter.grad = None
         self.accumulation.accumulated = False
         return found
+
+
+def _begin_share(seed: int, share: int, buffers: BufferCopies = ()) -> None:
+    """Begin a share with its own random numbers, and with the buffers from before the step."""
+    _restore(buffers)
+    torch.manual_seed(int(np.random.SeedSequence((seed, share)).generate_state(1, np.uint64)[0] >> 1))
+
+
+def _restore(buffers: BufferCopies) -> None:
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 @contextmanager

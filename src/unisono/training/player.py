@@ -33,6 +33,7 @@ from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, LossSum
+from unisono.training.audit import Audit
 from unisono.training.build import DTYPES
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
@@ -68,6 +69,8 @@ class Run:
     timeline: Timeline | None = None
     notes: list[str] = field(default_factory=list)
     """Lines to report at the start."""
+    audit: Audit | None = None
+    """Hashes of the steps, and shares that are computed again; None for neither."""
 
     def __post_init__(self) -> None:
         self.alone = has_servers(self.trainer.reducer.rule)
@@ -182,7 +185,12 @@ class EventPlayer(ABC):
         whole = min(batch, run.feed.samples - event.done * batch)
         if split_of(run.trainer.model) is not None:
             seed_dropout(run.trainer.model, seed, event.number, bounds(whole, run.world.size, run.world.rank)[0])
-        self.losses.add(run.trainer.step(inputs, labels, whole, event.seed), len(labels))
+        if run.audit is None:
+            loss = run.trainer.step(inputs, labels, whole, event.seed)
+        else:
+            numbers = self.feed.order[event.done * batch :][:whole]
+            loss = run.audit.step(event.number + 1, event.seed, numbers, inputs, labels)
+        self.losses.add(loss, len(labels))
         return len(labels)
 
     def save(self, event: Save) -> None:

@@ -151,6 +151,16 @@ class ComputeRecipe:
 
 
 @dataclass(frozen=True)
+class AuditRecipe:
+    """Evidence that each step of a run with virtual ranks is right."""
+
+    chain: bool = False
+    """True to write the hashes of each step, by which `unisono audit` recomputes one, into the run's folder."""
+    fraction: float = number(0.0, at_least=0)
+    """Fraction of all shares that a second rank computes again, while the run goes on; at most 1, all of them."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A run."""
 
@@ -166,6 +176,7 @@ class Recipe:
     rule: RuleRecipe = field(default_factory=RuleRecipe)
     exchange: ExchangeRecipe = field(default_factory=ExchangeRecipe)
     parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
+    audit: AuditRecipe = field(default_factory=AuditRecipe)
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from unisono.rules import RULES, BaseRule, Exchange, all_options, find_rule, own
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
 from unisono.tensor_parallel import ParallelPlan, make_plan
-from unisono.training.recipe import OWN, Recipe, RuleRecipe
+from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe
 from unisono.user_function import UserFunction, is_user_function
 from unisono.wires import EXACT, WIRES
 
@@ -89,6 +89,10 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
                     f"parallel.layers are split over groups of {size} ranks, which do not divide {ranks} ranks: start "
                     f"a multiple of {size}, or change parallel.ranks"
                 )
+    if recipe.audit.fraction > 1:
+        yield f"audit.fraction = {recipe.audit.fraction}: it is at most 1, where each share is computed again"
+    if recipe.audit != AuditRecipe() and not recipe.training.virtual_ranks:
+        yield "[audit] needs the same bits on any ranks: set training.virtual_ranks, or leave the table away"
     if virtual := recipe.training.virtual_ranks:
         yield from _about_virtual_ranks(recipe, ranks, virtual)
     if ranks > batch:

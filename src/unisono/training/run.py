@@ -21,9 +21,11 @@ from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
 from unisono.tensor_parallel.plan import AUTO
 from unisono.training import build, run_directory
+from unisono.training.audit import Audit
+from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
 from unisono.training.player import EventPlayer, Run, TogetherPlayer
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import AuditRecipe, Recipe
 from unisono.training.recipe_check import check_run, describe_unused, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.state import check_alike
@@ -84,7 +86,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
             f"--replay {options.replay}: its rule, {recipe.rule.name}, is synchronous; run its recipe again"
         )
     timeline = None if trace is None else Timeline(world)
-    feed, trainer, plan, lines = _make_parts(recipe, world, rule, timeline, resume or options.replay)
+    feed, trainer, plan, lines = make_parts(recipe, world, rule, timeline, resume or options.replay)
     kept = replace(recipe, ranks=world.size)
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, options.folder, lock))
     on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
@@ -98,6 +100,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
     player.begin(before)
     if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))
+    run.audit = _open_audit(run, player)
     build.save_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
     code = player.train()
     if timeline is not None and trace is not None:
@@ -105,7 +108,19 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -
     return code
 
 
-def _make_parts(
+def _open_audit(run: Run, player: EventPlayer) -> Audit | None:
+    """Return the audit of a run that begins where the player is; None where its recipe has none. Collective."""
+    options, training, chain = run.recipe.audit, run.recipe.training, Chain(run.home)
+    if not isinstance(player, TogetherPlayer) or options == AuditRecipe():
+        return None
+    audit = Audit(run.trainer, training.seed, options.fraction, chain.add if options.chain else None)
+    if options.chain:
+        weights = audit.weights()
+        run.world.call_on_root(lambda: chain.begin(player.made, recipe_digest(run.recipe), weights))
+    return audit
+
+
+def make_parts(
     recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
 ) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
     """Return the feed, the trainer and the convolution timings of a run, and lines to report.

@@ -7,6 +7,7 @@ runs/digits-20260131-120000/
 ├── measurement.json       measured step, at the end of the run
 ├── metrics.jsonl
 ├── log.txt                lines that were shown, and details
+├── chain.jsonl            hashes of each step, with `[audit] chain`: `chain.py`
 ├── generations.jsonl      of an elastic run: a line for the first step of each generation of ranks, and one for its end
 ├── .alive                 of an elastic run: touched by rank 0 whenever the state is copied into memory
 ├── convolutions.json      timings of convolution algorithms
@@ -41,7 +42,7 @@ from unisono.training.recipe_file import read_recipe
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 CONVOLUTIONS, LOG, GENERATIONS = "convolutions.json", "log.txt", "generations.jsonl"
-ALIVE = ".alive"
+ALIVE, CHAIN = ".alive", "chain.jsonl"
 
 
 def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:

@@ -129,14 +129,19 @@ def resume_run(
         if found is None:
             return RunPoint(), [], []
         checkpoint, damaged = found
+    point, notes = load_checkpoint(checkpoint, trainer, world)
+    return point, damaged, notes
+
+
+def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer, world: World) -> tuple[RunPoint, list[str]]:
+    """Load a checkpoint into the model and the optimizer. Return its point of the run, and lines to log."""
     with fitting(f"step {checkpoint.step}'s checkpoint"):
         notes = load_states(trainer, world, checkpoint)
     progress = checkpoint.progress
     trainer.reducer.restore(progress["reducer" if "reducer" in progress else "meeting"])  # older releases: "meeting"
     before = progress["loss"] if trainer.world.rank == 0 else 0.0  # the sum of all samples counts once
     counters = progress["epoch"], progress["done"], checkpoint.step, before
-    point = RunPoint(*counters, progress["seconds"], progress["data"], progress.get("made_on", ""))
-    return point, damaged, notes
+    return RunPoint(*counters, progress["seconds"], progress["data"], progress.get("made_on", "")), notes
 
 
 def find_checkpoint(

@@ -25,6 +25,7 @@ from unisono.tensor_parallel.model import check_split_optimizer, links_of
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count, loss_of_none
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
+from unisono.transports.exact import Gradients
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -118,6 +119,13 @@ class Trainer:
         self._account()
         self.recorder.end_step()
         return total
+
+    def recompute(self, share: int, inputs: torch.Tensor, labels: torch.Tensor, seed: int) -> Gradients:
+        """Return the gradients of a share of any rank in the step with this seed, by the weights as they are."""
+        virtual = self.reducer.programs.virtual
+        assert virtual is not None, "a share is that of virtual ranks"
+        with name_nondeterministic(), self.recorder.record("computing"), self.span("recompute", "computing"):
+            return virtual.recompute(self.model, (inputs, labels), share, seed, self._pass)
 
     def _pass(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
         """Make a forward and a backward pass, which sums gradients unless more passes of the step follow. Return the

@@ -1,0 +1,136 @@
+"""Chain of hashes of a run with virtual ranks: a line of RUN/chain.jsonl for each step, by which it can be recomputed.
+
+{"step": 0, "recipe": "5e1f...", "weights": "9a40...", "chain": "c0..."}                             a run begins
+{"step": 1, "samples": [V], "gradients": [V], "sum": "07...", "weights": "41...", "chain": "d7..."}   │ each covers
+{"step": 2, "samples": [V], "gradients": [V], "sum": "5b...", "weights": "f3...", "chain": "88..."}   ▼ the one before
+
+samples     of each share: numbers, inputs and labels       sum      of the gradients, as integers
+gradients   of each share, before they are summed           weights  after the step, with the floating-point buffers
+
+A run that resumes removes the lines of later steps and goes on. It adds a line that begins where steps are missing, or
+its recipe has changed. So two runs with the same last `chain` have had the same samples, gradients and weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from unisono.errors import AuditError, UsageError
+from unisono.tables import flat
+from unisono.training.recipe import Recipe, to_dict
+from unisono.training.run_directory import CHAIN, add_line, replace_file
+
+DIGEST_BYTES = 16
+
+WITHOUT_EFFECT = re.compile(
+    r"name|ranks|audit\..*|exchange\..*|(model|rule)\.folder|rule\.overlap|compute\.plan|parallel.*"
+    r"|training\.(checkpoint_\w+|timeout)|data\.(pack|storage|groups|threads|\w+_megabytes)"
+)
+"""Keys of a recipe that change no bit of a run with virtual ranks, or only by its samples."""
+
+
+@dataclass(frozen=True)
+class StepHashes:
+    """Hashes of a step, with the names that they have in a line of the chain."""
+
+    step: int
+    samples: list[str]
+    gradients: list[str]
+    sum: str
+    weights: str
+
+
+def difference(expected: dict[str, Any], found: StepHashes) -> str:
+    """Return what differs first in a step from its line in a chain, in words; empty where it is the same."""
+    mine = asdict(found)
+    for name, one in (("samples", "samples"), ("gradients", "gradient")):
+        shares = [share for share, pair in enumerate(zip(expected[name], mine[name], strict=True)) if len({*pair}) > 1]
+        if shares:
+            several = f"shares {', '.join(map(str, shares))}" if len(shares) > 1 else f"share {shares[0]}"
+            before = "" if name == "samples" else ", from the same samples"
+            return f"the {name if len(shares) > 1 else one} of {several}{before}"
+    if expected["sum"] != mine["sum"]:
+        return "the sum of the gradients, of which those of all shares are the same"
+    return "the weights, after the same sum of gradients" if expected["weights"] != mine["weights"] else ""
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Return the hash of the keys of a recipe that change bits."""
+    values = flat(to_dict(recipe)).items()
+    whole = {key: int(one) if isinstance(one, float) and one.is_integer() else one for key, one in values}
+    return _digest(json.dumps({key: whole[key] for key in sorted(whole) if not WITHOUT_EFFECT.fullmatch(key)}))
+
+
+class Chain:
+    """Chain in the folder of a run, which rank 0 writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._last = folder / CHAIN, ""
+
+    def begin(self, step: int, recipe: str, weights: str) -> None:
+        """Go on after `step` steps, with the hashes of the recipe and of the weights; later lines are removed.
+
+        Raises AuditError where the chain has been edited, or has other weights after that step.
+        """
+        lines = read_chain(self._path, after=step)
+        replace_file(self._path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        last = lines[-1] if lines else {}
+        self._last = last.get("chain", "")
+        if last.get("step") == step and last["weights"] != weights:
+            raise AuditError(
+                f"{self._path}: the weights of the checkpoint of step {step} are not those that the step has left: "
+                "resume from an earlier checkpoint, or remove the file to begin a new chain"
+            )
+        recipes = [line["recipe"] for line in lines if "recipe" in line]
+        if last.get("step") != step or recipes[-1:] != [recipe]:
+            self._add({"step": step, "recipe": recipe, "weights": weights})
+
+    def add(self, hashes: StepHashes) -> None:
+        """Add the line of a step."""
+        self._add(asdict(hashes))
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self._last = _follow(self._last, line)
+        add_line(self._path, {**line, "chain": self._last})
+
+
+def read_chain(path: Path, after: int | None = None) -> list[dict[str, Any]]:
+    """Return the lines of a chain, up to those of step `after`; none where there is no file. A line that was cut off
+    when the run was killed is left out. Raises AuditError where a line does not follow from those before it."""
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    lines, last = list[dict[str, Any]](), ""
+    for number, text in enumerate(content.splitlines(keepends=True), 1):
+        if not text.endswith(b"\n"):
+            break
+        try:
+            line = json.loads(text)
+            step, last = line["step"], _follow(last, {key: one for key, one in line.items() if key != "chain"})
+            follows = last == line["chain"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            step, follows = "?", False
+        if not follows:
+            raise AuditError(
+                f"line {number} of {path} (step {step}) does not follow from those before it: the file was edited or "
+                "damaged there; put it back, or remove it to begin a new chain"
+            )
+        if after is not None and step > after:
+            break
+        lines.append(line)
+    return lines
+
+
+def _follow(last: str, line: dict[str, Any]) -> str:
+    """Return the hash of a line that covers the one before it."""
+    return _digest(last + json.dumps(line, sort_keys=True))
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()

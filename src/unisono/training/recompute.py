@@ -1,0 +1,99 @@
+"""Recomputation of a step of a run from the nearest checkpoint before it, on any ranks: `unisono audit`.
+
+chain.jsonl    │ 1 │ 2 │ ... │ 32 │ 33 │ 34 │ ... │ 40 │ 41 │
+checkpoints                     ▲ loaded             │
+this                              33   34   ...   40 ▼  hashes are compared; the first step that differs is reported
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from unisono.data.feed import Feed
+from unisono.errors import UsageError
+from unisono.training import run_directory
+from unisono.training.audit import Audit
+from unisono.training.chain import StepHashes, difference, read_chain, recipe_digest
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
+from unisono.training.events import Draw, RunPoint, TrainStep, fixed_order
+from unisono.training.player import EventPlayer, Run, TogetherPlayer
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import make_rule
+from unisono.training.run import make_parts
+from unisono.training.state import load_checkpoint, made_on
+from unisono.world import World
+
+
+class StepPlayer(TogetherPlayer):
+    """Player of steps that were made before, of which nothing is written or shown."""
+
+    step = EventPlayer.step
+
+
+def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[int, dict[str, Any]], int]:
+    """Return the lines of a run's steps, by their numbers, and the number of the step to recompute; None: the last.
+
+    Raises AuditError for a chain that was edited, and UsageError where it has no such step, or not of this recipe.
+    """
+    path = folder / run_directory.CHAIN
+    found = read_chain(path)
+    if not any("samples" in line for line in found):
+        raise UsageError(f"{path} has no steps: train with --set audit.chain=true")
+    lines = {line["step"]: line for line in found if "samples" in line}
+    wanted = max(lines) if step is None else step
+    if wanted not in lines:
+        raise UsageError(f"--step {wanted}: {path} has steps {min(lines)} to {max(lines)}")
+    begins = [line for line in found if "recipe" in line]
+    own = [line["recipe"] for line in begins if line["step"] < wanted][-1]
+    if own != recipe_digest(recipe):
+        later = [line["step"] for line in begins if line["step"] >= wanted]
+        raise UsageError(
+            f"--step {wanted} was made by another recipe than {folder / run_directory.RECIPE} is now"
+            + (f": audit a step after {max(later)}" if later else ": put the recipe of that run there")
+        )
+    return lines, wanted
+
+
+def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> tuple[str, bool]:
+    """Recompute a step, None: the last of the chain. Return a line that says how it is the same, or what differs first;
+    and True where it is the same. Collective."""
+    lines, wanted = world.call_on_root(lambda: check_chain(folder, recipe, step))
+    feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
+    assert isinstance(feed, Feed), "ranks that train together have batches"
+    run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
+    player, found = StepPlayer(run, None, None, None), list[StepHashes]()
+    point = _load_before(wanted, run)
+    run.audit = Audit(trainer, recipe.training.seed, 0.0, found.append)
+    source = f"the checkpoint of step {point.step}" if point.step else "the seed"
+    if point.step in lines and run.audit.weights() != lines[point.step]["weights"]:
+        return f"{source} is not the same: its weights are not those that the step has left", False
+    where = f"recomputed from {source} on {world.size} rank{'s' * (world.size > 1)}"
+    if point.made_on not in ("", here := made_on()):
+        where += f" with {here} instead of {point.made_on}"
+    for event in fixed_order(recipe, feed.samples, world.rank, point, dict, str):
+        if isinstance(event, Draw | TrainStep):
+            player.play([event])
+        if isinstance(event, TrainStep):
+            made = event.number + 1
+            words = world.call_on_root(lambda: difference(lines[made], found.pop()) if made in lines else "")  # noqa: B023
+            if words:
+                return f"step {made} is not the same, {where}; what differs first: {words}", False
+            if made == wanted:
+                break
+    feed.close()
+    return f"step {wanted} is the same, {where}: samples, gradients, weights; chain {lines[wanted]['chain']}", True
+
+
+def _load_before(step: int, run: Run) -> RunPoint:
+    """Load the newest complete checkpoint from before a step, if there is one. Return the point of the run."""
+    folder = run.home / run_directory.CHECKPOINTS
+
+    def find() -> Checkpoint | None:
+        names = [name for name in reversed(checkpoint_names(folder)) if step_of(name) < step]
+        return load_newest(folder, lambda _: names)[0] if names else None
+
+    checkpoint = run.world.call_on_root(find)
+    return RunPoint() if checkpoint is None else load_checkpoint(checkpoint, run.trainer, run.world)[0]
