@@ -57,7 +57,7 @@ MAX_LINES = {
     "lab": 485,
     "measure": 1_493,
     "models": 760,
-    "network": 1_789,
+    "network": 1_778,
     "optimizers": 527,
     "papers": 665,
     "plan": 3_492,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 342
+MAX_FILES = 341
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
