@@ -75,7 +75,7 @@ class Attachment:
             return
         if torch._C._current_graph_task_id() == -1:
             self.reducer.structure.check(model)
-            self.reducer.on_forward(next(tensors_in((inputs, named)), None))
+            self.reducer.on_forward(next(tensors_in((*inputs, *named.values())), None))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return Attachment(None)
