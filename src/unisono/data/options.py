@@ -45,7 +45,7 @@ class DataOptions:
     context: int = number(15, at_least=0)
     """Frames of 10 ms before the middle of each window, and as many after it."""
     augment: str = choice("none", *all_augments())
-    """Random changes in training. Images: none, mirror, shift, scale. Audio: none, shift, mask."""
+    """Random changes in training. Images: none, mirror, shift, scale, crop. Audio: none, shift, mask."""
     threads: int = number(0, at_least=0)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
 

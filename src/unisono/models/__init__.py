@@ -22,6 +22,7 @@ MODELS = Registry(
     {
         "small_convnet": "unisono.models.convnet:SmallConvnet",
         **{f"resnet{layers}": f"unisono.models.resnet:resnet{layers}" for layers in CIFAR_LAYERS},
+        "resnet50_cifar": "unisono.models.resnet:resnet50_cifar",
         "resnet50": "unisono.models.resnet:resnet50",
         "alexnet": "unisono.models.convnet:AlexNet",
         "alexnet_bn": "unisono.models.convnet:AlexNetBN",
@@ -43,6 +44,7 @@ SHAPES = {
     "overfeat_fast": (3, 231, 231),
     "small_convnet": (1, 8, 8),
     **{f"resnet{layers}": (3, 32, 32) for layers in CIFAR_LAYERS},
+    "resnet50_cifar": (3, 32, 32),
     "cd_dnn": (440,),
     "gpt_small": (128,),
 }

@@ -82,8 +82,8 @@ def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNet:
     return ResNet(first, nn.Identity(), nn.Sequential(*stages), nn.Linear(in_channels, classes))
 
 
-resnet8, resnet20, resnet32, resnet44, resnet56, resnet110 = (
-    partial(resnet_cifar, layers) for layers in (8, 20, 32, 44, 56, 110)
+resnet8, resnet20, resnet32, resnet44, resnet50_cifar, resnet56, resnet110 = (
+    partial(resnet_cifar, layers) for layers in (8, 20, 32, 44, 50, 56, 110)
 )
 
 

@@ -91,7 +91,7 @@ def looks(augment: str, times: int = 2000) -> list[ImageAugmentation]:
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_in_validation_every_augmentation_is_the_same(augment: str) -> None:
-    share = 7 / 8 if augment == "scale" else 1
+    share = 7 / 8 if augment in ("scale", "crop") else 1
     assert choose_augmentation(replace(VIEW, augment=augment), 60, 40, None) == ImageAugmentation(middle(60, 40, share))
 
 
@@ -99,7 +99,7 @@ def test_nothing_is_changed_at_random_unless_it_is_wanted() -> None:
     assert set(looks("none")) == {ImageAugmentation(Box(10, 0, 40, 40))}
 
 
-@pytest.mark.parametrize("augment", ["mirror", "shift", "scale"])
+@pytest.mark.parametrize("augment", ["mirror", "shift", "scale", "crop"])
 def test_half_of_the_images_are_mirrored(augment: str) -> None:
     assert 900 < sum(each.mirrored for each in looks(augment)) < 1100
 
@@ -120,6 +120,13 @@ def test_a_random_part_is_not_shifted() -> None:
     found = looks("scale")
     assert {(each.right, each.down) for each in found} == {(0, 0)}
     assert len({each.box for each in found}) > 500
+
+
+def test_a_plain_crop_has_one_size_and_any_place() -> None:
+    found = looks("crop", 8100)
+    assert {(each.box.width, each.box.height, each.right, each.down) for each in found} == {(35, 35, 0, 0)}
+    assert {each.box.x for each in found} == set(range(26))
+    assert {each.box.y for each in found} == set(range(6))
 
 
 def test_augmentation_follows_from_the_random_numbers_alone() -> None:

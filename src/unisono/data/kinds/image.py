@@ -6,6 +6,7 @@ Decisions are pure functions of the image's size and of random numbers:
 
     train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
                 not (Szegedy et al. 2015, section 6: scale and aspect)
+    or, "crop"  a square with 7/8 of the short side, anywhere; mirrored or not (Krizhevsky et al. 2012: 224 of 256)
     validate    the square in the middle with 7/8 of the short side (224 of 256), to size x size
 
 A crop of a JPEG is decoded at 1/2, 1/4 or 1/8 if that is still as large as the size wanted, so that no work is wasted.
@@ -48,7 +49,7 @@ MAX_TRIES = 10
 """Largest number of random crops that are tried until one fits."""
 
 VALIDATION_CROP = 7 / 8
-"""Share of an image's short side that is used in validation, with the augmentation "scale"."""
+"""Share of an image's short side that is used in validation, with the augmentations "scale" and "crop"."""
 
 SCALE_DIVISORS = (8, 4, 2)
 
@@ -117,8 +118,9 @@ def part_of(box: Box, width: int, height: int, block: int, size: int) -> tuple[P
     return Part(begins, y, x + wide - begins, high, shrink), Box(x - begins, 0, wide, high)
 
 
-AUGMENTS = ("none", "mirror", "shift", "scale")
-"""Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop."""
+AUGMENTS = ("none", "mirror", "shift", "scale", "crop")
+"""Augmentations: none; horizontal mirroring; mirroring and a shift by up to 1/8; mirroring and a random crop, of random
+scale and aspect or of one size."""
 
 MARGIN_DIVISOR = 8
 """Images are shifted by up to 1 / MARGIN_DIVISOR of their size, over a margin of black."""
@@ -148,9 +150,14 @@ class ImageAugmentation:
 def choose_augmentation(options: ImageOptions, width: int, height: int, random: CounterRNG | None) -> ImageAugmentation:
     """Return the augmentation of an image of this size: with random numbers in training, without in validation."""
     if random is None:
-        return ImageAugmentation(middle(width, height, VALIDATION_CROP if options.augment == "scale" else 1.0))
+        cropped = options.augment in ("scale", "crop")
+        return ImageAugmentation(middle(width, height, VALIDATION_CROP if cropped else 1.0))
     if options.augment == "scale":
         return ImageAugmentation(scale_and_aspect(width, height, random), random.random() < 0.5)
+    if options.augment == "crop":
+        side = middle(width, height).width
+        x, y = (int(random.random() * (extent - side + 1)) for extent in (width, height))
+        return ImageAugmentation(Box(x, y, side, side), random.random() < 0.5)
     box = middle(width, height, 1.0)
     mirrored = options.augment != "none" and random.random() < 0.5
     if options.augment != "shift":
