@@ -14,7 +14,7 @@ from unisono.errors import RecipeError
 from unisono.rules import BSP, RULES, DiLoCo, Exchange, LocalSGD, find_rule
 from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import ExchangeRecipe, Recipe, RuleRecipe
-from unisono.training.recipe_check import describe_unused, make_rule, survives_deaths
+from unisono.training.recipe_check import describe_unused, describe_wire, make_rule, survives_deaths
 
 
 def rule_recipe(name: str, folder: str = "", overlap: str = "auto", **options: Any) -> RuleRecipe:
@@ -66,6 +66,21 @@ def test_keys_that_a_rule_has_not_are_named() -> None:
 )
 def test_keys_of_the_rule_and_defaults_are_not(options: RuleRecipe) -> None:
     assert describe_unused(options) == []
+
+
+@pytest.mark.parametrize(
+    ("exchange", "nodes", "words"),
+    [
+        ({"wire": "int8"}, 2, ""),
+        ({}, 1, ""),
+        ({"wire": "int8"}, 1, "exchange.wire = 'int8' has no effect with all ranks on one node, which share memory"),
+        ({"wire": "int8", "algorithm": "library"}, 2, 'no effect with exchange.algorithm = "library"'),
+    ],
+)
+def test_a_wire_without_effect_is_told(exchange: dict[str, str], nodes: int, words: str) -> None:
+    lines = describe_wire(Recipe(exchange=ExchangeRecipe(**exchange)), nodes)
+    assert words in "".join(lines)
+    assert len(lines) == bool(words)
 
 
 def test_rules_of_the_table() -> None:

@@ -163,6 +163,15 @@ def describe_unused(options: RuleRecipe) -> list[str]:
     ]
 
 
+def describe_wire(recipe: Recipe, nodes: int) -> list[str]:
+    """Return a line where the wire of summed gradients has no effect: schedules convert what goes between nodes alone."""
+    wire, library = recipe.exchange.wire, recipe.exchange.algorithm == "library"
+    if wire in (OWN, EXACT) or recipe.rule.name not in ("bsp", "sharded") or not (library or nodes == 1):
+        return []
+    why = 'exchange.algorithm = "library"' if library else "all ranks on one node, which share memory"
+    return [f"exchange.wire = {wire!r} has no effect with {why}"]
+
+
 LIMIT_SECONDS = 60.0
 """Longest time to make a rule of the user's own."""
 

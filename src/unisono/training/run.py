@@ -26,7 +26,7 @@ from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
 from unisono.training.player import EventPlayer, Run, TogetherPlayer
 from unisono.training.recipe import AuditRecipe, Recipe
-from unisono.training.recipe_check import check_run, describe_unused, make_rule, own_rule, plan_of
+from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.state import check_alike
 from unisono.training.timeline import Timeline, check_writable
@@ -132,6 +132,7 @@ def make_parts(
     if recipe.training.virtual_ranks:
         check_alike(world, recipe.training.virtual_ranks)
     lines += [*build.describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
+    lines += describe_wire(recipe, world.nodes)
     observe = None if timeline is None else timeline.add
     feed = build.make_feed(recipe, world, share, rule, observe, device)
     layers = plan_of(recipe, world.size)
