@@ -56,6 +56,23 @@ def test_an_arrow_for_each_message_a_row_for_each_rank_of_a_lane(name: str, plac
         assert 0 < float(box.get("y", "")) < height
 
 
+@pytest.mark.parametrize(
+    ("name", "across"),
+    [("halving", ["n/2", "", "", "", "", "n/2"]), ("halving/round-robin", ["", "", "n/8", "n/8", "", ""])],
+)
+def test_with_supernodes_each_round_has_its_cost(name: str, across: list[str]) -> None:
+    """swCaffe's figure 7: half of the payload goes across in rank order, an eighth round robin."""
+    placement = regular(2, 4)
+    algorithm = find(name, placement).allreduce
+    *_, sends, last = draw(algorithm, 8, name, placement).splitlines()
+    assert sends.split() == ["sends", "n/2", "n/4", "n/8", "n/8", "n/4", "n/2"]
+    assert last.split() == ["across", *filter(None, across)]
+    root = ElementTree.fromstring(draw_svg(algorithm, 8, name, placement))
+    words = [one.text or "" for one in root.iter(f"{SVG}text")]
+    assert sum("across" in each for each in words) == 2
+    assert "sends" not in draw(algorithm, 8, name, one_rank_per_node(8))
+
+
 def test_names_are_escaped() -> None:
     root = ElementTree.fromstring(draw_svg(ring, 3, "<a & b>"))
     assert root.findtext(f"{SVG}title") == "<a & b>: 3 ranks, 3 chunks"

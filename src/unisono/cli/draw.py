@@ -38,7 +38,10 @@ def draw(
     steps: Annotated[int, typer.Option(help="Number of consecutive steps.")] = 2,
     svg: Annotated[Path | None, typer.Option(help="Output file for an SVG picture, instead of text.")] = None,
 ) -> None:
-    """Draw a schedule (a row for each rank, a column for each round) or a training step (a row for each lane)."""
+    """Draw a schedule (a row for each rank, a column for each round) or a training step (a row for each lane).
+
+    With --supernodes a schedule has the costs of each round: what a rank sends at most, and of that across.
+    """
     if what == "step":
         text, vector = _step(
             *(rule, overlap, {"every": every, "period": every, "fragments": fragments, "delay": delay}),
@@ -59,7 +62,9 @@ def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Calla
     from unisono.view import schedule
 
     algorithm, ranks = find(name, placement).allreduce, placement.ranks
-    return lambda: schedule.draw(algorithm, ranks, name), lambda: schedule.draw_svg(algorithm, ranks, name, placement)
+    return lambda: schedule.draw(algorithm, ranks, name, placement), lambda: schedule.draw_svg(
+        algorithm, ranks, name, placement
+    )
 
 
 def _step(

@@ -17,12 +17,19 @@ that step, which have the chunks; the color of a box distinguishes a sum from a 
 
 Ranks need not be in the same round at the same time: the message of a leaf in its round 0 is received in a round of its
 parent that waits for others as well. So steps are drawn (`schedules/rounds.py`). Rows of a lane stand together.
+
+With supernodes both have the costs, of a payload of n bytes: the most that a rank sends in a round, and of that to
+another supernode, where links are fewer (swCaffe's figure 7):
+
+    sends    n/2  n/4  n/8
+    across   n/2
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from unisono.formats import text_table
@@ -40,8 +47,8 @@ UNIT, ARROW = 34.0, 1.2
 """Width of a box in SVG units, and the least width of the arrows of a step in boxes."""
 
 
-def draw(algorithm: Algorithm, ranks: int, name: str = "schedule") -> str:
-    """Return the schedule of all `ranks` ranks as lines of text, with a table for each lane."""
+def draw(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Placement | None = None) -> str:
+    """Return the schedule of all `ranks` ranks as lines of text, with a table for each lane; with supernodes, costs."""
     programs = [algorithm(rank, ranks) for rank in range(ranks)]
     lines = [f"{name}: {ranks} ranks, {programs[0].chunks} chunks"]
     for lane in range(len(programs[0].lanes)):
@@ -51,8 +58,44 @@ def draw(algorithm: Algorithm, ranks: int, name: str = "schedule") -> str:
         rounds = range(max(map(len, cells)))
         head = ["", *(f"round {number}" for number in rounds)]
         rows = [[f"rank {rank}", *row, *[""] * (len(rounds) - len(row))] for rank, row in enumerate(cells)]
+        if placement is not None and placement.supernodes:
+            sent = [
+                (number, rank, one.peer, one.span)
+                for rank, program in enumerate(programs)
+                for number, transfers in enumerate(program.lanes[lane])
+                for one in transfers
+                if one.action is Action.SEND
+            ]
+            costs = [costs_of(sent, number, programs[0].chunks, placement) for number in rounds]
+            rows += [[word, *row] for word, row in zip(("sends", "across"), zip(*costs, strict=True), strict=True)]
         lines += text_table([head, *rows], left=range(len(head)))
     return "\n".join(lines)
+
+
+def costs_of(
+    sent: Iterable[tuple[int, int, int, int]], step: int, chunks: int, placement: Placement
+) -> tuple[str, str]:
+    """Return the most that a rank sends in a step, and to another supernode, as parts of a payload of n bytes.
+
+    `sent` has the step, sender, receiver and number of chunks of each message.
+    """
+    sends, across = Counter[int](), Counter[int]()
+    for at, sender, receiver, span in sent:
+        if at == step:
+            sends[sender] += span
+            across[sender] += span * (placement.supernode_of(sender) != placement.supernode_of(receiver))
+    most, far = (Fraction(max(each.values(), default=0), chunks) for each in (sends, across))
+    return _part(most), _part(far)
+
+
+def _part(share: Fraction) -> str:
+    """Return a part of n in words.
+
+    >>> _part(Fraction(1, 2)), _part(Fraction(3, 4)), _part(Fraction(0))
+    ('n/2', '3n/4', '')
+    """
+    times = f"{share.numerator}n" if share.numerator > 1 else "n"
+    return (times if share.denominator == 1 else f"{times}/{share.denominator}") if share else ""
 
 
 def _cell(transfer: Transfer) -> str:
@@ -115,9 +158,15 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     ]
     rows = [SpanRow(name, list(row.values())) for name, row in zip(names, boxes, strict=True)]
     unit = "round" if _in_step(messages, programs) else "step"
+    marks = [(one.begin, f"{unit} {at}") for at, one in enumerate(steps)]
+    if placement is not None and placement.supernodes:
+        sent = [(message.step, message.sender, message.receiver, message.span) for message in messages]
+        for at, (begin, _) in enumerate(marks):
+            sends, across = costs_of(sent, at, programs[0].chunks, placement)
+            marks[at] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
     chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
     title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
-    return draw_spans(rows, title, UNIT, [(one.begin, f"{unit} {at}") for at, one in enumerate(steps)], arrows)
+    return draw_spans(rows, title, UNIT, marks, arrows)
 
 
 class _DrawnStep(NamedTuple):
