@@ -109,7 +109,7 @@ def test_share_of_the_bound() -> None:
 
 PEAK = Peak(operations_per_second=1e9, bytes_per_second=1e9)
 ROWS = [
-    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3"),
+    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3", 0.75),
     LayerTiming("first", "Conv2d", "grad_weight", 1.0, 250_000_000, 1000, "library, channels last"),
     LayerTiming("second", "Conv2d", "forward", 0.2, 1000, 150_000_000, "product"),
     LayerTiming("norm", "BatchNorm2d", "forward", 0.1, 0, 50_000_000, ""),
@@ -120,7 +120,20 @@ def test_a_row_for_each_pass() -> None:
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(as_table(ROWS, PEAK))
     lines = [line.split() for line in console.export_text().splitlines() if line.strip()][2:]
-    assert lines[0] == ["first", "Conv2d", "forward", "500.00", "0", "50%", "0.000", "50%", "winograd", "4x4,", "3x3"]
+    assert lines[0] == [
+        "first",
+        "Conv2d",
+        "forward",
+        "500.00",
+        "750.00",
+        "0",
+        "50%",
+        "0.000",
+        "50%",
+        "winograd",
+        "4x4,",
+        "3x3",
+    ]
     assert lines[1] == ["grad_weight", "1000.00", "0", "25%", "0.000", "25%", "library,", "channels", "last"]
     assert lines[2][:3] == ["second", "Conv2d", "forward"]
     assert lines[2][-3:] == ["75%", "memory", "product"]

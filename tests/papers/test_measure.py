@@ -75,7 +75,7 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "layers.json": {
             "peak": {"operations_per_second": 1e9},
             "rows": [
-                {"layer": "c", "pass_name": "forward", "seconds": 0.01, "operations": 5e6},
+                {"layer": "c", "pass_name": "forward", "seconds": 0.01, "operations": 5e6} | {"library_seconds": 0.02},
                 {"layer": "p", "pass_name": "forward", "seconds": 0.02, "operations": 0},
             ],
         },
@@ -104,6 +104,8 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "a, stock": ("images/s", 2, 2, 2),
         "c, forward": ("ms", 10, 10, 10),
         "c, forward: share of peak": ("%", 50, 50, 50),
+        "c, forward, by PyTorch": ("ms", 20, 20, 20),
+        "c, forward, by PyTorch: share of peak": ("%", 25, 25, 25),
         "p, forward": ("ms", 20, 20, 20),
         "ring, 1 MiB": ("ms", 2, 1, 4),
         "a shuffle": ("s", 2, 1, 3),

@@ -35,8 +35,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
+from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution import geometry_of, plannable
-from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.convolution_plan import ConvolutionPlan, key_of
 from unisono.compute.geometry import Pass
 from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
@@ -73,6 +74,8 @@ class LayerTiming:
     least_bytes: int
     algorithm: str
     """Algorithm that computes a convolution; empty for other layers."""
+    library_seconds: float | None = None
+    """Time of PyTorch's own algorithm, channels last, where several were timed."""
 
     def share_of_bound(self, peak: Peak) -> float:
         """Return the bound over the time: 1 at the bound."""
@@ -142,14 +145,17 @@ class TimedPass(NamedTuple):
     least_bytes: int
     algorithm: Callable[[], str] = str
     """Returns the algorithm, once it has been called; by default an empty string."""
+    times: Callable[[], Mapping[str, float]] = dict
+    """Returns the time of each algorithm that was tried, perhaps on a part of the batch; by default none."""
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
-    for which, call, operations, least_bytes, algorithm in _passes(layer, plan, dtype):
+    for which, call, operations, least_bytes, algorithm, times in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind = type(layer.module).__name__
-            yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, algorithm())
+            kind, name, tried = type(layer.module).__name__, algorithm(), times()
+            library = seconds * tried[DEFAULT] / tried[name] if tried else None
+            yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, library)
 
 
 def _passes(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -169,7 +175,8 @@ def _of_convolution(
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
     for which, tensors in given.items():
         call, algorithm = partial(plan.compute, which, geometry, *tensors), partial(plan.algorithm, which, geometry)
-        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm)
+        times = partial(plan.measured.get, key_of(geometry, which), {})
+        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm, times)
 
 
 def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -233,7 +240,7 @@ def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("layer", "kind", "pass"):
         table.add_column(name, no_wrap=True)
-    for name in ("ms", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
+    for name in ("ms", "PyTorch", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("algorithm", no_wrap=True)
     last = ""
@@ -271,7 +278,8 @@ def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
         rate = row.operations / row.seconds
         of_peak = f"{rate / peak.operations_per_second:.0%}"
         rates = f"{rate / 1e9:.0f}", of_peak, f"{row.least_bytes / row.operations:.3f}"
-    return row.pass_name, f"{1e3 * row.seconds:.2f}", *rates, share, row.algorithm
+    library = "" if row.library_seconds is None else f"{1e3 * row.library_seconds:.2f}"
+    return row.pass_name, f"{1e3 * row.seconds:.2f}", library, *rates, share, row.algorithm
 
 
 PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (

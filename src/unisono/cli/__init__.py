@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from unisono.cli.bench import ablation, collectives, layers, memory, networks, shuffle, storage
+from unisono.cli.bench import ablation, collectives, layers, memory, messages, networks, shuffle, storage
 from unisono.cli.collective import price, simulate
 from unisono.cli.draw import draw
 from unisono.cli.elastic import join
@@ -69,7 +69,7 @@ for _panel, _functions in PANELS.items():
         _interspersed = _function not in (run, lab)  # what follows their program is the program's
         app.command(rich_help_panel=_panel, context_settings={"allow_interspersed_args": _interspersed})(_function)
 _bench = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Benchmarks of Unisono and its peers.")
-for _function in (collectives, networks, shuffle, storage, ablation, memory):
+for _function in (collectives, messages, networks, shuffle, storage, ablation, memory):
     _bench.command()(_function)
 app.add_typer(_bench, name="bench", rich_help_panel="Tools")
 

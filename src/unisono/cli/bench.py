@@ -204,6 +204,21 @@ def shuffle(
     _print_samples(found, printer(world))
 
 
+def messages(
+    output: Annotated[Path, typer.Option(help="Output folder for messages.json.")] = Path("bench"),
+    ranks: RanksOption = None,
+) -> None:
+    """Time messages between two ranks by size, through the MPI library: milliseconds, and bytes per second."""
+    start_ranks(ranks)
+    from unisono.bench.shuffle import measure_messages
+
+    world = join("bench messages")
+    write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))
+    found = measure_messages(world)
+    write_text(world, output / "messages.json", json.dumps(found, indent=1))
+    _print_samples(found, printer(world))
+
+
 def storage(
     output: Annotated[Path, typer.Option(help="Output folder for the images, the runs and storage.json.")] = Path(
         "bench"

@@ -164,14 +164,16 @@ def _networks(path: Path) -> Iterator[MeasuredRow]:
 
 
 def _layers(path: Path) -> Iterator[MeasuredRow]:
-    """Yield the time of each pass of each layer, and of products their share of the measured peak."""
+    """Yield the time of each pass of each layer, and of products their share of the peak; and those of PyTorch."""
     found = json.loads(path.read_text())
     for row in found["rows"]:
         name = f"{row['layer']}, {row['pass_name']}"
-        yield _row(name, "ms", [1e3 * row["seconds"]])
-        if row["operations"]:
-            rate = row["operations"] / row["seconds"]
-            yield _row(f"{name}: share of peak", "%", [100 * rate / found["peak"]["operations_per_second"]])
+        peak = row["operations"] / found["peak"]["operations_per_second"]
+        for by, seconds in (("", row["seconds"]), (", by PyTorch", row.get("library_seconds"))):
+            if seconds is not None:
+                yield _row(f"{name}{by}", "ms", [1e3 * seconds])
+                if row["operations"]:
+                    yield _row(f"{name}{by}: share of peak", "%", [100 * peak / seconds])
 
 
 def _collectives(path: Path) -> Iterator[MeasuredRow]:
@@ -201,6 +203,6 @@ READERS: Mapping[str, Callable[[Path], Iterator[MeasuredRow]]] = {
     "layers.json": _layers,
     "results.json": _collectives,
     "probe.toml": _messages,
-    **dict.fromkeys(("shuffle.json", "memory.json", "ablation.json", "storage.json"), _listed),
+    **dict.fromkeys(("shuffle.json", "memory.json", "messages.json", "ablation.json", "storage.json"), _listed),
 }
 """Readers of the files that commands write."""
