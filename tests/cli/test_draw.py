@@ -20,9 +20,10 @@ def test_draw(in_process: Run) -> None:
 
 
 def test_where_ranks_sit(in_process: Run) -> None:
-    placed = find("halving/round-robin", regular(2, 1, 2)).allreduce
+    placement = regular(2, 1, 2)
+    placed = find("halving/round-robin", placement).allreduce
     done = in_process("draw", "halving/round-robin", "--ranks", "4", "--nodes", "2", "--supernodes", "2")
-    assert done.stdout == draw(placed, 4, "halving/round-robin") + "\n"
+    assert done.stdout == draw(placed, 4, "halving/round-robin", placement) + "\n"
     assert done.stdout != in_process("draw", "halving/round-robin").stdout
 
 

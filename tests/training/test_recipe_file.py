@@ -81,7 +81,7 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
         ("data.size=32.5", "data.size = 32.5 is not a whole number"),
         ("data.windows=0", "data.windows = 0, but it has to be at least 1"),
         ("data.context=-1", "data.context = -1, but it has to be at least 0"),
-        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale, mask"),
+        ("data.augment=rotate", "data.augment = 'rotate'; it is one of none, mirror, shift, scale, crop, mask"),
         ("data.threads=-2", "data.threads = -2, but it has to be at least 0"),
         ("data.pack=7", "data.pack = 7 is not a string"),
         ("data.packs=here", "unknown key data.packs; did you mean data.pack?"),

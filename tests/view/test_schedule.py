@@ -62,7 +62,7 @@ def test_an_arrow_for_each_message_a_row_for_each_rank_of_a_lane(name: str, plac
 )
 def test_with_supernodes_each_round_has_its_cost(name: str, across: list[str]) -> None:
     """swCaffe's figure 7: half of the payload goes across in rank order, an eighth round robin."""
-    placement = regular(2, 4)
+    placement = regular(2, 4, 1)
     algorithm = find(name, placement).allreduce
     *_, sends, last = draw(algorithm, 8, name, placement).splitlines()
     assert sends.split() == ["sends", "n/2", "n/4", "n/8", "n/8", "n/4", "n/2"]

@@ -146,15 +146,15 @@ class TimedPass(NamedTuple):
     algorithm: Callable[[], str] = str
     """Returns the algorithm, once it has been called; by default an empty string."""
     times: Callable[[], Mapping[str, float]] = dict
-    """Returns the time of each algorithm that was tried, perhaps on a part of the batch; by default none."""
+    """Returns the time of each algorithm that was timed, perhaps on a part of the batch; by default none."""
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
     for which, call, operations, least_bytes, algorithm, times in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind, name, tried = type(layer.module).__name__, algorithm(), times()
-            library = seconds * tried[DEFAULT] / tried[name] if tried else None
+            kind, name, timed = type(layer.module).__name__, algorithm(), times()
+            library = seconds * timed[DEFAULT] / timed[name] if DEFAULT in timed else None
             yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, library)
 
 
@@ -175,8 +175,12 @@ def _of_convolution(
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
     for which, tensors in given.items():
         call, algorithm = partial(plan.compute, which, geometry, *tensors), partial(plan.algorithm, which, geometry)
-        times = partial(plan.measured.get, key_of(geometry, which), {})
+        times = partial(_times_in, plan, key_of(geometry, which))
         yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm, times)
+
+
+def _times_in(plan: ConvolutionPlan, key: str) -> Mapping[str, float]:
+    return plan.measured.get(key, {})
 
 
 def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:

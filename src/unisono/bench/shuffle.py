@@ -66,8 +66,8 @@ def measure_shuffle(world: World, folder: Path, groups: int, rate: float | None)
     return found
 
 
-MESSAGES, SHORT = [4 << power for power in range(0, 20, 2)], 64 << 10
-"""Bytes of the messages, 4 bytes to 1 MiB; up to SHORT bytes 16 are sent there and back in each sample."""
+MESSAGES, MANY_UP_TO = [4 << power for power in range(0, 20, 2)], 64 << 10
+"""Bytes of the messages, 4 bytes to 1 MiB; up to MANY_UP_TO bytes 16 are sent there and back in each sample."""
 
 
 def measure_messages(world: World) -> list[dict[str, Any]]:
@@ -77,12 +77,13 @@ def measure_messages(world: World) -> list[dict[str, Any]]:
     """
     found, comm = list[dict[str, Any]](), world.comm
     for size in MESSAGES:
-        ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= SHORT else 1, list[float]()
+        ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= MANY_UP_TO else 1, list[float]()
         for _ in range(1 + EPOCHS):
             world.barrier()
             begun = time.perf_counter()
             for sends in 2 * turns * (world.rank == 0, world.rank == 1) if world.rank < 2 else ():
-                _ = comm.Send(ball, 1 - world.rank) if sends else comm.Recv(ball, 1 - world.rank)
+                move = comm.Send if sends else comm.Recv
+                move(ball, 1 - world.rank)
             seconds.append((time.perf_counter() - begun) / (4 * turns))
         taken = world.call_on_root(lambda: seconds[1:])  # noqa: B023  called at once
         name = f"message of {format_bytes(size)}"

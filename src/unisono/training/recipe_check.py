@@ -164,7 +164,7 @@ def describe_unused(options: RuleRecipe) -> list[str]:
 
 
 def describe_wire(recipe: Recipe, nodes: int) -> list[str]:
-    """Return a line where the wire of summed gradients has no effect: schedules convert what goes between nodes alone."""
+    """Return a line where the wire of gradients has no effect: schedules convert what goes between nodes alone."""
     wire, library = recipe.exchange.wire, recipe.exchange.algorithm == "library"
     if wire in (OWN, EXACT) or recipe.rule.name not in ("bsp", "sharded") or not (library or nodes == 1):
         return []
