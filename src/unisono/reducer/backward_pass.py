@@ -214,8 +214,11 @@ class PassRunner:
         """Run `backward`, which begins and ends a pass, in another thread, while this one runs its own tasks."""
         arrivals = self.arrivals = SimpleQueue()
         ended: list[float] = []
+        threads = torch.get_num_threads()
 
         def carry_out() -> None:
+            if torch.get_num_threads() != threads:  # each thread has a number of its own, and products depend on it
+                torch.set_num_threads(threads)
             try:
                 backward()
             finally:

@@ -257,3 +257,18 @@ def test_a_wait_for_weights_is_reported_where_they_were_not_up_to_date(
     found = [(span.kind, span.thread) for span in spans if span.name == "wait for weights"]
     assert found == [("waiting", "MainThread")] * (2 * pending)
     trainer.reducer.release()
+
+
+def test_a_pass_beside_the_main_thread_has_its_number_of_threads(world: World) -> None:
+    """The thread of such passes has a number of its own; products, and so bits, depend on it."""
+    model, before, found = nn.Linear(3, 2), torch.get_num_threads(), list[int]()
+    trainer = Trainer(model, world, unisono.BSP(overlap="funnel"), torch.optim.SGD(model.parameters(), 0.1))
+    model.weight.register_hook(lambda _: found.append(torch.get_num_threads()))
+    try:
+        for threads in (2, 1, 3):
+            torch.set_num_threads(threads)
+            trainer.step(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))
+        trainer.wait()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2, 1, 3]
