@@ -111,3 +111,14 @@ def test_off_the_main_thread_nothing_is_changed() -> None:
     thread.start()
     thread.join()
     assert found == [before]
+
+
+def test_a_signal_that_comes_after_all_is_saved_changes_nothing() -> None:
+    """A batch system signals ranks one after another: the others may have ended the run by then."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it is no request any more"))
+    try:
+        with SignalHandlers(lambda _: None, lambda: None, lambda _: None) as handlers:
+            handlers.saved = True
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -307,6 +307,7 @@ class TogetherPlayer(EventPlayer):
         requests = run.trainer.requests
         stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, requests, self._stopping))
         if stop is not None:
+            self.signals.saved = True
             run.display.log(f"saved step {self.made} on {stop.why}; resume with: unisono train --resume {run.home}")
             return STOPPED
         accuracy = self._test() if self.accuracy is None else self.accuracy

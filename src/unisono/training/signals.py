@@ -51,6 +51,8 @@ class SignalHandlers:
         self._request, self._end, self._warn = request, end, warn
         self.stop = False
         """True once this rank has received SIGTERM."""
+        self.saved = False
+        """To be set once the run is saved for its end: a SIGTERM that comes later to this rank asks for the same."""
         self.pending_since: float | None = None
         """Time of the last signal whose checkpoint is not written yet, by `time.monotonic`; None: there is none."""
         self._name = ""
@@ -75,6 +77,8 @@ class SignalHandlers:
     ) -> None:
         if self._thread is None:
             return
+        if self.saved:
+            self._before[signal.SIGTERM] = signal.SIG_IGN
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]  # as `signal` gave it
         signal.set_wakeup_fd(self._wakeup)
