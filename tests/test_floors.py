@@ -50,7 +50,7 @@ MAX_LINES = {
     "collectives": 4_001,
     "compute": 1_240,
     "data": 5_989,
-    "elastic": 880,
+    "elastic": 895,
     "engine": 630,
     "foresight": 822,
     "horovod": 1_005,

@@ -120,7 +120,7 @@ def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, di
     lines = lines_of(home)
     first = [line["time"] for line in lines if "first_step" in line]
     newest = max((home / "checkpoints").iterdir())
-    steps, made = int(newest.name.partition("-")[2]), disturber.made
+    steps, made = int(newest.name.partition("-")[2]), [one for one in disturber.made if one["time"] < lines[-1]["time"]]
     for one in made:
         one["seconds"] = min((at for at in first if at > one["time"]), default=math.inf) - one["time"]
     return {

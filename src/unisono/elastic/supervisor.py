@@ -240,8 +240,10 @@ class Supervisor:
 
 def _forward(source: BinaryIO, target: TextIO) -> None:
     """Write what arrives from the launcher, without its own lines about a death: the run goes on."""
+    held = b""
     while chunk := source.read(MAX_CHUNK_BYTES):
-        lines = chunk.splitlines(keepends=True)
+        lines = (held + chunk).splitlines(keepends=True)
+        held = b"" if lines[-1].endswith((b"\n", b"\r")) or not LAUNCHERS_OWN.match(lines[-1]) else lines.pop()
         with suppress(OSError):  # nobody may read it any more
             target.buffer.write(b"".join(line for line in lines if not LAUNCHERS_OWN.match(line)))
             target.flush()

@@ -297,6 +297,7 @@ class TogetherPlayer(EventPlayer):
                 run.trainer.request, lambda: run.end_at_once(f", after step {self.made}"), run.warn
             ) as self.signals:
                 code = self._finish()
+                self.signals.saved = code == STOPPED
         run.feed.close()
         return code
 
@@ -307,7 +308,6 @@ class TogetherPlayer(EventPlayer):
         requests = run.trainer.requests
         stop = self.play(fixed_order(run.recipe, samples, run.world.rank, first, requests, self._stopping))
         if stop is not None:
-            self.signals.saved = True
             run.display.log(f"saved step {self.made} on {stop.why}; resume with: unisono train --resume {run.home}")
             return STOPPED
         accuracy = self._test() if self.accuracy is None else self.accuracy
