@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from tests.conftest import clean_environment
 from tests.progress import Run, Watched, poll_until
 from tests.usage_errors import assert_one_line_error
 
+from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
 from unisono.startup import read_process
 from unisono.training import run_directory
@@ -111,3 +113,24 @@ def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run
 )
 def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], words: str) -> None:
     assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), words)
+
+
+class Parts(io.BytesIO):
+    """A pipe from which one part after another arrives."""
+
+    def __init__(self, *parts: bytes) -> None:
+        super().__init__()
+        self._parts = [*parts]
+
+    def read(self, _: int | None = -1) -> bytes:
+        return self._parts.pop(0) if self._parts else b""
+
+
+def test_lines_of_the_launcher_about_a_death_are_left_out() -> None:
+    """Also those that arrive in parts; a program's own rules of '=' and its brackets stay."""
+    death = b"=" * 83 + b"\n=   PID 12 RUNNING AT h\n"
+    written = io.TextIOWrapper(io.BytesIO())
+    pipe = Parts(b"step 1\n[proxy:1@h] ", b"callback returned error\n", death + b"[a] b\n====\n")
+    supervisor._forward(pipe, written)
+    written.seek(0)
+    assert written.buffer.read() == b"step 1\n[a] b\n====\n"

@@ -47,7 +47,8 @@ REPORT_SECONDS = 3.0
 FORWARD_SECONDS, MAX_CHUNK_BYTES = 1.0, 1 << 16
 
 LAUNCHERS_OWN = re.compile(
-    rb"\[(mpiexec@|proxy:)|=   |=+$|YOUR APPLICATION TERM|This typically refers|Please see the FAQ"
+    rb"\[(mpiexec@|proxy:)|={60,}$|=   (BAD TERM|PID |EXIT CODE|CLEANING UP|YOU CAN IGNORE)|YOUR APPLICATION TERM"
+    rb"|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 """Beginnings of lines in which Hydra says that a rank has ended, and what it could not do after that."""
 
