@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,7 @@ def discard_newer(
     return notes
 
 
+@cache  # it is in each copy of the state
 def made_on() -> str:
     """Return what a step's bits depend on beside the recipe: the processor, and versions."""
     kernels = torch.backends.cpu.get_cpu_capability()
