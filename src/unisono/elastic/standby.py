@@ -35,9 +35,8 @@ from typing import Any, NamedTuple
 import mpi4py
 import typer
 
-from unisono.elastic.attach import LENGTH, PMI_VARIABLE
+from unisono.elastic.attach import LENGTH, PEER, PMI_VARIABLE
 from unisono.startup import read_process
-from unisono.witness import CREDENTIALS
 
 IDLE_SECONDS = 60.0
 """Seconds without a rank after which a standby ends."""
@@ -110,8 +109,8 @@ class Standby:
     def _accept(self) -> ForkRequest | None:
         """Fork a rank for the next connection. Return its request in the forked process, None in this one."""
         connection, _ = self._listener.accept()
-        about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        if CREDENTIALS.unpack(about)[1] != os.getuid():
+        about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        if PEER.unpack(about)[1] != os.getuid():
             connection.close()
             return None
         try:
