@@ -51,7 +51,7 @@ def test_ranks_of_a_node_take_one_after_another() -> None:
 @pytest.mark.parametrize(
     ("name", "ranks", "words"),
     [
-        ("auto", 4, "rank 3 of this node's 4 has no accelerator, as the node has 2; start 2 ranks on each node, share"),
+        ("auto", 4, "rank 3 of this node's 4 has no accelerator, as the node has 2; start 2 on each node, share"),
         ("cuda:2", 1, "this node has 2, numbered from 0"),
         ("xpu", 1, 'PyTorch finds cuda alone here; take "auto", or "cpu"'),
         ("gpu", 1, "is no device of PyTorch's; take"),

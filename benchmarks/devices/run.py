@@ -7,6 +7,7 @@ exchange   allreduce of a tensor on the device, beside its two copies alone, and
            copies and sums overlap, so the bound is the largest of the three
 step       a training step, beside the same without an exchange, DDP over gloo, and (one rank for each device) over NCCL
 recipes    digits until it has learned, ResNet-50 and AlexNet an epoch on noise, by `unisono train` on 2 ranks
+NCCL       sums by NCCL within nodes, of ranks that share a GPU (`shared_nccl.py`): right or not, without times
 tests      python -m pytest tests -m device, for as long as there is time
 
 Each part that fails or takes too long is said so, and the others go on; the exit code is then 1.
@@ -53,12 +54,15 @@ ROUNDS = 7
 LIMIT_SECONDS, LIMIT_OF_RANKS, LIMIT_OF_A_RECIPE = 520.0, 110.0, 60.0
 """Seconds of everything, of the measurements with one number of ranks, and of a recipe."""
 
+SETTLED_STEPS = 50
+"""Steps that do not count: in the first 30 to 40, Unisono tries overlaps and buckets."""
+
 WITHIN_BOUND, LONG_BYTES = 1.15, 64 << 20
 """Largest ratio of a staged exchange to its bound, for the long tensors: of as many bytes and more."""
 
 DRY = "--dry" in sys.argv
 if DRY:
-    SIZES, NETWORKS, ROUNDS, LONG_BYTES = [1 << 12, 1 << 16], {"small_convnet": 4}, 2, 1 << 16
+    SIZES, NETWORKS, ROUNDS, LONG_BYTES, SETTLED_STEPS = [1 << 12, 1 << 16], {"small_convnet": 4}, 2, 1 << 16, 5
 
 IMAGES = 8 if DRY else 512
 """Images of noise that a recipe of ImageNet is given."""
@@ -112,16 +116,16 @@ def name_of(device: torch.device) -> str:
 
 def exchange(world: unisono.World, device: torch.device, nbytes: int) -> dict[str, Any]:
     """Return seconds of an allreduce, and of its parts alone, on the slowest rank."""
-    tensor = torch.ones(nbytes // 4, device=device)
+    tensor = torch.zeros(nbytes // 4, device=device)  # a sum of ones would grow from call to call
     host = host_memory(nbytes // 4, torch.float32, device)
-    host.fill_(1)
+    host.zero_()
     found = timed(
         world,
         device,
         {
             "to host": lambda: host.copy_(tensor),
             "to device": lambda: tensor.copy_(host),
-            "sum on the host": lambda: world.allreduce(host.fill_(1) if world.size > 1 else host),
+            "sum on the host": lambda: world.allreduce(host),
             "exchange": lambda: world.allreduce(tensor),
         },
     )
@@ -162,7 +166,7 @@ def step(world: unisono.World, device: torch.device, name: str, batch: int, shar
         contenders["DDP, NCCL"] = contender(
             lambda model: DistributedDataParallel(model, process_group=group("nccl", world))
         )
-    return timed(world, device, contenders, warm_up=12)
+    return timed(world, device, contenders, SETTLED_STEPS)
 
 
 def group(backend: str, world: unisono.World) -> dist.ProcessGroup:
@@ -276,6 +280,16 @@ def trained(name: str, changes: list[str], folder: Path, limit: float) -> dict[s
     return {"returncode": code, "seconds": seconds, "said": lines[-12:], "device": device}
 
 
+def summed_by_nccl(ranks: int, mode: str, folder: Path, limit: float) -> dict[str, Any]:
+    """Return what `shared_nccl.py` said, which is printed."""
+    program = str(Path(__file__).with_name("shared_nccl.py"))
+    command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, program, mode]
+    code, output, seconds = ended(command, min(limit, 45.0), folder)
+    lines = [line for line in output.splitlines() if line.startswith(("NVIDIA", f"{ranks} ranks", "sums", "rank 0:"))]
+    print(*lines, sep="\n", flush=True)
+    return {"ranks": ranks, "mode": mode, "returncode": code, "seconds": seconds, "said": lines}
+
+
 def main() -> None:
     """Measure with all numbers of ranks, run the recipes and the tests, and write what was found."""
     arguments = [one for one in sys.argv[1:] if one != "--dry"]
@@ -291,13 +305,16 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for number in ranks:
-            found["runs"].append(measured(number, folder))
-            out.write_text(json.dumps(found, indent=1) + "\n")
         pack_noise(folder / "noise")
         for name, changes in RECIPES.items():
             found["recipes"][name] = trained(name, changes, folder, min(LIMIT_OF_A_RECIPE, left()))
             out.write_text(json.dumps(found, indent=1) + "\n")
+        for number in ranks:
+            found["runs"].append(measured(number, folder))
+            out.write_text(json.dumps(found, indent=1) + "\n")
+        if torch.cuda.is_available():
+            modes = (2, "one"), (4, "nodes"), (2, "late")
+            found["shared NCCL"] = [summed_by_nccl(*mode, folder, left()) for mode in modes]
         tests = [
             "tests/measure/test_probes.py" if DRY else "tests",
             "-m",
@@ -309,7 +326,7 @@ def main() -> None:
             "no:cacheprovider",
         ]
         code, output, seconds = ended([sys.executable, "-m", "pytest", *tests], left(), ROOT)
-    found["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-3:]}
+    found["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-15:]}
     print("tests:", *found["tests"]["said"], sep="\n  ")
     out.write_text(json.dumps(found, indent=1) + "\n")
     failed = [run for run in found["runs"] if "failed" in run or not run.get("overlaps", True)]

@@ -49,7 +49,7 @@ def choose_device(name: str, local_rank: int, local_ranks: int) -> torch.device:
     if wanted.index is None and local_ranks > count:
         raise UsageError(
             f'device = "{name}": rank {local_rank} of this node\'s {local_ranks} has no accelerator, as the node has '
-            f'{count}; start {count} ranks on each node, share one by "{wanted.type}:0", or take "cpu"'
+            f'{count}; start {count} on each node, share one by "{wanted.type}:0", or take "cpu"'
         )
     if number >= count:
         raise UsageError(f'device = "{name}": this node has {count}, numbered from 0')

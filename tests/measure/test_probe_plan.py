@@ -67,6 +67,14 @@ def test_a_device_has_products_in_two_formats_and_copies() -> None:
     assert found(device, False) == ({"float32"}, {"memory", *copies})
 
 
+def test_a_device_has_products_of_more_samples() -> None:
+    def rows(*of: Any) -> set[int]:
+        parts = {part.name: part.probes for part in plan_probe(60, 1, 2, False, *of).parts}
+        return {probe.row[1] for probe in parts["products"]}
+
+    assert rows(torch.device("cuda:0")) == rows() | {16 * number for number in rows()}
+
+
 def test_the_worked_example() -> None:
     works = [1 << 20, 16 << 20]
     assert share_of(24, works) == pytest.approx(4.8)

@@ -267,6 +267,9 @@ DISK_BYTES = (8 << 20, 64 << 20, 256 << 20)
 DTYPES_OF_A_DEVICE = (FLOAT32, BFLOAT16)
 """Number formats of products on a device; on the host, float32 alone."""
 
+SAMPLES_OF_A_DEVICE = (1, 16)
+"""Times the samples of the sizes below that products on a device have: short ones last as long as their calls."""
+
 LINEAR_SIZES = (
     *((8, 256, 256), (64, 256, 256), (8, 1024, 1024), (64, 1024, 1024)),
     *((512, 512, 2048), (512, 1024, 1024), (64, 4096, 4096)),
@@ -315,9 +318,10 @@ def plan_probe(
     probes: dict[str, Sequence[Probe]] = {
         "links": [],
         "products": [
-            product_probe(kind, *sizes, dtype=dtype, device=device)
+            product_probe(kind, times * samples, *sizes, dtype=dtype, device=device)
+            for times in SAMPLES_OF_A_DEVICE[: 1 if on_host else 2]
             for kind, of_kind in ((LINEAR_KIND, LINEAR_SIZES), (CONVOLUTION_KIND, CONVOLUTION_SIZES))
-            for sizes in of_kind
+            for samples, *sizes in of_kind
             for dtype in dtypes
         ],
         "memory": [
