@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from unisono import processor
-from unisono.collectives.trials import MAX_TRIED_BYTES, _path, _read, _write, candidates, size_class
+from unisono.collectives.trials import (
+    MAX_TRIED_BYTES,
+    candidates,
+    choices_file,
+    read_choices,
+    size_class,
+    write_choices,
+)
 from unisono.network.choice import LIBRARY, Choice
 
 LIBRARY_CHOICE = Choice(LIBRARY, LIBRARY)
@@ -37,25 +44,25 @@ def test_classes(nbytes: int, expected: int) -> None:
 
 def test_the_file_of_choices(tmp_path: Path) -> None:
     path = tmp_path / "unisono" / "choices.json"
-    assert _read(path) == {}
-    _write(path, {"allreduce float32 sum 65536": ["direct", "cma"]})
-    assert _read(path) == {"allreduce float32 sum 65536": ["direct", "cma"]}
+    assert read_choices(path) == {}
+    write_choices(path, {"allreduce float32 sum 65536": ["direct", "cma"]})
+    assert read_choices(path) == {"allreduce float32 sum 65536": ["direct", "cma"]}
     assert [*path.parent.iterdir()] == [path]
     for damaged in ("{", "[1]"):
         path.write_text(damaged)
-        assert _read(path) == {}
-    _write(Path("/proc/choices.json"), {})  # no place to write: measured again by later runs
+        assert read_choices(path) == {}
+    write_choices(Path("/proc/choices.json"), {})  # no place to write: measured again by later runs
 
 
 def test_choices_are_kept_by_machine_and_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     no_or_yes = (False, True)
-    paths = {_path(ranks, reads, compiled) for ranks in (2, 4) for reads in no_or_yes for compiled in no_or_yes}
+    paths = {choices_file(ranks, reads, compiled) for ranks in (2, 4) for reads in no_or_yes for compiled in no_or_yes}
     assert len(paths) == 8
     assert {path.parent for path in paths} == {tmp_path / "unisono"}
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     processor.CPUINFO.write_text("processor : 0\nmodel name : another\n")
-    assert _path(2, reads=True, compiled=True) not in paths
+    assert choices_file(2, reads=True, compiled=True) not in paths
 
 
 def test_a_user_without_a_home_keeps_no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,5 +71,5 @@ def test_a_user_without_a_home_keeps_no_choices(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", no_home)
-    _write(_path(2, reads=True, compiled=True), {"allreduce float32 sum 65536": ["direct", "cma"]})
-    assert _read(_path(2, reads=True, compiled=True)) == {}
+    write_choices(choices_file(2, reads=True, compiled=True), {"allreduce float32 sum 65536": ["direct", "cma"]})
+    assert read_choices(choices_file(2, reads=True, compiled=True)) == {}

@@ -107,9 +107,9 @@ class Trials:
         found = [choice for choice in found if reads or choice.transport != "cma"]
         known = np.array([-1], np.int64)
         facts = reads, group.memory_for(plan.call).signals.compiled
-        path, entry = _path(group.size, *facts), " ".join(map(str, key))
+        path, entry = choices_file(group.size, *facts), " ".join(map(str, key))
         if group.rank == 0:
-            kept = _read(path).get(entry)
+            kept = read_choices(path).get(entry)
             known[0] = next((number for number, choice in enumerate(found) if [*choice] == kept), -1)
         _maximum(group, known)
         if known[0] >= 0:
@@ -118,7 +118,7 @@ class Trials:
         usual = next((seconds[number] for number, choice in enumerate(found) if choice == guess), np.inf)
         best = found[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
         if group.rank == 0:
-            _write(path, {**_read(path), entry: [*best]})
+            write_choices(path, {**read_choices(path), entry: [*best]})
         return best
 
 
@@ -161,7 +161,7 @@ def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
     group.wait_for(group.comm.Iallreduce(mine, numbers, MPI.MAX), mine, numbers)
 
 
-def _path(ranks: int, reads: bool, compiled: bool) -> Path:
+def choices_file(ranks: int, reads: bool, compiled: bool) -> Path:
     """Return the file of the choices of this machine, MPI library and number of ranks.
 
     `reads` is true if the ranks may read each other's memory, `compiled` if compiled code plays steps: a run without
@@ -176,7 +176,7 @@ def _path(ranks: int, reads: bool, compiled: bool) -> Path:
     return folder / f"choices-{socket.gethostname()}-{name}.json"
 
 
-def _read(path: Path) -> Mapping[str, list[str]]:
+def read_choices(path: Path) -> Mapping[str, list[str]]:
     """Return the choices of a file; none where it cannot be read: they are measured again."""
     try:
         found = json.loads(path.read_text())
@@ -185,7 +185,7 @@ def _read(path: Path) -> Mapping[str, list[str]]:
     return found if isinstance(found, dict) else {}
 
 
-def _write(path: Path, choices: Mapping[str, list[str]]) -> None:
+def write_choices(path: Path, choices: Mapping[str, list[str]]) -> None:
     """Write choices atomically. Without a place to write, later runs measure again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

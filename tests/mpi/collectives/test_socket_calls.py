@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from unisono.collectives.socket_calls import MAX_SHORT_BYTES
+from unisono.collectives.socket_calls import MAX_SHORT_BYTES, SocketCalls
 from unisono.errors import MismatchError, TensorError
 from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
@@ -208,3 +209,22 @@ def test_labels_are_compared_too(broken: World) -> None:
     broken._group.label_calls(f" of layer {min(broken.rank, 1)}")
     with pytest.raises(MismatchError, match=r"of layer [01], but .* of layer [01]"):
         broken.allreduce(torch.zeros(3))
+
+
+def test_a_run_and_the_next_have_the_same_answer(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine is measured once: sums of the library and by sockets have other orders."""
+    monkeypatch.delenv(sockets.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for faster in (True, False):
+        answers = iter([faster, not faster])
+        monkeypatch.setattr(SocketCalls, "_measure", lambda *_, answers=answers: next(answers))
+        for _ in range(2):
+            apart = make_apart(world)
+            apart.allreduce(torch.ones(3))
+            assert transports_of(apart) == ({"sockets"} if faster else {"library"})
+            apart.free()
+        assert next(answers) != faster, "it was measured once"
+        world.barrier()
+        for file in tmp_path.rglob("choices-*.json"):
+            file.unlink()
+        world.barrier()
