@@ -360,9 +360,9 @@ class BucketMemory:
                     flat[here].zero_()
                 elif weight != 1 or not lies_in(gradient, self.views[number]):
                     torch.mul(self.in_order(gradient, number)[part], weight, out=flat[here])
-        flags = self.flags(key)
-        for place, number in enumerate(self.place(key).ends):
-            flags[place] = fresh[number] is not None
+        ends = self.place(key).ends
+        there = [fresh[number] is not None for number in ends]
+        self.flags(key)[: len(ends)] = 1 if all(there) else torch.tensor(there)  # one call, however many parameters
 
     def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
         """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
