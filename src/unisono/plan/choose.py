@@ -112,7 +112,7 @@ class PredictionInputs(NamedTuple):
     cost: Cost
     deferred: bool = True
     """True where parameters are waited for when they are read."""
-    ranks: int = 1
+    ranks: int = 2
     """Number of ranks: a sharded rule updates a share of the weights on each."""
     clip: float | None = None
     """Largest norm of all gradients together, for which updates wait."""
@@ -283,7 +283,7 @@ def sequence(
     return tuple(order)
 
 
-def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 1) -> Layout:
+def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 2) -> Layout:
     """Return the layout of buckets that are sent in this order."""
     full = [max(computing.ready[number] for number in one.parameters) for one in sent]
     filled = tuple(1 + place for place in sorted(range(len(sent)), key=full.__getitem__))

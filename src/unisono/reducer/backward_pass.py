@@ -31,9 +31,11 @@ from unisono.rules.easgd import header
 from unisono.rules.sharded import STEP
 from unisono.step import operations as op
 from unisono.step.build import BUFFERS
-from unisono.step.layout import Updates
 from unisono.step.play import Prepared
 from unisono.step.program import Task, weights
+
+TAKING = (*op.PACKING, op.UPDATE_LOCAL)
+"""Operations that take gradients from their parameters; without any of them, they stay there."""
 
 
 class BackwardPass:
@@ -52,10 +54,10 @@ class BackwardPass:
         self.replica, self._accumulation, self._arrivals = replica, accumulation, arrivals
         self._times, self._by_main, self._parameters = programs.times, programs.by_main, replica.memory.parameters
         self._program, self._player, self._next = program, programs.player, 0
-        self._sums, differs, layout = programs.traits.sums, programs.traits.state.differs, replica.layout
+        self._sums, layout = programs.traits.sums, replica.layout
         self._contributes = replica.agreement.message.contributes
-        self._takes = self._contributes or differs
-        self._releases = not (differs and layout.updates is Updates.OUTSIDE)
+        self._takes = self._contributes or programs.traits.state.differs
+        self._releases = any(one.task.operation in TAKING for one in program)
         self.ended = False
         """True once the backward pass has ended."""
         self.order: list[int] = []

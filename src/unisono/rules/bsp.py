@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from unisono.errors import UsageError
 from unisono.step import build
-from unisono.step.layout import Layout
+from unisono.step.layout import Layout, Updates
 from unisono.step.operations import PACK, PACK_SUM, SET_GRADS
 from unisono.step.program import UPDATE, Step, Task, bucket
 from unisono.step.rule import BaseRule, Traits
 from unisono.tables import choice
+from unisono.wires import EXACT
 
 SCALES = {"mean": PACK, "sum": PACK_SUM}
 """Operations that pack a bucket, by the combination of the gradients that they give."""
@@ -49,10 +50,18 @@ class BSP(BaseRule):
         """Properties: each bucket is averaged, or summed, over the ranks that hold it."""
         return Traits(groups=True, exact=True, sums=self.scale == "sum")
 
+    def exchanges_nothing(self, layout: Layout) -> bool:
+        """Return True where a rank is alone: its gradients are the average as they are."""
+        return layout.ranks == 1 and self.exchange.wire != EXACT
+
     def follow(self, _: Step, rank: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: each is averaged and applied as soon as it is full."""
         sends = self.collectives(layout, rank)
         yield self.due(0), self.agree(sends, self.gate)
+        if self.exchanges_nothing(layout):
+            yield from build.own_updates(layout) if layout.updates is not Updates.OUTSIDE else ()
+            yield build.AT_THE_END, build.wait(layout, own=True)
+            return
         for key in layout.keys:
             yield (
                 self.due(key),

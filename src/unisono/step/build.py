@@ -192,12 +192,16 @@ def buffers(sends: CollectiveTasks) -> list[Task]:
     return [pack, *sends.place(op.BROADCAST_BUFFERS, 0, (), (BUFFERS,))]
 
 
-def wait(layout: Layout) -> list[Task]:
-    """Return the main thread's wait at the end of a step whose gradients are set, where its optimizer is called then;
-    else its wait for the weights."""
+def wait(layout: Layout, own: bool = False) -> list[Task]:
+    """Return the main thread's wait at the end of a step whose gradients are set, or stay its `own`, where its
+    optimizer is called then; else its wait for the weights."""
     if layout.updates is not Updates.OUTSIDE:
         return wait_for_weights(layout)
-    step = _update(op.WAIT, 0, range(layout.parameters), (*map(bucket, layout.keys), BUFFERS))
+    everyone = range(layout.parameters)
+    if own:
+        step = _update(op.WAIT_LOCAL, 0, everyone, (), tuple(map(gradient, everyone)))
+    else:
+        step = _update(op.WAIT, 0, everyone, (*map(bucket, layout.keys), BUFFERS))
     return [step._replace(lane=MAIN, writes=(*step.writes, thread(MAIN)))]
 
 

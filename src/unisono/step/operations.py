@@ -267,6 +267,9 @@ UPDATE_LOCAL = Operation(
 STEP_LOCAL = Operation("step", None, _update_local)
 """Step of the outside program's optimizer, with this rank's own gradients."""
 
+WAIT_LOCAL = Operation("wait", None, _update_local)
+"""Wait of the outside program of a rank that is alone. It then updates the weights with its own gradients."""
+
 
 @cache
 def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:

@@ -88,7 +88,7 @@ class InProcessReplica:
             for number in task.parameters:
                 self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
                 self._unpacked[number] = len(self.layout.keys_of[number])
-        elif task.operation is op.STEP_LOCAL:
+        elif task.operation in (op.STEP_LOCAL, op.WAIT_LOCAL):
             self.update_local(task.parameters)
         elif task.operation is STEP:
             self.shards.step = ShardedStep(self.optimizer, self.parameters)
