@@ -3,7 +3,7 @@
 python benchmarks/elastic/run.py OUT.json [--epochs 2500] [--every 29] [--hosts 4] [--seed 0]
 
 The other has one rank, and as many epochs of digits; short runs on all hosts and on all but one measure what those that
-are there could do. Every 29 s in the mean, one of: kill -9 of a rank, SIGSTOP of a rank, a host's link
+are there could do, before and after. Every 29 s in the mean, one of: kill -9 of a rank, SIGSTOP of a rank, a host's link
 down for 15 s (gone, and back: two disturbances). Needs root (`unisono lab`).
 """
 
@@ -107,7 +107,8 @@ def rate_of(home: Path) -> float:
 
 
 def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, disturbed: bool) -> dict[str, Any]:
-    """Train once; return times, disturbances and the hash of the weights. A run that is there already is only read."""
+    """Train once; return times, disturbances and the hash of the weights. One that is there already, or under way,
+    is only read when it has ended."""
     names = [f"h{number}" for number in range(hosts)]
     settings = [word for change in (*SETTINGS, f"training.epochs={epochs}") for word in ("--set", change)]
     command = [sys.executable, "-m", "unisono", "train", "digits", "--elastic", "--run", str(home), *settings]
@@ -117,7 +118,8 @@ def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, di
         with home.with_suffix(".log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as run:
             if disturbed:
                 disturber.play(run)
-    lines = lines_of(home)
+    while "code" not in (lines := lines_of(home))[-1]:
+        time.sleep(1)
     first = [line["time"] for line in lines if "first_step" in line]
     newest = max((home / "checkpoints").iterdir())
     steps, made = int(newest.name.partition("-")[2]), [one for one in disturber.made if one["time"] < lines[-1]["time"]]
@@ -146,12 +148,17 @@ def inside(options: argparse.Namespace) -> None:
     folder, count = options.out.with_suffix(""), options.hosts
     folder.mkdir(exist_ok=True)
     found: dict[str, Any] = {"processor": processor().name, "hosts": count, "every": options.every}
+    rates: list[list[float]] = []
+    for when in ("before", "after"):  # a machine's speed changes in half an hour
+        if when == "after":
+            found["disturbed"] = measure(folder / "disturbed", options, count, options.epochs, disturbed=True)
+        homes = {hosts: folder / f"{hosts}-hosts-{when}" for hosts in (count, count - 1)}
+        for hosts, home in homes.items():
+            measure(home, options, hosts, RATE_EPOCHS, disturbed=False)
+        rates.append([*map(rate_of, homes.values())])
+    disturbed, found["steps_per_second"] = found["disturbed"], rates
+    rate, rate_without = map(statistics.mean, zip(*rates, strict=True))
     found["undisturbed"] = measure(folder / "undisturbed", options, 1, options.epochs, disturbed=False)
-    for hosts in (count, count - 1):
-        measure(folder / f"{hosts}-hosts", options, hosts, RATE_EPOCHS, disturbed=False)
-    rate, rate_without = (rate_of(folder / f"{hosts}-hosts") for hosts in (count, count - 1))
-    found["steps_per_second"] = rate, rate_without
-    found["disturbed"] = disturbed = measure(folder / "disturbed", options, count, options.epochs, disturbed=True)
     without = disturbed["seconds_without_a_host"]
     possible = rate * (disturbed["seconds"] - without) + rate_without * without
     found["useful"] = disturbed["steps"] / possible
