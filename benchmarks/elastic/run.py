@@ -3,7 +3,7 @@
 python benchmarks/elastic/run.py OUT.json [--epochs 2500] [--every 29] [--hosts 4] [--seed 0]
 
 The other has one rank, and as many epochs of digits; short runs on all hosts and on all but one measure what those that
-are there could do, before and after. Every 29 s in the mean, one of: kill -9 of a rank, SIGSTOP of a rank, a host's link
+are there could do, before it and after. Every 29 s in the mean: kill -9 of a rank, SIGSTOP of a rank, or a host's link
 down for 15 s (gone, and back: two disturbances). Needs root (`unisono lab`).
 """
 
