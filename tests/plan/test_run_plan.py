@@ -299,12 +299,16 @@ def facts(_: int) -> tuple[LayerFacts, ...]:
     return up, LayerFacts("1", 0, 16384, 16384), LayerFacts("2", 4 * (4096 + 1) * 1024, 16384, 4096, sizes=both)
 
 
+def chosen(ranks: int) -> tuple[tuple[LayerFacts, ...], None]:
+    return facts(ranks), None
+
+
 def named(splits: Mapping[str, str]) -> SplitModel:
-    return SplitModel(facts, lambda _: splits)
+    return lambda ranks: (facts(ranks), splits)
 
 
 def given(model: SplitModel, run: PlannedRun = WIDE_RUN) -> SplitInputs:
-    return split_inputs(run, inputs_of(run, run.exchange.cost), model)
+    return split_inputs(run, inputs_of(run, run.exchange.cost), model(run.ranks)[0])
 
 
 def split_rows(model: SplitModel, run: PlannedRun = WIDE_RUN) -> dict[tuple[str, int], RunPlan]:
@@ -312,7 +316,7 @@ def split_rows(model: SplitModel, run: PlannedRun = WIDE_RUN) -> dict[tuple[str,
 
 
 def test_the_row_is_that_of_the_predicted_step() -> None:
-    found = split_rows(SplitModel(facts))
+    found = split_rows(chosen)
     assert list(found) == [("bsp", 1), ("bsp", 4), ("bsp + split layers", 4)]
     whole, split = found["bsp", 4], found["bsp + split layers", 4]
     inputs = given(named(split.split))
@@ -327,7 +331,7 @@ def test_the_row_is_that_of_the_predicted_step() -> None:
 
 def test_nothing_is_split_where_links_are_fast() -> None:
     fast = replace(WIDE_MACHINE, link=LinkFacts(1e12), node=NodeFacts(flops=1e12))  # updates would be shorter, too
-    assert {rule for rule, _ in split_rows(SplitModel(facts), replace(WIDE_RUN, machine=fast))} == {"bsp"}
+    assert {rule for rule, _ in split_rows(chosen, replace(WIDE_RUN, machine=fast))} == {"bsp"}
 
 
 def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:

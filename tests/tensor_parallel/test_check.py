@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.layers import KINDS, parts_of
+from unisono.tensor_parallel.model import check_plan
 from unisono.tensor_parallel.plan import ParallelPlan, make_plan
 
 

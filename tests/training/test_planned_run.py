@@ -24,7 +24,7 @@ from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFac
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.run_row import RunPlan
-from unisono.plan.split import LinkCosts, SplitInputs, SplitModel, known_links
+from unisono.plan.split import LinkCosts, SplitModel, choose_splits, known_links
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
@@ -69,11 +69,11 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
     return split_model_of(ParallelRecipe(ranks, layers or {}), BSP(), "sgd", NETWORK, TRACED)
 
 
-def inputs(model: SplitModel, cost: Cost = SLOW) -> SplitInputs:
-    facts = model.facts(4)
-    return inputs_of(
-        facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, known_links(one_rank_per_node(4), LinkCosts(cost, cost))
-    )
+def splits_of(model: SplitModel, cost: Cost = SLOW) -> Mapping[str, str]:
+    facts, splits = model(4)
+    links = known_links(one_rank_per_node(4), LinkCosts(cost, cost))
+    chosen = choose_splits(inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, links))
+    return chosen.splits if splits is None else splits
 
 
 def test_the_run_of_a_recipe_has_its_batch_data_and_optimizer() -> None:
@@ -180,26 +180,26 @@ def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
 
 
 def test_facts_are_those_of_the_traced_layers() -> None:
-    facts = model_of().facts(4)
+    facts, _ = model_of()(4)
     assert sum(one.weights for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
     assert [one.name for one in facts if one.sizes] == NAMES
 
 
 def test_layers_are_chosen_by_prediction_where_a_recipe_names_none() -> None:
     model = model_of()
-    assert model.choose(inputs(model))
-    assert not model.choose(inputs(model, FAST))
+    assert splits_of(model)
+    assert not splits_of(model, FAST)
 
 
 def test_a_recipes_layers_are_split_as_it_says() -> None:
     words = {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part", NAMES[4]: "row 4 gives part"}
     words[NAMES[5]] = "column 4 takes part"
     model = model_of(words)
-    assert model.choose(inputs(model)) == words
+    assert splits_of(model) == words
     whole = model_of({NAMES[1]: "column"})
-    assert whole.choose(inputs(whole)) == {NAMES[1]: "column 4"}
+    assert splits_of(whole) == {NAMES[1]: "column 4"}
     pair = model_of({NAMES[1]: "column gives part", NAMES[2]: "row takes part"}, 2)
-    assert pair.choose(inputs(pair)) == {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part"}
+    assert splits_of(pair) == {NAMES[1]: "column 2 gives part", NAMES[2]: "row 2 takes part"}
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_a_recipes_layers_are_split_as_it_says() -> None:
 def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) -> None:
     model = model_of({NAMES[int(at)] if at.isdecimal() else at: how for at, how in layers.items()})
     with pytest.raises(UsageError, match=words) as caught:
-        model.choose(inputs(model))
+        splits_of(model)
     assert "\n" not in str(caught.value)
 
 
 def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
     for rule, optimizer in ((LocalSGD(), "sgd"), (BSP(), "lamb")):
         model = split_model_of(ParallelRecipe(), rule, optimizer, NETWORK, TRACED)
-        assert not model.choose(inputs(model))
+        assert not splits_of(model)
         with pytest.raises(UsageError, match=re.escape("[parallel] names layers, but this rule or this optimizer")):
             split_model_of(ParallelRecipe(2, {"fc": "column"}), rule, optimizer, NETWORK, TRACED)
 

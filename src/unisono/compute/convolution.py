@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
-from unisono.tensor_parallel.layers import ColumnParallelConv2d, ColumnParallelConvolution
+from unisono.tensor_parallel.layers import KINDS, ColumnParallelConvolution
+from unisono.tensor_parallel.plan import COLUMN
 
 
 class PlannedConvolution(nn.Conv2d):
@@ -44,7 +45,7 @@ class PlannedColumnParallelConvolution(ColumnParallelConvolution, PlannedConvolu
 
 PLANNED: Mapping[type[nn.Module], type[PlannedConvolution]] = {
     nn.Conv2d: PlannedConvolution,
-    ColumnParallelConv2d: PlannedColumnParallelConvolution,
+    KINDS[nn.Conv2d, COLUMN]: PlannedColumnParallelConvolution,
 }
 """Classes of planned convolutions, by the exact class of the layer."""
 

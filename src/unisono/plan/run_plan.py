@@ -45,9 +45,10 @@ from unisono.plan.layer_costs import computing_of
 from unisono.plan.planned_run import PlannedRun, check_run, least_step, memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import (
+    LayerFacts,
     LinkCosts,
     SplitInputs,
-    SplitModel,
+    choose_splits,
     gradient_bytes,
     known_links,
     sent_of,
@@ -192,8 +193,9 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
     """Return the row with split layers beside that without; none where nothing is split."""
     if run.split is None or not run.rule.traits.groups or run.ranks == 1:
         return []
-    given = split_inputs(run, found.inputs, run.split)
-    splits = run.split.choose(given)
+    facts, splits = run.split(run.ranks)
+    given = split_inputs(run, found.inputs, facts)
+    splits = choose_splits(given).splits if splits is None else splits
     if not splits:
         return []
     inputs = with_splits(given, splits)
@@ -204,7 +206,7 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
     return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
 
 
-def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> SplitInputs:
+def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
     """Return the inputs of the choice of splits for a step that is predicted in data parallelism.
 
     Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
@@ -224,7 +226,7 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, model: SplitModel) -> 
         LinkCosts(of_sent(run.nodes, wire), of_sent(1, wire)) for wire in (step.rule.exchange.wire, None)
     )
     return SplitInputs(
-        model.facts(placement.ranks),
+        facts,
         step,
         setting._replace(bucket_bytes=max(setting.bucket_bytes, least)),
         weights,

@@ -308,7 +308,8 @@ def layers_of(run: PlannedRun, splits: Mapping[str, str]) -> list[PlannedLayer]:
     """
     assert run.split is not None
     plain = replace(run, rule=BSP())
-    return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), run.split), splits)
+    facts, _ = run.split(run.ranks)
+    return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), facts), splits)
 
 
 def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, str]) -> list[PlannedLayer]:

@@ -126,9 +126,6 @@ class LayerSent(NamedTuple):
     activations: float
 
 
-Placed = tuple[ActivationExchange, Duration]
-
-
 def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
     """Return the predicted step with the splits, given by layer in words such as "column 2 gives part"."""
     return predicted(with_splits(inputs, splits), inputs.setting)
@@ -179,24 +176,30 @@ def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     return 2 * (weights / size) * (holders - 1) / holders
 
 
-def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[Placed]:
-    """Return the exchanges of a split layer in a step."""
-    column, size = words.startswith(COLUMN), size_of(words)
+def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[tuple[ActivationExchange, Duration]]:
+    """Return the exchanges of a split layer in a step.
+
+    The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
+    """
+    column, size, (placement, _, costs) = words.startswith(COLUMN), size_of(words), inputs.links
+    found = list[tuple[ActivationExchange, Duration]]()
+    groups, number = model_groups(placement, size), list(inputs.weights).index(layer.name)
+    crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
+    cost = costs.network if crowd else costs.node
     gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
-    groups, number = model_groups(inputs.links.placement, size), list(inputs.weights).index(layer.name)
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
     takes, gives = size > 1 and (column or TAKES not in words), size > 1 and (not column or GIVES not in words)
-    return [
-        (ActivationExchange(number, nbytes, groups, backward, after), _duration(inputs.links, size, nbytes, moves))
-        for (nbytes, moves), sends, backward, after in (
-            (into, takes, False, False),
-            (out_of, gives, False, True),
-            (out_of, gives, True, False),
-            (into, takes and layer.backward, True, True),
-        )
-        if sends
-    ]
+    for (nbytes, moves), sends, backward, after in (
+        (into, takes, False, False),
+        (out_of, gives, False, True),
+        (out_of, gives, True, False),
+        (into, takes and layer.backward, True, True),
+    ):
+        sending = nbytes * cost.per_byte * (most if crowd and moves else crowd or 1)
+        took = Duration(cost.latency + sending, sending if crowd or placement.one_node else 0.0)
+        found += [(ActivationExchange(number, nbytes, groups, backward, after), took)] if sends else []
+    return found
 
 
 def allreduce_cost(links: GroupLinks, size: int) -> Cost:
@@ -207,23 +210,11 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     return Cost(cost.latency, cost.per_byte * (crowd or 1) * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
 
 
-def _duration(links: GroupLinks, size: int, nbytes: float, moves: bool) -> Duration:
-    """Return the duration of an exchange of activations in groups of `size`.
-
-    The ranks of a group on one node share what they gather from others, but not what an all-to-all `moves`.
-    """
-    crowd = _crowd(links.placement, model_groups(links.placement, size))
-    cost = links.activations.network if crowd else links.activations.node
-    sending = nbytes * cost.per_byte * (max(map(len, links.placement.nodes)) if crowd and moves else crowd or 1)
-    return Duration(cost.latency + sending, sending if crowd or links.placement.one_node else 0.0)
-
-
 @lru_cache(64)
 def _crowd(placement: Placement, groups: Partition) -> int:
     """Return the largest number of groups that share the link of a node; 0 where each lies within one."""
     nodes = [{placement.node_of(rank) for rank in ranks} for ranks in groups]
-    within = all(len(one) == 1 for one in nodes)
-    return 0 if within else max(Counter(node for one in nodes for node in one).values())
+    return max(Counter(chain.from_iterable(nodes)).values()) if any(len(one) > 1 for one in nodes) else 0
 
 
 class SplitChoice(NamedTuple):
@@ -236,16 +227,10 @@ class SplitChoice(NamedTuple):
     """Prediction of data parallelism."""
 
 
-class SplitModel(NamedTuple):
-    """Model whose layers can be split."""
+SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, str] | None]]
+"""Function (ranks) -> facts of a model's layers, and their splits; None: those that a run would choose."""
 
-    facts: Callable[[int], tuple[LayerFacts, ...]]
-    """Function (ranks) -> facts of its layers."""
-    choose: Callable[[SplitInputs], Mapping[str, str]] = lambda inputs: choose_splits(inputs).splits
-    """Function that returns the splits; by default those that a run would choose."""
-
-
-_Unit = tuple[float, tuple[LayerFacts, ...], tuple[str, ...]]
+_Unit = tuple[float, dict[str, str]]
 """Gain, in weighed seconds of exchanges, of a layer, or of a pair between which nothing is sent, with its splits."""
 
 
@@ -261,15 +246,15 @@ def choose_splits(inputs: SplitInputs) -> SplitChoice:
 
 def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, str], Candidate]:
     """Return those of the splits that make the predicted step shorter, one after another, all of a kind together."""
-    kinds: dict[object, list[_Unit]] = {}
-    for unit in units:
-        kinds.setdefault((unit[2], *(layer[1:6] for layer in unit[1])), []).append(unit)
+    facts, kinds = {one.name: one[1:6] for one in inputs.layers}, dict[object, list[_Unit]]()
+    for gain, unit in units:
+        kinds.setdefault(tuple((words, facts[name]) for name, words in unit.items()), []).append((gain, unit))
     splits, best = dict[str, str](), whole
-    for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _, _ in some)):
-        more = {one.name: how for _, layers, words in alike for one, how in zip(layers, words, strict=True)}
-        found = predict_splits(inputs, splits | more)
+    for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _ in some)):
+        more = splits | {name: words for _, unit in alike for name, words in unit.items()}
+        found = predict_splits(inputs, more)
         if found.prediction.step < best.prediction.step:
-            splits, best = splits | more, found
+            splits, best = more, found
     return splits, best
 
 
@@ -282,57 +267,47 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
     """
     by_name = {one.name: one for one in inputs.layers}
     giver = {one.partner: one.name for one in inputs.layers if one.partner}
+    best: dict[str, tuple[float, list[_Unit]]] = {"": (0.0, [])}
 
     @cache
-    def seconds(name: str, words: str | None) -> float:
+    def seconds(name: str, words: str | None = None) -> float:
         sent = sent_of(inputs, by_name[name], words)
         return sent.activations + weight * sent.gradients
 
-    def ending(before: tuple[float, list[_Unit]], *names: str) -> list[tuple[float, list[_Unit]]]:
-        layers = tuple(by_name[name] for name in names)
-        gains = {
-            words: sum(seconds(name, None) - seconds(name, how) for name, how in zip(names, words, strict=True))
-            for words in _words(layers)
-        }
-        return [(before[0] + gain, [*before[1], (gain, layers, words)]) for words, gain in gains.items()]
-
-    best: dict[str, tuple[float, list[_Unit]]] = {"": (0.0, [])}
-    for name in by_name:
-        before = giver.get(name, "")
-        paired = ending(best[giver.get(before, "")], before, name) if before else []
-        best[name] = max([best[before], *ending(best[before], name), *paired], key=lambda end: end[0])
+    for name, layer in by_name.items():
+        before, ends = giver.get(name, ""), list[tuple[float, list[_Unit]]]()
+        units = [(before, {name: f"{how} {size}"}) for how, sizes in layer.sizes.items() for size in sizes]
+        for size in by_name[before].sizes.get(COLUMN, ()) if before else ():
+            if size in layer.sizes.get(ROW, ()):
+                pair = {before: f"{COLUMN} {size} {GIVES}", name: f"{ROW} {size} {TAKES}"}
+                units.append((giver.get(before, ""), pair))
+        for behind, unit in units:
+            gain = sum(seconds(one) - seconds(one, words) for one, words in unit.items())
+            ends.append((best[behind][0] + gain, [*best[behind][1], (gain, unit)]))
+        best[name] = max([best[before], *ends], key=lambda end: end[0])
     return [unit for layer in inputs.layers if not layer.partner for unit in best[layer.name][1]]
-
-
-def _words(layers: tuple[LayerFacts, ...]) -> list[tuple[str, ...]]:
-    """Return the splits of a layer, or those of a pair between whose layers nothing is sent."""
-    first, last = layers[0], layers[-1]
-    if len(layers) == 1:
-        return [(f"{how} {size}",) for how, sizes in first.sizes.items() for size in sizes]
-    sizes = [size for size in first.sizes.get(COLUMN, ()) if size in last.sizes.get(ROW, ())]
-    return [(f"{COLUMN} {size} {GIVES}", f"{ROW} {size} {TAKES}") for size in sizes]
 
 
 def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
     """Return lines about the choice, for the log: the plan, and the predictions with and without it."""
+
+    def step(one: Candidate, splits: Mapping[str, str]) -> str:
+        sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
+        nbytes = sum(layer.gradient_bytes + layer.activation_bytes for layer in sent)
+        activations = sum(layer.activations for layer in sent)
+        return (
+            f"{one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, waiting "
+            f"{one.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank sends "
+            f"{nbytes / 1e6:.1f} MB)"
+        )
+
     plan = ", ".join(f"{name}: {words}" for name, words in chosen.splits.items())
-    steps = [f"with these {_parts(chosen.prediction, inputs, chosen.splits)}"] if chosen.splits else []
-    steps.append(f"data parallelism {_parts(chosen.whole, inputs, {})}")
+    steps = [f"with these {step(chosen.prediction, chosen.splits)}"] if plan else []
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
-        f"a step is predicted to take, {'; '.join(steps)}",
-        *([describe_borders(chosen.splits)] if chosen.splits else []),
+        f"a step is predicted to take, {'; '.join([*steps, f'data parallelism {step(chosen.whole, {})}'])}",
+        *([describe_borders(chosen.splits)] if plan else []),
     ]
-
-
-def _parts(one: Candidate, inputs: SplitInputs, splits: Mapping[str, str]) -> str:
-    sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
-    nbytes = sum(layer.gradient_bytes + layer.activation_bytes for layer in sent)
-    return (
-        f"{one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, waiting "
-        f"{one.prediction.waiting * 1e3:.1f}, of that activations {sum(one.activations for one in sent) * 1e3:.1f}; "
-        f"a rank sends {nbytes / 1e6:.1f} MB)"
-    )
 
 
 def describe_borders(splits: Mapping[str, str]) -> str:

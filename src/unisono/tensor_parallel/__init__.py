@@ -2,8 +2,9 @@
 
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 
-A plan is data, made and checked by pure functions (`plan.py`, `check.py`); layers follow it (`layers.py`).
-Every rank has its own samples; a split layer exchanges activations with its group (`layouts.py`).
+A plan is data (`plan.py`), checked against a model (`model.py`) or chosen by prediction (`choose_plan.py`). Layers
+follow it (`layers.py`). Every rank has its own samples; a split layer exchanges activations with its group
+(`layouts.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from unisono.registry import lazy_attributes
 
 if TYPE_CHECKING:
-    from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
     from unisono.tensor_parallel.model import (
         clip_grad_norm,
         cut_optimizer_state,
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ParallelPlan",
-    "PlanChoice",
     "Split",
-    "choose_plan",
     "clip_grad_norm",
     "cut_optimizer_state",
     "make_plan",
@@ -34,12 +32,9 @@ __all__ = [
     "whole_state_dict",
 ]
 
-_MODULES = {
-    "choose_plan": ("PlanChoice", "choose_plan"),
-    "model": ("clip_grad_norm", "cut_optimizer_state", "seed_dropout", "whole_optimizer_state", "whole_state_dict"),
-    "plan": ("ParallelPlan", "Split", "make_plan"),
-}
+_OF_PLAN = {"ParallelPlan", "Split", "make_plan"}
+"""Names in `plan.py`, which needs no PyTorch; all others are in `model.py`."""
 
 __getattr__ = lazy_attributes(
-    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+    __name__, {name: f"{__name__}.{'plan' if name in _OF_PLAN else 'model'}" for name in __all__}
 )

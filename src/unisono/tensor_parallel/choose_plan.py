@@ -100,21 +100,18 @@ def choose_plan(
         return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
-    names = [name for name, _ in model.named_modules()]  # ranks' examples may call different modules
-    once = torch.tensor([all(name in trace.once for trace in traces) for name in names], dtype=torch.int64)
+    names = [name for name, _ in model.named_modules()]
     steps = [{one.name: (one.forward_seconds, one.backward_seconds) for one in trace.layers} for trace in traces[1:]]
     passes = [[step.get(name, (0.0, 0.0)) for name in names] for step in steps]
     traced = torch.tensor(passes, dtype=torch.float64).median(0).values
-    whole = time_steps(model, arguments, within, REPETITIONS, world.barrier)
-    seconds, after = of_slowest_rank(traced, whole, world)
-    agreed = world.allreduce(once, op="minimum").tolist()
-    samples = float(world.allreduce(torch.tensor(float(len(arguments[0])), dtype=torch.float64)))
+    seconds, after = of_slowest_rank(traced, time_steps(model, arguments, within, REPETITIONS, world.barrier), world)
+    mine = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
+    once, samples = zip(*world.all_gather_object(mine), strict=True)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
     links = measure_links(world, device) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
-    able = {name for name, all_ranks in zip(names, agreed, strict=True) if all_ranks}
-    facts = facts_of(model, traces[-1].layers, able, len(arguments[0]) or 1, world.size)
+    facts = facts_of(model, traces[-1].layers, frozenset.intersection(*once), len(arguments[0]) or 1, world.size)
     slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
-    inputs = inputs_of(facts, slowest, samples, links, after, deferred, device.type != HOST)
+    inputs = inputs_of(facts, slowest, sum(samples), links, after, deferred, device.type != HOST)
 
     def choose() -> PlanChoice:
         choice = choose_splits(inputs)
@@ -173,13 +170,11 @@ def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
 
 def measure_links(world: World, device: torch.device) -> GroupLinks:
     """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
-
-    def both(gathers: bool) -> LinkCosts:
-        network = measure_link(world, device, gathers)
-        split = 1 < world.nodes < world.size
-        return LinkCosts(network, measure_link(world.node_world(), device, gathers) if split else network)
-
-    return GroupLinks(world.placement, both(False), both(True))
+    worlds = [world, world.node_world()] if 1 < world.nodes < world.size else [world]
+    gradients, activations = ([measure_link(one, device, gathers) for one in worlds] for gathers in (False, True))
+    return GroupLinks(
+        world.placement, LinkCosts(gradients[0], gradients[-1]), LinkCosts(activations[0], activations[-1])
+    )
 
 
 def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
@@ -211,29 +206,20 @@ def facts_of(
     """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
-    divisors = [size for size in range(2, ranks + 1) if ranks % size == 0]
-
-    def facts(layer: TracedLayer) -> LayerFacts:
-        module, own = modules[layer.name], dict(modules[layer.name].named_parameters(recurse=False))
+    divisors, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
+    for layer in layers:
+        name, module, own = layer.name, modules[layer.name], dict(modules[layer.name].named_parameters(recurse=False))
         weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
-        whole = not weights or not layer.name or layer.name not in once or computed_or_tied
-        kinds = {} if whole else {how: kind for (of, how), kind in KINDS.items() if of is type(module)}
-        return LayerFacts(
-            layer.name,
-            weights,
-            layer.input_bytes / samples,
-            layer.activation_bytes / samples,
-            layer.input_requires_grad,
-            isinstance(module, nn.Embedding),
-            {
-                how: tuple(size for size in divisors if kind.refusal(module, Split(how, size)) is None)
-                for how, kind in kinds.items()
-            },
-            pairs.get(layer.name, ""),
-        )
-
-    return tuple(map(facts, layers))
+        able = bool(weights and name) and name in once and not computed_or_tied
+        sizes = {
+            how: tuple(size for size in divisors if kind.refusal(module, Split(how, size)) is None)
+            for (of, how), kind in KINDS.items()
+            if able and of is type(module)
+        }
+        each = layer.input_bytes / samples, layer.activation_bytes / samples, layer.input_requires_grad
+        found.append(LayerFacts(name, weights, *each, isinstance(module, nn.Embedding), sizes, pairs.get(name, "")))
+    return tuple(found)
 
 
 def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
@@ -241,20 +227,18 @@ def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
 
     `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
     """
-    names = {id(module): name for name, module in model.named_modules()}
-    pairs: dict[str, str] = {}
+    names, pairs = {id(module): name for name, module in model.named_modules()}, dict[str, str]()
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
             continue
-        first: str | None = None
+        first = ""
         for key, child in module._modules.items():  # with those that stand there twice
-            own = f"{name}.{key}" if name else key
+            own = f"{name}.{key}".lstrip(".")
             assert child is not None, "a Sequential calls all its modules"
             alone = names[id(child)] == own and own in once and not child._forward_hooks
             if alone and type(child) is nn.Linear:
-                if first is not None:
-                    pairs[first] = own
+                pairs |= {first: own} if first else {}
                 first = own
             elif not alone or type(child) not in ELEMENTWISE:
-                first = None
+                first = ""
     return pairs

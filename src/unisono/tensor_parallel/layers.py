@@ -36,11 +36,11 @@ from torch.nn import functional
 
 from unisono.errors import UsageError
 from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, SampleNumbers, change_layout
-from unisono.tensor_parallel.plan import COLUMN, OWN, PART, ROW, Split
+from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
 
 
 class WeightPart(NamedTuple):
-    """Part `member` of `ranks` equal parts of a tensor whose dimension `dim` has the length `length`.
+    """Part `member` of `ranks` equal parts of a tensor of the shape `shape`, along its dimension `dim`.
 
         weight (10, 3) of an Embedding, by rows over 4 ranks      rows of 10 / 4, rounded up: 3
 
@@ -52,37 +52,24 @@ class WeightPart(NamedTuple):
     ranks: int
     member: int
     dim: int
-    length: int
+    shape: torch.Size
 
     @property
     def size(self) -> int:
         """Length of each part in its dimension."""
-        return -(-self.length // self.ranks)
+        return -(-self.shape[self.dim] // self.ranks)
 
     @property
     def start(self) -> int:
         """First element of this part in its dimension."""
         return self.member * self.size
 
-    def whole_shape(self, part: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the tensor that a tensor of shape `part` is a part of."""
-        return (*part[: self.dim], self.length, *part[self.dim + 1 :])
-
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of a tensor, filled up with zeros."""
-        shape = (*whole.shape[: self.dim], self.size, *whole.shape[self.dim + 1 :])
-        part = torch.zeros(shape, dtype=whole.dtype, device=whole.device)
-        mine = whole.narrow(self.dim, min(self.start, self.length), max(0, min(self.size, self.length - self.start)))
+        mine = whole[(slice(None),) * self.dim + (slice(self.start, self.start + self.size),)]
+        part = whole.new_zeros([*whole.shape[: self.dim], self.size, *whole.shape[self.dim + 1 :]])
         part.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
         return part
-
-    def join(self, parts: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor from all parts, stacked in the order of ranks: (ranks, *shape of a part)."""
-        return torch.cat(parts.unbind(), self.dim).narrow(self.dim, 0, self.length).contiguous()
-
-
-Features = tuple[str, str]
-"""Number that a layer's parts share evenly: its attribute, and what it counts."""
 
 
 class ParallelLayer(nn.Module):
@@ -94,10 +81,14 @@ class ParallelLayer(nn.Module):
     """Parts that this rank holds, by the names of parameters."""
     dim: ClassVar[int] = 0
     """Dimension along which its weight is cut."""
-    inputs: ClassVar[Features | None] = None
-    """Number that parts of its input share; None: its input is never a part."""
-    outputs: ClassVar[Features]
-    """Number that parts of its output share."""
+    layouts: ClassVar[tuple[str, str]] = WHOLE, PART
+    """Layouts of what its products take and give."""
+    features: ClassVar[int] = -1
+    """Dimension of its output's features."""
+    inputs: ClassVar[tuple[str, str] | None] = None
+    """Number that parts of its input share evenly: its attribute, and what it counts; None: it is never a part."""
+    outputs: ClassVar[tuple[str, str]]
+    """Number that parts of its output share evenly."""
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -107,8 +98,25 @@ class ParallelLayer(nn.Module):
         shared = [cls.outputs] if split.how == COLUMN or split.gives == PART else []
         if cls.inputs is not None and (split.how == ROW or split.takes == PART):
             shared.append(cls.inputs)
-        reasons = (uneven(getattr(layer, attribute), words, split.ranks) for attribute, words in shared)
-        return next(filter(None, reasons), None)
+        for attribute, words in shared:
+            length, ranks = getattr(layer, attribute), split.ranks
+            if length % ranks:
+                fits = ", ".join([str(size) for size in range(2, length + 1) if length % size == 0][:6])
+                return f"has {length} {words}, which {ranks} ranks cannot share evenly: groups of {fits} ranks can"
+        return None
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the output, or of the sum that is the output."""
+        y: Tensor = super().forward(x)
+        return y
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return the output for own samples, (b, ...), or a part of the group's: of the same, or a part."""
+        taken, given = self.layouts
+        y = self.multiply(change_layout(input, self.link, self.split.takes, taken))
+        y = change_layout(y, self.link, given, self.split.gives, self.features)
+        bias = getattr(self, "bias", None) if given == PARTIAL else None  # which the ranks' sum lacks
+        return y if bias is None else y + bias.to(y.dtype)
 
 
 class ColumnParallelLinear(ParallelLayer, nn.Linear):
@@ -116,55 +124,28 @@ class ColumnParallelLinear(ParallelLayer, nn.Linear):
 
     inputs, outputs = ("in_features", "input features"), ("out_features", "output features")
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
-        x = change_layout(input, self.link, self.split.takes, WHOLE)
-        y = functional.linear(x, self.weight, self.bias)
-        return change_layout(y, self.link, PART, self.split.gives)
-
 
 class RowParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some input features: weight (out, in / G), bias (out)."""
 
-    dim, inputs, outputs = 1, ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
+    dim, layouts = 1, (PART, PARTIAL)
+    inputs, outputs = ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (b, ..., out) or a part of the group's, for (b, ..., in) or a part of the group's."""
-        partial = functional.linear(change_layout(input, self.link, self.split.takes, PART), self.weight)
-        y = change_layout(partial, self.link, PARTIAL, self.split.gives)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the sum, without the bias."""
+        return functional.linear(x, self.weight)
 
 
 class ColumnParallelConvolution(ParallelLayer):
     """Convolution of which each rank has some output channels: weight (out / G, in, ...), bias (out / G)."""
 
-    weight: Tensor
-    bias: Tensor | None
-    outputs = ("out_channels", "output channels")
+    features, outputs = 1, ("out_channels", "output channels")
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
         """Return why a layer cannot be split so."""
         grouped = f"has {layer.groups} groups of channels: leave it whole" if layer.groups != 1 else None
         return grouped or super().refusal(layer, split)
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the output, (b, out, ...) or this rank's channels of the group's, for (b, in, ...)."""
-        x = change_layout(input, self.link, OWN, WHOLE)
-        y: Tensor = self._conv_forward(x, self.weight, self.bias)  # type: ignore[operator]
-        return change_layout(y, self.link, PART, self.split.gives, 1)
-
-
-class ColumnParallelConv1d(ColumnParallelConvolution, nn.Conv1d):
-    """Convolution over (b, channels, length)."""
-
-
-class ColumnParallelConv2d(ColumnParallelConvolution, nn.Conv2d):
-    """Convolution over (b, channels, height, width)."""
-
-
-class ColumnParallelConv3d(ColumnParallelConvolution, nn.Conv3d):
-    """Convolution over (b, channels, depth, height, width)."""
 
 
 class RowParallelEmbedding(ParallelLayer, nn.Embedding):
@@ -175,7 +156,7 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
                                                 rank 3     0        row 9    0       ┴ sum: to the rank of the sample
     """
 
-    outputs = ("embedding_dim", "features")
+    layouts, outputs = (WHOLE, PARTIAL), ("embedding_dim", "features")
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
@@ -186,26 +167,26 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
             return f"has {layer.num_embeddings} rows for {split.ranks} ranks: use a smaller group"
         return super().refusal(layer, split)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return vectors, (b, ..., d) or this rank's part of the group's, for int numbers (b, ...)."""
-        if input.numel() and not 0 <= int(input.min()) <= int(input.max()) < self.num_embeddings:
-            raise IndexError(f"numbers {int(input.min())} to {int(input.max())} in {self.num_embeddings} rows")
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return the vectors that this rank has, and zeros for those of other ranks."""
+        if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.num_embeddings:
+            raise IndexError(f"numbers {int(x.min())} to {int(x.max())} in {self.num_embeddings} rows")
         part = self.parts["weight"]
-        local = change_layout(input, self.link, OWN, WHOLE) - part.start
+        local = x - part.start
         elsewhere = (local < 0) | (local >= part.size)
-        padding = None if self.padding_idx is None else self.padding_idx - part.start
-        own = padding if padding is not None and 0 <= padding < part.size else None
-        partial = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, own)
-        return change_layout(partial.masked_fill(elsewhere.unsqueeze(-1), 0), self.link, PARTIAL, self.split.gives)
+        padding = -1 if self.padding_idx is None else self.padding_idx - part.start
+        own = padding if 0 <= padding < part.size else None
+        vectors = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, own)
+        return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
     (nn.Linear, COLUMN): ColumnParallelLinear,
     (nn.Linear, ROW): RowParallelLinear,
-    (nn.Conv1d, COLUMN): ColumnParallelConv1d,
-    (nn.Conv2d, COLUMN): ColumnParallelConv2d,
-    (nn.Conv3d, COLUMN): ColumnParallelConv3d,
     (nn.Embedding, ROW): RowParallelEmbedding,
+} | {
+    (kind, COLUMN): type(f"ColumnParallel{kind.__name__}", (ColumnParallelConvolution, kind), {})
+    for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 }
 """Classes of split layers, by the exact class of the whole layer and the split."""
 
@@ -217,21 +198,19 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
     """
     cuts = {"weight": KINDS[type(layer), split.how].dim}
     cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
-    named = [(name, cuts[name], tensor) for name, tensor in layer.named_parameters(recurse=False) if name in cuts]
-    return {name: WeightPart(split.ranks, member, dim, tensor.shape[dim]) for name, dim, tensor in named}
+    named = [(name, tensor.shape) for name, tensor in layer.named_parameters(recurse=False) if name in cuts]
+    return {name: WeightPart(split.ranks, member, cuts[name], shape) for name, shape in named}
 
 
-def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart], cut: set[int]) -> None:
-    """Make a layer one that is split, and holds `parts`. `cut` has the ids of tied parameters that are cut already."""
+def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
+    """Make a layer one that is split, and holds `parts`. A tied parameter that is cut already stays."""
     layer.__class__ = KINDS[type(layer), split.how]
     assert isinstance(layer, ParallelLayer)
     layer.split, layer.link, layer.parts = split, link, parts
     for name, part in parts.items():
         parameter = layer.get_parameter(name)
-        if id(parameter) not in cut:
-            parameter.grad = None
-            parameter.data = part.cut(parameter.data)
-            cut.add(id(parameter))
+        if parameter.shape == part.shape:
+            parameter.data, parameter.grad = part.cut(parameter.data), None
     layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
     # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
     layer.register_forward_pre_hook(_check_samples)
@@ -247,28 +226,12 @@ def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
         )
 
 
-def _cut_whole(layer: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Replace whole tensors by this rank's parts, before they are loaded."""
-    assert isinstance(layer, ParallelLayer)
     for name, part in layer.parts.items():
-        value, own = state.get(prefix + name), layer.get_parameter(name)
-        if value is not None and value.shape == part.whole_shape(own.shape):
+        value = state.get(prefix + name)
+        if value is not None and value.shape == part.shape:
             state[prefix + name] = part.cut(value)
-
-
-def uneven(length: int, words: str, ranks: int) -> str | None:
-    """Return the reason where `ranks` ranks cannot share `length` features evenly, with sizes that can; else None.
-
-    >>> uneven(10, "output features", 4)
-    'has 10 output features, which 4 ranks cannot share evenly: groups of 2, 5, 10 ranks can'
-    """
-    if length % ranks == 0:
-        return None
-    fits = [str(size) for size in range(2, length + 1) if length % size == 0][:6]
-    return f"has {length} {words}, which {ranks} ranks cannot share evenly: groups of {', '.join(fits)} ranks can"
-
-
-WORD = (1 << 64) - 1
 
 
 class SampleDropout(nn.Dropout):
@@ -285,44 +248,35 @@ class SampleDropout(nn.Dropout):
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
         if not self.training or self.p == 0:
             return input
-        dim, shape, numbers = self.dim % input.ndim, list(input.shape), self._numbers(len(input))
+        dim, shape, ranks, member = self.dim % input.ndim, list(input.shape), 1, 0
+        firsts, rows = [self.numbers.first_of(len(input))], len(input)
         if self.link is not None:
-            shape[dim] *= self.link.world.size
+            firsts, rows = self.link.firsts, self.link.block
+            ranks, member = self.link.world.size, self.link.world.rank
+        shape[dim] *= ranks
         mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
-        for place, number in enumerate(numbers):
-            generator.manual_seed(mixed(self.numbers.seed, self.numbers.step, number, self.layer) >> 1)
+        for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
+            generator.manual_seed(mixed(self.numbers.seed, self.numbers.step, sample, self.layer) >> 1)
             torch.rand(shape[1:], generator=generator, out=mask[place])
-        if self.link is not None:
-            mask = mask.chunk(self.link.world.size, dim)[self.link.world.rank]
         scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-        return input * (mask >= self.p).to(input.dtype).mul_(scale)
-
-    def _numbers(self, rows: int) -> list[int]:
-        """Return the number of each row's sample in the batch of all ranks."""
-        if self.link is None:
-            first = self.numbers.first_of(rows)
-            return list(range(first, first + rows))
-        return [first + place for first in self.link.firsts for place in range(self.link.block)]
+        return input * (mask.chunk(ranks, dim)[member] >= self.p).to(input.dtype).mul_(scale)
 
 
 def mixed(*numbers: int) -> int:
     """Return a 64-bit hash of numbers, by the mixing of SplitMix64 (Steele, Lea and Flood 2014)."""
     state = 0
     for number in numbers:
-        state = (state + number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & WORD
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & WORD
+        state = (state + number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
         state ^= state >> 31
     return state
 
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> dict[str, SampleDropout]:
     """Make the model's dropouts draw from `numbers`. Return them by name; modules and names stay."""
-    dropouts = dict[str, SampleDropout]()
-    for name, module in model.named_modules():
-        if type(module) is nn.Dropout:
-            module.__class__ = SampleDropout
-            assert isinstance(module, SampleDropout)
-            module.numbers, module.layer, module.inplace = numbers, len(dropouts), False
-            dropouts[name] = module
+    dropouts: dict[str, Any] = {name: one for name, one in model.named_modules() if type(one) is nn.Dropout}
+    for number, module in enumerate(dropouts.values()):
+        module.__class__ = SampleDropout
+        module.numbers, module.layer, module.inplace = numbers, number, False
     return dropouts

@@ -9,10 +9,16 @@
                                part     rank 0: [a0] [b0]            rank 1: [a1] [b1]
                                whole    both: [a0 a1] [b0 b1]
 
-`CHANGES` has the collective of each change. For a group's activation of n bytes each of G ranks sends n (G - 1) / G in
-an all-gather or a reduce-scatter, and n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round
-each. Each change is the transpose of the one backward. m is the largest b of the group; ranks with fewer samples repeat
-one, whose gradients are zeros.
+Ranks have blocks of an activation along its samples (own) or its features (part). A change cuts along the dimension of
+the layout behind it, sends each rank its block, and joins along that of the layout before it (`exchange`):
+
+    own ─▶ whole      join samples: all-gather        own ─▶ part      cut features, join samples: all-to-all
+    partial ─▶ own    cut samples: reduce-scatter     part ─▶ own      cut samples, join features: all-to-all
+    part ─▶ whole     join features: all-gather       partial ─▶ part  cut features: reduce-scatter
+
+Backward, cut and join change places. For a group's activation of n bytes each of G ranks sends n (G - 1) / G in an
+all-gather or a reduce-scatter, and n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round each.
+m is the largest b of the group; ranks with fewer samples repeat one, whose gradients are zeros.
 
 The loss of a rank is a mean over its own samples, and that of a group a mean over all of its ranks'. So gradients are
 multiplied by the rank's share of the group's samples where they enter the group, and divided by it where they leave.
@@ -22,7 +28,7 @@ Ranks tell each other their samples once for each average, since programs may de
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -109,73 +115,47 @@ class GroupLink:
         raise UsageError("a model with split layers cannot be pickled: save its whole_state_dict instead")
 
 
-def all_gather(x: Tensor, group: World, dim: int) -> Tensor:
-    """Return all ranks' `x`, one after another along `dim`, in the order of ranks."""
-    parts = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
-    return parts.flatten(0, 1) if dim == SAMPLES else torch.cat(parts.unbind(), dim)
+def exchange(x: Tensor, group: World, cut: int | None, join: int | None) -> Tensor:
+    """Send each rank its block of `x` along the dimension `cut`, or all of it; None: nothing is cut.
 
-
-def reduce_scatter(x: Tensor, group: World, dim: int) -> Tensor:
-    """Return this rank's block along `dim` of the sum of all ranks' `x`."""
-    blocks = _blocks(x, group, dim)
-    return group.reduce_scatter(blocks).view(blocks.shape[1:])
-
-
-def to_features(x: Tensor, group: World, dim: int) -> Tensor:
-    """Return the group's samples with this rank's part of the features, from own samples with all of them."""
-    return group.all_to_all(_blocks(x, group, dim)).flatten(0, 1)
-
-
-def to_samples(x: Tensor, group: World, dim: int) -> Tensor:
-    """Return this rank's samples with all features, from the group's with a part of them."""
-    return torch.cat(group.all_to_all(_blocks(x, group, SAMPLES)).unbind(), dim)
-
-
-def _blocks(x: Tensor, group: World, dim: int) -> Tensor:
-    """Return the ranks' equal blocks of `x` along `dim`, one behind another: (ranks, ...)."""
-    if dim == SAMPLES:
-        return x.contiguous().view(group.size, len(x) // group.size, *x.shape[1:])
-    return torch.stack(x.chunk(group.size, dim))
-
-
-Change = Callable[[Tensor, World, int], Tensor]
-"""Function (activation, world of the group, dimension) -> activation."""
-
-CHANGES: Mapping[tuple[str, str], tuple[Change, Change, int | None]] = {
-    (OWN, WHOLE): (all_gather, reduce_scatter, SAMPLES),  # where a run of layers in groups begins
-    (PARTIAL, OWN): (reduce_scatter, all_gather, SAMPLES),  # where it ends
-    (OWN, PART): (to_features, to_samples, None),
-    (PART, OWN): (to_samples, to_features, None),
-    (PART, WHOLE): (all_gather, reduce_scatter, None),
-    (PARTIAL, PART): (reduce_scatter, all_gather, None),
-}
-"""Forward pass, backward pass and dimension of each change; None: the dimension of the features."""
+    Return what comes from all ranks, in their order along the dimension `join`; None: their sum.
+    """
+    if cut is None:
+        blocks = group.all_gather(x.contiguous(), x.new_empty((group.size, *x.shape)))
+    elif cut == SAMPLES:
+        blocks = x.contiguous().view(group.size, len(x) // group.size, *x.shape[1:])
+    else:
+        blocks = torch.stack(x.chunk(group.size, cut))
+    if join is None:
+        return group.reduce_scatter(blocks).view(blocks.shape[1:])
+    if cut is not None:
+        blocks = group.all_to_all(blocks)
+    return blocks.flatten(0, 1) if join == SAMPLES else torch.cat(blocks.unbind(), join)
 
 
 class _LayoutChange(torch.autograd.Function):
     """Change of an activation's layout, and its transpose for the gradient, which is weighted at the group's border."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, link: GroupLink, before: str, after: str, dim: int) -> Tensor:
-        change, ctx.transpose, along = CHANGES[before, after]
-        ctx.link, ctx.enters, ctx.leaves = link, before == OWN, after == OWN
-        ctx.dim = dim if along is None else along
-        return change(x, link.world, ctx.dim)
+    def forward(ctx: Any, x: Tensor, link: GroupLink, cut: int | None, join: int | None) -> Tensor:
+        ctx.link, ctx.cut, ctx.join = link, cut, join
+        return exchange(x, link.world, cut, join)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        share = ctx.link.share() if ctx.enters or ctx.leaves else 1.0
-        if ctx.leaves:  # what does not count may be no number
+        enters, leaves = ctx.join == SAMPLES, ctx.cut == SAMPLES
+        share = ctx.link.share() if enters or leaves else 1.0
+        if leaves:  # what does not count may be no number
             gradient = gradient * share if share else torch.zeros_like(gradient)
-        gradient = ctx.transpose(gradient, ctx.link.world, ctx.dim)
-        if ctx.enters:
+        gradient = exchange(gradient, ctx.link.world, ctx.join, ctx.cut)
+        if enters:
             gradient = gradient * (1 / share if share else 0.0)
-        return gradient, None, None, None, None
+        return gradient, None, None, None
 
 
 def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int = -1) -> Tensor:
-    """Return an activation in another layout (`CHANGES`); `dim` is the dimension of its features.
+    """Return an activation in another layout; `dim` is the dimension of its features.
 
     From own samples each rank sends as many as the member with the most, and repeats its first; own ones are given
     without repetitions. Own samples that several layers gather, as query, key and value do, are gathered once.
@@ -199,7 +179,8 @@ def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int 
                 f"a split layer gives {len(x)} samples of its group, whose ranks have {link.rows}: keep samples in the "
                 "first dimension from the layer that gives a part to the one that takes it"
             )
-    changed: Tensor = _LayoutChange.apply(x, link, before, after, dim)
+    blocks = {OWN: SAMPLES, PART: dim}
+    changed: Tensor = _LayoutChange.apply(x, link, blocks.get(after), blocks.get(before))
     if before == OWN and after == WHOLE:
         link.gathered = None if version is None else (own, version, changed)
     rows = link.rows[link.world.rank] if after == OWN else len(changed)

@@ -10,12 +10,18 @@ States and norms are those of the whole model, under the same names, whatever th
     rank 1   fc1.weight (3, 8), its momentum (3, 8) ┴──▶ rank 0: fc1.weight (6, 8), its momentum (6, 8)
 
 Loading is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
+
+A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
+Every refusal is one line with its remedy.
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -25,10 +31,9 @@ from unisono.errors import UsageError
 from unisono.placement import holders_of, model_groups
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.hooks import reducer_of
-from unisono.tensor_parallel.check import check_plan
-from unisono.tensor_parallel.layers import ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
-from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers
-from unisono.tensor_parallel.plan import DROPOUT, ParallelPlan, PlanLike, make_plan
+from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
+from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
+from unisono.tensor_parallel.plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
 from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"
@@ -54,12 +59,116 @@ class ModelSplit:
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelSplit:
         copied = object.__new__(ModelSplit)
         copied.__dict__ |= self.__dict__
-        copied.numbers = copy.deepcopy(self.numbers, memo)
-        copied.links = {size: copy.deepcopy(link, memo) for size, link in self.links.items()}
+        copied.numbers, copied.links = copy.deepcopy((self.numbers, self.links), memo)
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
+    """Return the plan with all names and sizes, in the order of the model's modules.
+
+    Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
+    part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
+    groups that do not divide the ranks, a part that no layer takes, and a weight that is tied to one that is not split
+    alike.
+    """
+    modules, splits = dict(model.named_modules()), dict[str, Split]()
+    for name, split in plan.layers:
+        sized = replace(split, ranks=split.ranks or ranks)
+        splits |= dict.fromkeys(_matching(name, modules), sized)
+    for name, split in splits.items():
+        if (reason := _refusal(modules[name], split, ranks)) is not None:
+            raise UsageError(f"layer {name!r}{reason}")
+    checked = _with_dropouts(splits, modules)
+    _check_ties(checked, model)
+    return checked
+
+
+def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the modules with a name, which may have wildcards."""
+    matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
+    if not matching or name == "":
+        able = [own for own, module in modules.items() if any(type(module) is kind for kind, _ in KINDS)]
+        near = difflib.get_close_matches(name, able, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
+        raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
+    return matching
+
+
+def _refusal(layer: nn.Module, split: Split, ranks: int) -> str | None:
+    """Return why a layer cannot be split so, in words behind its name, with the remedy; None where it can."""
+    kind, parallel = type(layer).__name__, KINDS.get((type(layer), split.how))
+    if ranks % split.ranks:
+        fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+        return f": groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}"
+    if split.how == DROPOUT:
+        return None if type(layer) is nn.Dropout else f" is a {kind}: only a Dropout takes 'dropout'"
+    if isinstance(layer, ParallelLayer):
+        return " is split already: make the model parallel once"
+    if parallel is None:
+        hows = [how for of, how in KINDS if of is type(layer)]
+        remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
+        return f" is a {kind}, which cannot be split by {split.how}: {remedy}"
+    reason = parallel.refusal(layer, split) if split.ranks > 1 else None
+    return reason and f" ({kind}) {reason}"
+
+
+def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
+    """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
+    layers = list[tuple[str, Split]]()
+    giver = weighted = ""  # the last layer that gives its part, and the first with weights of its own behind it
+    for name, module in modules.items():
+        split = splits.get(name)
+        if split is None and giver:
+            if any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
+                weighted = weighted or f"{name!r} ({type(module).__name__})"
+            if type(module) is nn.Dropout:
+                kind = KINDS[type(modules[giver]), splits[giver].how]
+                split = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
+        if split is None:
+            continue
+        layers.append((name, split))
+        if split.how == DROPOUT or split.ranks == 1:
+            continue
+        if split.takes == PART:
+            if not giver:
+                raise UsageError(
+                    f"layer {name!r} takes a part, which no layer before it gives: leave away 'takes part'"
+                )
+            if splits[giver].ranks != split.ranks:
+                raise UsageError(
+                    f"layer {name!r} takes parts of {split.ranks} ranks, and {giver!r} gives those of "
+                    f"{splits[giver].ranks}: use one size for both"
+                )
+            if weighted:
+                raise UsageError(
+                    f"layer {weighted} has weights, and stands between {giver!r}, which gives a part of its group's "
+                    f"samples, and {name!r}, which takes it: leave away 'gives part' and 'takes part'"
+                )
+            giver = ""
+        if split.gives == PART:
+            weighted, giver = "", name
+    if giver:
+        raise UsageError(f"layer {giver!r} gives a part, which no layer after it takes: leave away 'gives part'")
+    return ParallelPlan(tuple(layers))
+
+
+def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
+    """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
+    cuts: dict[int, tuple[str, WeightPart | None]] = {}
+    splits = {name: split for name, split in plan.layers if name in plan.words}
+    for name, module in model.named_modules():
+        parts = parts_of(module, splits[name], 0) if name in splits else {}
+        for parameter, tensor in module.named_parameters(recurse=False):
+            own = parts.get(parameter)
+            other, before = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
+            if before != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own.ranks):
+                raise UsageError(
+                    f"{name}.{parameter} and {other} are one weight, but are not split alike: split both over the same "
+                    "ranks and dimension, which they divide, or neither"
+                )
 
 
 def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Module:
@@ -71,15 +180,17 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    modules, cut = dict(model.named_modules()), set[int]()
-    dropouts = use_sample_dropout(model, made.numbers)
-    splits = [(name, split, made.links[split.ranks]) for name, split in made.plan.layers if split.ranks > 1]
-    layers = [(modules[name], split, link) for name, split, link in splits if split.how != DROPOUT]
-    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in layers]  # before any tied weight is cut
-    for (layer, split, link), own in zip(layers, parts, strict=True):
-        become(layer, split, link, own, cut)
-    for name, split, link in splits:
-        if split.how == DROPOUT:
+    modules, dropouts = dict(model.named_modules()), use_sample_dropout(model, made.numbers)
+    splits = {name: (split, made.links[split.ranks]) for name, split in made.plan.layers if split.ranks > 1}
+    parts = {
+        name: parts_of(modules[name], split, link.world.rank)  # before any tied weight is cut
+        for name, (split, link) in splits.items()
+        if split.how != DROPOUT
+    }
+    for name, (split, link) in splits.items():
+        if name in parts:
+            become(modules[name], split, link, parts[name])
+        else:
             dropouts[name].link, dropouts[name].dim = link, split.dim
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
@@ -189,9 +300,8 @@ def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, stat
     for number, parameter in enumerate(_parameters(optimizer)):
         if number in states and id(parameter) in parts:
             part, _ = parts[id(parameter)]
-            whole = part.whole_shape(parameter.shape)
             states[number] = {
-                key: part.cut(value) if isinstance(value, Tensor) and value.shape == whole else value
+                key: part.cut(value) if isinstance(value, Tensor) and value.shape == part.shape else value
                 for key, value in states[number].items()
             }
     return {**state, "state": states}
@@ -204,13 +314,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _whole(value: Any, parameter: Tensor | None, parts: Mapping[int, tuple[WeightPart, World]]) -> Any:
     """Return the whole tensor for one that is shaped like a parameter's part; anything else as it is."""
-    if parameter is None or id(parameter) not in parts:
-        return value
-    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+    if parameter is None or id(parameter) not in parts or not isinstance(value, Tensor):
         return value
     part, group = parts[id(parameter)]
-    own = value.detach().contiguous()
-    return part.join(group.all_gather(own, own.new_empty((group.size, *own.shape))))
+    if value.shape != parameter.shape:
+        return value
+    return exchange(value.detach(), group, None, part.dim).narrow(part.dim, 0, part.shape[part.dim]).contiguous()
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
@@ -222,11 +331,9 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     if split is None:
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     parts = {key: part.ranks for key, (part, _) in named_parts(model).items()}
-    norm = float(norm_of_all(((parameter.grad, parts.get(id(parameter), 1)) for parameter in parameters), split.world))
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
-    return norm
+    norm = norm_of_all(((parameter.grad, parts.get(id(parameter), 1)) for parameter in parameters), split.world)
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return float(norm)
 
 
 def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool) -> None:

@@ -85,10 +85,6 @@ class ParallelPlan:
         """Splits of layers in words, by name, without dropouts and groups of one rank."""
         return {name: str(split) for name, split in self.layers if split.how != DROPOUT and split.ranks > 1}
 
-    def get(self, name: str) -> Split | None:
-        """Return the split of a layer; None where it has none."""
-        return dict(self.layers).get(name)
-
     def __str__(self) -> str:
         return ", ".join(f"{name}: {split}" for name, split in self.layers)
 
@@ -102,13 +98,11 @@ def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
 
     Raises UsageError for words that are no split.
     """
-    if isinstance(content, ParallelPlan):
-        layers = content.layers
-    elif isinstance(content, str):
+    if isinstance(content, str):
         raise UsageError(f'plan = {content!r} is no plan: name layers, as in {{"fc1": "column 2"}}, or use "{AUTO}"')
-    else:
-        layers = tuple((name, parse_split(value, name)) for name, value in content.items())
-    return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in layers))
+    layers = content.layers if isinstance(content, ParallelPlan) else content.items()
+    splits = ((name, parse_split(value, name)) for name, value in layers)
+    return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in splits))
 
 
 def parse_split(value: Any, layer: str) -> Split:

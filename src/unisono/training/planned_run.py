@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,14 +35,13 @@ from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
-from unisono.plan.split import SplitInputs, SplitModel
+from unisono.plan.split import LayerFacts, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.processor import HOST
 from unisono.rules import BaseRule
 from unisono.tables import number
-from unisono.tensor_parallel.check import check_plan
 from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
-from unisono.tensor_parallel.model import LAYERWISE
+from unisono.tensor_parallel.model import LAYERWISE, check_plan
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_check import make_rule
@@ -257,13 +256,14 @@ def split_model_of(
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
     layers all the same; planning raises one for splits that the network or the ranks do not allow.
     """
-    facts = partial(facts_of, network, traced.layers, traced.once, TRACED_SAMPLES)
     by_hand, whole = (parallel.layers or AUTO) != AUTO, whole_layers(rule, optimizer) is not None
     if by_hand and whole:
         raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
 
-    def choose(inputs: SplitInputs) -> Mapping[str, str]:
-        ranks = inputs.links.placement.ranks
-        return check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).words if by_hand else {}
+    def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, str] | None]:
+        splits: Mapping[str, str] | None = {} if whole else None
+        if by_hand:
+            splits = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).words
+        return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks), splits
 
-    return SplitModel(facts, choose) if by_hand or whole else SplitModel(facts)
+    return of_ranks
