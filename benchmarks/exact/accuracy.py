@@ -2,9 +2,9 @@
 
     python benchmarks/exact/accuracy.py PACK [--epochs 4] [--seeds 0 1 2]
 
-PACK is what `unisono pack FOLDER PACK` makes of its four IDX files. Runs of the recipe with float32's products and PyTorch's
-convolutions: the plain sum of 2 ranks, the same on 1 rank (another order of its sums: what rounding alone does), and
-exact sums of 4 virtual ranks. Writes accuracy.json; runs that it has are not repeated.
+PACK is what `unisono pack FOLDER PACK` makes of its four IDX files. Runs of the recipe with float32's products and
+PyTorch's convolutions: the plain sum of 2 ranks, the same on 1 rank (another order of its sums: what rounding alone
+does), and exact sums of 4 virtual ranks. Writes accuracy.json; runs that it has are not repeated.
 """
 
 from __future__ import annotations
