@@ -1,4 +1,4 @@
-"""Rule of `docs/rules.md`: each rank averages its weights with a neighbour, without any collective of all."""
+"""Rule of `docs/rules.md`: each rank averages its weights with a neighbour; of all ranks are the control messages alone."""
 
 from dataclasses import dataclass
 

@@ -13,6 +13,7 @@ from torch import nn
 from unisono.errors import StepError, UsageError
 from unisono.placement import Partition
 from unisono.rules import BSP, EASGD, RULES, DiLoCo, Exchange, LocalSGD, find_rule
+from unisono.rules.asynchronous import has_servers
 from unisono.rules.sharded import Sharded
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import even_layout
@@ -26,9 +27,20 @@ from unisono.view.step import draw, picture_of
 
 
 def test_rules_are_found_by_name() -> None:
-    assert [find_rule(name) for name in RULES] == [BSP, Sharded, EASGD, LocalSGD, DiLoCo]
-    with pytest.raises(UsageError, match="there is no rule 'easy'; there are bsp, sharded, easgd, local_sgd, diloco"):
+    assert {BSP, Sharded, EASGD, LocalSGD, DiLoCo} <= {find_rule(name) for name in RULES}
+    with pytest.raises(UsageError, match=f"there is no rule 'easy'; there are {', '.join(RULES)}"):
         find_rule("easy")
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_of_the_table_is_verified(name: str, overlap: str) -> None:
+    """As its options are by default, for two of its periods."""
+    rule = find_rule(name)(overlap=overlap)
+    if has_servers(rule):
+        pytest.skip("tests/rules/test_asynchronous.py verifies those with servers")
+    for ranks in range(1, 8):
+        verify(rule, even_layout(ranks, 3), [Step(number) for number in range(2 * rule.traits.period)])
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_rule_is_one_of_the_table_or_ones_own(tmp_path: Path) -> None:
         check_run(read_recipe(DIGITS, [f"rule.name={name}"]), 2)
     with pytest.raises(
         RecipeError,
-        match=r"rule.name = 'easy'; there are bsp, sharded, easgd, local_sgd, diloco, or module:function of your",
+        match=rf"rule.name = 'easy'; there are {', '.join(RULES)}, or module:function of your",
     ):
         check_run(read_recipe(DIGITS, ["rule.name=easy"]), 1)
     (tmp_path / "mine.toml").write_text('[rule]\nname = "own_rules_here:make"\n')
