@@ -22,7 +22,7 @@ from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
-from unisono.rules import BSP, BaseRule, LocalSGD
+from unisono.rules import BSP, BaseRule
 from unisono.step.rule import Members, RankState
 from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
 from unisono.tensor_parallel.model import (
@@ -241,7 +241,8 @@ def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_rank
         )
     if rule.exchange.wire != EXACT:
         raise UsageError(f'{named}, but the sums of wire "{rule.exchange.wire}" depend on the ranks: use "exact"')
-    if split or not (rule.traits.exact or (not virtual_ranks and isinstance(rule, LocalSGD))):
+    averages = not virtual_ranks and rule.traits.state.differs and rule.traits.members is Members.ALL
+    if split or not (rule.traits.exact or averages):
         who = "split layers do" if split else f"{type(rule).__name__} does"
         raise UsageError(f'{who} not sum by the wire "exact": use BSP or Sharded on whole layers')
     for key, parameter in zip(*trainable(model), strict=True):

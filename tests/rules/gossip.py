@@ -1,4 +1,4 @@
-"""Rule of `docs/rules.md`: each rank averages its weights with a neighbour; of all ranks are the control messages alone."""
+"""Rule of `docs/rules.md`: each rank averages its weights with a neighbour. Control messages alone are of all ranks."""
 
 from dataclasses import dataclass
 
