@@ -84,8 +84,10 @@ def picture_of(rule: BaseRule, layout: Layout, steps: int, title: str = "", cost
 
 def draw(picture: Picture) -> str:
     """Return the picture as text, with a legend of the letters."""
-    letters = {_letter(span.task): span.task.operation.name for span in picture.spans}
-    legend = "  ".join(f"{letter} {name}" for letter, name in letters.items())
+    letters: dict[str, dict[str, None]] = {}
+    for span in picture.spans:
+        letters.setdefault(_letter(span.task), {})[span.task.operation.name] = None
+    legend = "  ".join(f"{letter} {' or '.join(names)}" for letter, names in letters.items())
     return "\n".join([*([picture.title, ""] if picture.title else []), *draw_text(picture.rows()), "", legend])
 
 
