@@ -70,7 +70,7 @@ MAX_LINES = {
     "torch_backend": 1_960,
     "training": 7_400,
     "transports": 3_115,
-    "view": _983,
+    "view": 983,
     "wires": 275,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
