@@ -23,7 +23,6 @@ from unisono.data.kinds import (
     SampleKind,
     SampleTransform,
     all_augments,
-    current_name,
     find_kind,
     kind_of_content,
     make_transform,
@@ -114,9 +113,6 @@ def test_facts_tell_kinds_apart() -> None:
     assert all(ending.startswith(".") and ending == ending.lower() for ending in endings)
     signatures = [kind.signature for kind in kinds if kind.signature]
     assert not [(a, b) for a in signatures for b in signatures if a is not b and a.startswith(b)]
-    old = [kind.old_name for kind in kinds if kind.old_name]
-    assert len(set(old)) == len(old)
-    assert set(old).isdisjoint(KINDS)
     assert all(kind.column and kind.plural and kind.augments[0] == "none" for kind in kinds)
     assert len(set(all_augments())) == len(all_augments())
 
@@ -132,12 +128,6 @@ def test_facts_need_neither_pytorch_nor_the_packages_of_packs() -> None:
 def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(PackError, match="no kind of sample 'video'; there are image, audio, raw, text"):
         find_kind("video")
-
-
-def test_kinds_of_older_packs_have_their_current_names() -> None:
-    assert [current_name(name) for name in ("picture", "sound", "raw", "image", "other")] == [
-        *(IMAGE, AUDIO, RAW, IMAGE, "other")
-    ]
 
 
 @pytest.mark.parametrize("name", KINDS)

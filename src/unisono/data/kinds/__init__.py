@@ -51,11 +51,6 @@ def find_kind(name: str) -> SampleKind:
     return found
 
 
-def current_name(name: str) -> str:
-    """Return the current name of a kind that a pack names, perhaps a pack of an older release."""
-    return next((each for each in KINDS if find_kind(each).old_name == name), name)
-
-
 def kind_of_content(sample: bytes) -> str:
     """Return the name of the kind with whose signature a file begins; IMAGE if there is none."""
     signatures = {name: find_kind(name).signature for name in KINDS}
@@ -104,8 +99,6 @@ class SampleKind(ABC):
     """True if files side by side in one folder can be a data set: their names begin with their class, `class_...`."""
     augments: ClassVar[tuple[str, ...]] = ("none",)
     """Augmentations, by which a recipe names them."""
-    old_name: ClassVar[str] = ""
-    """Name in packs of older releases, if it was another."""
     class_words: ClassVar[str] = "classes"
     """Word for the classes of its labels, in messages."""
     labels_are_tokens: ClassVar[bool] = False

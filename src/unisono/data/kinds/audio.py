@@ -236,7 +236,6 @@ class AudioKind(SampleKind):
     signature = b"RIFF"
     class_in_name = True
     augments = ("none", "shift", "mask")
-    old_name = "sound"
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:  # noqa: ARG002  recordings stay as they are
         """Return the file unchanged, after it has been read. Raises DecodeError if it is no wav file of 16 bits."""

@@ -187,7 +187,6 @@ class ImageKind(SampleKind):
     column = "image"
     endings = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
     augments = AUGMENTS
-    old_name = "picture"
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:
         """Return the file, or a JPEG of it with the short side of `options`."""

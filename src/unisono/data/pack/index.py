@@ -11,20 +11,19 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.kinds import current_name, find_kind
+from unisono.data.kinds import find_kind
 from unisono.data.pack.layout import INDEX
 from unisono.data.pack.stripe import CHECKSUM, DAMAGE_ERRORS, UNISONO
 from unisono.errors import PackError
 from unisono.tables import parse
 
 VERSION = 2
-"""Version that is written. Version 1 can be read: some keys and kinds had other names."""
+"""Version that is written and read."""
 
 COLUMNS = {"stripe": pa.int32(), "batch": pa.int32(), "row": pa.int32(), "length": pa.int32(), "label": pa.int32()}
 
@@ -108,18 +107,11 @@ def read_index(folder: Path) -> Index:
         raise PackError(f"{path} is no index of a pack")
     if metadata.get(CHECKSUM) != _checksum(columns, metadata[UNISONO]):
         raise PackError(f"{path} is damaged: its checksum is not the one that was written; pack the data again")
-    about = _about(json.loads(metadata[UNISONO]), path)
+    content = {key: value for key, value in json.loads(metadata[UNISONO]).items() if value is not None}
+    if content.get("version") != VERSION:
+        raise PackError(f"{path} is of version {content.get('version')}; this release reads version {VERSION}")
+    about = parse(About, content, str(path), PackError, strict=False)
     return Index(about, **columns, folder=folder)
-
-
-def _about(content: dict[str, Any], path: Path) -> About:
-    if content.get("version") not in (1, VERSION):
-        raise PackError(f"{path} is of version {content.get('version')}; this release reads versions 1 and {VERSION}")
-    if content.pop("version") == 1:
-        content["std"] = content.pop("deviation")
-    content["kind"] = current_name(content["kind"])
-    known = {key: value for key, value in content.items() if value is not None}
-    return parse(About, known, str(path), PackError, strict=False)
 
 
 def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:

@@ -170,13 +170,11 @@ def _note(folder: Path, number: int) -> Path:
 
 
 def _read_note(note: Path) -> dict[str, Any]:
-    """Return the content of a note, also of an older release; empty if it is missing or incomplete (a power cut)."""
+    """Return the content of a note; empty if it is missing or incomplete (a power cut)."""
     try:
         content: dict[str, Any] = json.loads(note.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    if "mark" in content:  # older releases
-        content["fingerprint"] = content.pop("mark")
     return content
 
 
@@ -241,14 +239,8 @@ def as_texts(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fingerprint(source: Source, options: PackOptions) -> str:
-    """Return a fingerprint of the data set and of the options with which it is packed.
-
-    The text that is hashed has the names of older releases, so that the same command recognises their packs.
-    """
-    kind = find_kind(source.kind).old_name or source.kind
-    settings = ", ".join(f"{name}={value!r}" for name, value in vars(options).items())
-    text = f"({kind!r}, {source.classes!r}, {source.shape!r}, Way({settings}), {len(source)})"
-    found = hashlib.sha256(text.encode())
+    """Return a fingerprint of the data set and of the options with which it is packed."""
+    found = hashlib.sha256(repr((source.kind, source.classes, source.shape, options, len(source))).encode())
     found.update("\n".join(source.keys).encode())
     found.update(np.ascontiguousarray(source.labels).data)
     found.update(np.ascontiguousarray(source.sizes).data)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from unisono.data.kinds import current_name, kind_of_content
+from unisono.data.kinds import kind_of_content
 from unisono.data.sources import SPLITS, Source, Splits, number_classes
 from unisono.errors import PackError
 
@@ -74,7 +74,7 @@ def _read(files: list[Path], where: Path) -> Source:
         )
     sizes = compute.binary_length(samples).to_numpy().astype(np.int64)
     keys = [f"{where.name}/{number}" for number in range(len(labels))]
-    kind = current_name(own.get("kind") or kind_of_content(samples[0].as_py() if len(samples) else b""))
+    kind = own.get("kind") or kind_of_content(samples[0].as_py() if len(samples) else b"")
     shape = tuple(own["shape"]) if own.get("shape") else None
     return Source(kind, classes, keys, labels, sizes, lambda number: bytes(samples[number].as_py()), shape, files)
 
