@@ -359,14 +359,10 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
         raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
-    machine = _without_rows(machine, name, times)
+    if name == "flops":
+        faster = (replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products)
+        machine = replace(machine, products=tuple(faster))
+    elif name in CHANGES_OF_EXCHANGES:
+        machine = replace(machine, collectives=(), messages=())
     changed = replace(facts, **{key: getattr(facts, key) * times})
     return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
-
-
-def _without_rows(machine: MachineFacts, name: str, times: float) -> MachineFacts:
-    """Return the machine without the rows that the change makes wrong; FLOP/s of products are multiplied."""
-    if name == "flops":
-        faster = [replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products]
-        return replace(machine, products=tuple(faster))
-    return replace(machine, collectives=(), messages=()) if name in CHANGES_OF_EXCHANGES else machine

@@ -107,8 +107,11 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> PredictedRun:
     memory = rank_memory(run)
     exchanged = memory.weights / run.rule.traits.period
     row = row_of(run, inputs, played, memory, exchanged, _alone(run) if alone is None else alone)
-    slow = _slow_link(run, played.prediction.step)
-    return PredictedRun(replace(row, bottleneck=f"{slow}; {row.bottleneck}") if slow else row, inputs, played)
+    slow = uneven_of(run.machine, run.nodes).slow_nodes if run.nodes > 1 else {}
+    without = predict_step(run, even_cost(run))[1].prediction.step if slow else 0.0
+    if slow and (words := slow_link(slow, played.prediction.step, without)):
+        row = replace(row, bottleneck=f"{words}; {row.bottleneck}")
+    return PredictedRun(row, inputs, played)
 
 
 def predict_step(run: PlannedRun, cost: Cost) -> tuple[PredictionInputs, Candidate]:
@@ -169,14 +172,6 @@ def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
         return predicted(inputs, initial_setting(rule, inputs.buckets, ranks))
     few = [size for size in sizes_of(rule) if len(inputs.buckets(size, 1)) <= MAX_BUCKETS]
     return candidates(inputs, few or sizes_of(rule)[-1:])[0]
-
-
-def _slow_link(run: PlannedRun, step: float) -> str:
-    """Return the sentence about the slow link that costs most; predict the step without any."""
-    slow = uneven_of(run.machine, run.nodes).slow_nodes
-    if not slow or run.nodes == 1:
-        return ""
-    return slow_link(slow, step, predict_step(run, even_cost(run))[1].prediction.step)
 
 
 def even_cost(run: PlannedRun) -> Cost:
