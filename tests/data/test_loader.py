@@ -202,9 +202,7 @@ def test_naming_it_imports_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_state_of_another_shuffle_is_refused_and_an_older_one_is_that_of_every_epoch(
-    on_ranks: OnRanks, numbered: Path
-) -> None:
+def test_a_state_of_another_shuffle_or_of_none_is_refused(on_ranks: OnRanks, numbered: Path) -> None:
     def work(world: Any) -> None:
         with loader_of(numbered, world, shuffle="every:3") as loader:
             state = loader.state_dict()
@@ -212,7 +210,9 @@ def test_a_state_of_another_shuffle_is_refused_and_an_older_one_is_that_of_every
         with loader_of(numbered, world) as loader:
             with pytest.raises(UsageError, match="the state has shuffle = 'every:3', but this loader 'epoch'"):
                 loader.load_state_dict(state)
-            loader.load_state_dict({name: value for name, value in loader.state_dict().items() if name != "shuffle"})
+            del state["shuffle"]
+            with pytest.raises(UsageError, match="the state has shuffle = None, but this loader 'epoch'"):
+                loader.load_state_dict(state)
 
     on_ranks(2, work)
 

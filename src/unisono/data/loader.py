@@ -43,9 +43,6 @@ from unisono.processor import HOST
 from unisono.tables import parse
 from unisono.world import World
 
-DEFAULTS = {"shuffle": "epoch"}
-"""Settings that states of older releases do not have."""
-
 
 class Loader(Running):
     """Batches of a pack, which all ranks iterate together; each step is `batch` samples over all ranks."""
@@ -161,7 +158,7 @@ class Loader(Running):
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
         for name, own in self._settings.items():
-            if state.get(name, DEFAULTS.get(name)) != own:
+            if state.get(name) != own:
                 raise UsageError(
                     f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
