@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from unisono.data.builtin import Dataset, Samples, in_memory_feed
 from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
-from unisono.data.kinds.image import image_options
+from unisono.data.kinds.image import MEAN_SIDE, image_options
 from unisono.data.loading import Batch
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, steps_of
@@ -268,6 +268,16 @@ def test_images_that_are_not_square_need_a_size(shape: tuple[int, ...] | None) -
         about.std,
         "scale",
     )
+
+
+def test_a_mean_image_is_that_of_the_pack_where_it_is_asked_for() -> None:
+    nothing = np.zeros(0, np.int32)
+    about = About(IMAGE, ("a",), None, (0.5,), (0.25,), mean_image=(0.5,) * MEAN_SIDE**2)
+    index, wanted = Index(about, nothing, nothing, nothing, nothing, nothing), DataOptions(size=5, mean="image")
+    assert image_options(index, wanted).mean_image == about.mean_image
+    assert image_options(index, DataOptions(size=5)).mean_image == ()
+    with pytest.raises(PackError, match="has no mean image; pack the data again"):
+        image_options(replace(index, about=replace(about, mean_image=())), wanted)
 
 
 def test_reading_decoding_and_shuffling_are_observed(on_ranks: OnRanks, numbered: Path) -> None:

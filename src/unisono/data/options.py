@@ -46,6 +46,8 @@ class DataOptions:
     """Frames of 10 ms before the middle of each window, and as many after it."""
     augment: str = choice("none", *all_augments())
     """Random changes in training. Images: none, mirror, shift, scale, crop. Audio: none, shift, mask."""
+    mean: str = choice("channel", "channel", "image")
+    """Mean that is subtracted from images: "channel", that of each channel; "image", the training set's mean image."""
     threads: int = number(0, at_least=0)
     """Threads that decode samples, in each rank; 0: the rank's fair share of the cores, at most 8."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch.nn.functional import interpolate
 from unisono.data.images import transform, turbojpeg
 from unisono.data.images.codec import ImageDecoder, RawDecoder
 from unisono.data.images.transform import ImageTransform, shifted
-from unisono.data.kinds.image import AUGMENTS, ImageOptions, choose_augmentation
+from unisono.data.kinds.image import AUGMENTS, MEAN_SIDE, ImageOptions, choose_augmentation
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
@@ -52,6 +53,25 @@ def naive(options: ImageOptions, pixels: NDArray[np.uint8], seed: int | None) ->
     if how.mirrored:
         picture = picture.flip(2)
     return moved(picture.permute(1, 2, 0).numpy(), how.right, how.down)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("seed", [None, *range(6)])
+def test_of_the_mean_image_itself_nothing_is_left(augment: str, seed: int | None) -> None:
+    """Whatever crop of it is taken, mirrored or moved; pixels that enter at the edge are at the mean."""
+    y, x = np.mgrid[:MEAN_SIDE, :MEAN_SIDE] / MEAN_SIDE
+    mean_image = np.stack([0.2 + 0.5 * x, 0.7 - 0.4 * y, 0.3 + 0.2 * x * y], axis=-1)
+    large = cv2.resize(mean_image, (64, 64), interpolation=cv2.INTER_LINEAR)
+    options = replace(VIEW, augment=augment, mean_image=tuple(mean_image.ravel().tolist()))
+    left = shown(options, (255 * large).round().astype(np.uint8).tobytes(), seed, (64, 64, 3))
+    torch.testing.assert_close(left, torch.zeros(32, 32, 3), rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("seed", [None, *range(4)])
+def test_a_mean_image_of_one_color_is_the_mean_of_the_channels(photo: Photo, encode: Encode, seed: int | None) -> None:
+    file, options = encode(photo(61, 47)), replace(VIEW, augment="crop")
+    image = replace(options, mean=(0.0,) * 3, mean_image=VIEW.mean * MEAN_SIDE**2)
+    torch.testing.assert_close(shown(image, file, seed), shown(options, file, seed))
 
 
 def moved(picture: NDArray[np.float32], right: int, down: int) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ ABOUT = About(
     kind="image",
     classes=("cat", "dog"),
     mean=(0.1, 1 / 3, 0.7),
+    mean_image=(0.25, 0.5),
     std=(0.25, 0.5, 0.125),
     skipped=(("dog/ö.jpg", "it is empty"),),
     stripes=(("stripe-00000.arrow", 1_234), ("stripe-00002.arrow", 777)),

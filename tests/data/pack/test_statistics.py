@@ -55,6 +55,15 @@ def test_mean_and_std_of_raw_images_are_those_of_the_formula(tmp_path: Path, sha
     assert found.std == pytest.approx(std)
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (32, 32), (64, 96, 3)])
+def test_the_mean_image_is_that_of_all_images_stretched_to_one_size(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    image_samples = noise(7, shape)
+    found = statistics(packed(tmp_path / "pack", RAW, [picture.tobytes() for picture in image_samples], shape)).about
+    down, across = shape[0] // 32, shape[1] // 32
+    blocks = np.mean(image_samples, axis=0).reshape(32, down, 32, across, -1).mean(axis=(1, 3)) / 255
+    assert np.array(found.mean_image).reshape(blocks.shape) == pytest.approx(blocks, abs=0.002)
+
+
 def test_each_image_counts_the_same_whatever_its_size(tmp_path: Path) -> None:
     image_samples = [Image.new("RGB", (40, 40), (255, 0, 0)), Image.new("RGB", (10, 10), (0, 0, 51))]
     found = statistics(packed(tmp_path / "pack", IMAGE, [encode(picture, "PNG") for picture in image_samples])).about

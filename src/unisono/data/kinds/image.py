@@ -135,6 +135,8 @@ class ImageOptions:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: str = "none"
+    mean_image: tuple[float, ...] = ()
+    """Numbers of MEAN_SIDE x MEAN_SIDE pixels, which take the place of `mean`; empty: none do."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +169,23 @@ def choose_augmentation(options: ImageOptions, width: int, height: int, random: 
     return ImageAugmentation(box, mirrored, right, down)
 
 
+MEAN_SIDE = 32
+"""Height and width of a mean image: that of photographs is smooth."""
+
 MIN_SIDE = 64
 """Pixels of the short side that are enough to measure an image: larger JPEGs may be decoded smaller."""
 
 
 def image_options(index: Index, options: DataOptions) -> ImageOptions:
-    """Return the options of a pack's images. Raises PackError if no size is given and they have no common one."""
+    """Return the options of a pack's images. Raises PackError if it lacks a common size or a mean image to take."""
     about = index.about
     height, width = about.shape[:2] if about.shape else (0, 1)
     if not options.size and height != width:
         raise PackError(f"{index.folder} has images of different sizes; set data.size to the size of the inputs")
-    return ImageOptions(options.size or height, len(about.mean), about.mean, about.std, options.augment)
+    if options.mean == "image" and not about.mean_image:
+        raise PackError(f'data.mean = "image", but {index.folder} has no mean image; pack the data again')
+    mean_image = about.mean_image if options.mean == "image" else ()
+    return ImageOptions(options.size or height, len(about.mean), about.mean, about.std, options.augment, mean_image)
 
 
 class ImageKind(SampleKind):

@@ -46,6 +46,8 @@ class About:
     """Files of the stripes, as (name, bytes)."""
     made_from: str = ""
     """Fingerprint of the data set and of the options with which it was packed."""
+    mean_image: tuple[float, ...] = ()
+    """Mean of the same images, each stretched to MEAN_SIDE x MEAN_SIDE: (rows, columns, channels), flat."""
     version: int = VERSION
 
 

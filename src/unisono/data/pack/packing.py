@@ -20,10 +20,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import cv2
 import numpy as np
 import pyarrow as pa
 
 from unisono.data.kinds import Bytes, find_kind
+from unisono.data.kinds.image import MEAN_SIDE
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_name
 from unisono.data.pack.stripe import read_stretch, schema, to_batch
@@ -288,14 +290,14 @@ NEIGHBOURS = 10
 
 
 def statistics(index: Index) -> Index:
-    """Return the index with mean and std of each channel: one channel if all images are grey, else three.
+    """Return the index with the mean image, and mean and std of each channel: one if all images are grey, else three.
 
     An index of samples of a kind that has no pixels stays as it is.
     """
     if not len(index):
         return index
     kind = find_kind(index.about.kind)
-    sums, squares, count = np.zeros(3), np.zeros(3), 0
+    sums, squares, count, image = np.zeros(3), np.zeros(3), 0, np.zeros((MEAN_SIDE, MEAN_SIDE, 3))
     grey = True
     apart = max(NEIGHBOURS, len(index) * NEIGHBOURS // MEASURED_IMAGES)
     firsts = range(0, len(index), apart)
@@ -307,14 +309,17 @@ def statistics(index: Index) -> Index:
         grey = grey and flat.shape[1] == 1
         sums += flat.mean(axis=0)
         squares += (flat**2).mean(axis=0)
+        small = np.asarray(cv2.resize(pixels, (MEAN_SIDE, MEAN_SIDE), interpolation=cv2.INTER_AREA), np.uint8)
+        image += small.reshape(MEAN_SIDE, MEAN_SIDE, -1) / 255.0
         count += 1
     mean = sums / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
     # of files only some were measured: the headers of all tell
     grey = grey and (index.about.shape is not None or all(map(kind.is_grey, _samples(index, 0, len(index)))))
     channels = slice(0, 1 if grey else 3)
-    about = replace(index.about, mean=tuple(mean[channels].tolist()), std=tuple(std[channels].tolist()))
-    return replace(index, about=about)
+    found = {"mean": mean[channels], "std": std[channels], "mean_image": (image[..., channels] / count).round(4)}
+    facts: dict[str, Any] = {key: tuple(one.ravel().tolist()) for key, one in found.items()}
+    return replace(index, about=replace(index.about, **facts))
 
 
 def _samples(index: Index, first: int, last: int) -> Iterator[Bytes]:
