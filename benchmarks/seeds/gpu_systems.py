@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -48,18 +49,19 @@ NODE = ("vgg16", 32, 51.79, 405.2)
 ARRAYS = {"alexnet": 16, "googlenet": 128}
 """Arrays of parameters, each of which is exchanged alone."""
 
-STRATEGIES = ("AR", "ASA", "ASA16")
+PCIE = {"mosaic_k20m": 8e9, "copper_k80": 15.75e9}
+"""Bytes per second of 16 lanes of PCIe, each way: of a K20m, second generation; of a board of 2 K80 GPUs, third."""
 
-BYTES = (
-    "gradients cross PCIe and the host's memory on both sides, without GPUDirect (its 5), and are summed on the GPU: "
-    "the paper gives no rate of either"
-)
+LANES = "PCIe: 8 GB/s of a K20m, 15.75 GB/s of the two GPUs of a K80, the vendor's 16 lanes; no sum takes time"
+HOST = "AR copies gradients to the host and back (its 3.2)"
+CROSSING = "ASA sends 6 of 8 pieces of a GPU's gradients, twice, out of its board"
+BYTES = "without GPUDirect (its 5) bytes pass the host's memory, whose rate the paper does not give; AR sums there too"
 NOT_BYTES = (
     "a time of the bytes, as of PCIe and the host's memory, cannot explain it: with 4.6 times GoogLeNet's bytes, an "
     "exchange of AlexNet by ASA takes 1.5 times as long. Each exchange, or each of GoogLeNet's 128 arrays (AlexNet has "
     "16), has a cost of its own, which the paper does not give"
 )
-NO_NODE = "8 GPUs in one node: the paper gives no bandwidth of PCIe and QPI"
+NO_NODE = "half of all pieces cross QPI, through the host's memory (its 6), at a rate that the paper does not give"
 QDR = "QDR: 4 GB/s and 1.3 us, as in machines/mosaic_k20m.toml"
 RING = "AR: a ring; the paper does not say what the library does"
 
@@ -141,39 +143,55 @@ def _cluster() -> dict[str, PaperPrediction]:
     large, small = (_seconds(words, "ASA") for words in ("AlexNet-128b", "GoogLeNet-32b"))
     per_byte, per_array = _solve(large, small)
     spent = (("AlexNet-128b", "AR"), ("AlexNet-128b", "ASA"), ("GoogLeNet-32b", "ASA"))
+    array_rate = (
+        f"ASA's times of AlexNet-128b and GoogLeNet-32b: {1 / per_byte / 1e9:.1f} GB/s, and {1e3 * per_array:.2f} ms "
+        f"for each of {ARRAYS['alexnet']} and {ARRAYS['googlenet']} arrays"
+    )
     for words, (name, batch, computing, alone) in CLUSTER.items():
         exchanges, nbytes = IMAGES // (8 * batch), 4 * parameters_of(name)
-        for strategy in STRATEGIES:
-            width = 0.5 if strategy == "ASA16" else 1
-            schedule = "ring" if strategy == "AR" else "direct"
-            ours = exchanges * exchange_seconds(schedule, "mosaic_k20m", 8, width * nbytes)
+        ours = {
+            "AR": exchange_seconds("ring", "mosaic_k20m", 8, nbytes) + 2 * nbytes / PCIE["mosaic_k20m"],
+            "ASA": exchange_seconds("direct", "mosaic_k20m", 8, nbytes),
+            "ASA16": exchange_seconds("direct", "mosaic_k20m", 8, nbytes / 2),
+        }
+        reason = f"{NOT_BYTES if name == 'googlenet' else BYTES}: {took(words, exchanges, ours)}"
+        for strategy, seconds in ours.items():
             if strategy == "AR":
-                fitted, used = library, f"AR's time of AlexNet-128b: {1 / library / 1e9:.2f} GB/s"
-                fitted *= exchanges * _bytes(name)
+                fitted, used = library * _bytes(name), f"AR's time of AlexNet-128b: {1 / library / 1e9:.2f} GB/s"
+                assumed = QDR, LANES, HOST, RING
             else:
-                used = (
-                    f"ASA's times of AlexNet-128b and GoogLeNet-32b: {1 / per_byte / 1e9:.1f} GB/s, and "
-                    f"{1e3 * per_array:.2f} ms for each of {ARRAYS['alexnet']} and {ARRAYS['googlenet']} arrays"
-                )
-                fitted = exchanges * (per_byte * width * _bytes(name) + per_array * ARRAYS[name])
-            reason = NOT_BYTES if name == "googlenet" and strategy != "AR" else BYTES
-            assumed = (QDR, RING) if strategy == "AR" else (QDR,)
-            is_spent = (words, strategy) in spent
-            found |= _rows(words, strategy, computing, alone, ours, fitted, is_spent, assumed, used, reason)
+                width = 0.5 if strategy == "ASA16" else 1
+                fitted, used = per_byte * width * _bytes(name) + per_array * ARRAYS[name], array_rate
+                assumed = (QDR,)
+            is_spent, times = (words, strategy) in spent, (exchanges * seconds, exchanges * fitted)
+            found |= _rows(words, strategy, computing, alone, *times, is_spent, assumed, used, reason)
     return found
 
 
 def _node() -> dict[str, PaperPrediction]:
-    """Return the times and speedups in one node; of theirs, ASA's time is a rate."""
-    name, _batch, computing, alone = NODE
-    fitted = {"AR": None, "ASA": None, "ASA16": theirs(TABLE, "exchange of 5,120 images, VGGNet-32b, ASA") / 2}
-    rate = 20 * _bytes(name) / theirs(TABLE, "exchange of 5,120 images, VGGNet-32b, ASA")
-    used = f"ASA's time of VGGNet-32b: {rate / 1e9:.1f} GB/s in the node"
+    """Return the times and speedups in one node, whose boards have two GPUs each; of theirs, ASA's time is a rate."""
+    name, batch, computing, alone = NODE
+    exchanges = IMAGES // (8 * batch)
+    of_lanes = 2 * 4 * parameters_of(name) / PCIE["copper_k80"]
+    ours = {"AR": 2 * of_lanes, "ASA": 2 * 6 / 8 * of_lanes, "ASA16": 6 / 8 * of_lanes}
+    known = _seconds("VGGNet-32b", "ASA")
+    used = f"ASA's time of VGGNet-32b: {exchanges * _bytes(name) / known / 1e9:.1f} GB/s in the node"
     found = {}
-    for strategy, seconds in fitted.items():
-        spent = strategy == "ASA"
-        found |= _rows("VGGNet-32b", strategy, computing, alone, None, seconds, spent, (), used, NO_NODE)
+    reason = f"{NO_NODE}: {took('VGGNet-32b', exchanges, ours)}"
+    for strategy, seconds in ours.items():
+        spent, fitted = strategy == "ASA", known / 2 if strategy == "ASA16" else None
+        assumed = (LANES, HOST if strategy == "AR" else CROSSING)
+        times = exchanges * seconds, fitted
+        found |= _rows("VGGNet-32b", strategy, computing, alone, *times, spent, assumed, used, reason)
     return found
+
+
+def took(words: str, exchanges: int, ours: Mapping[str, float]) -> str:
+    """Return the milliseconds of an exchange in words, theirs and ours in seconds, by AR, ASA and ASA16."""
+    theirs_ms = (1e3 * _seconds(words, strategy) / exchanges for strategy in ours)
+    ours_ms = (1e3 * seconds for seconds in ours.values())
+    took_ms, lanes_ms = (" / ".join(f"{one:,.0f}" for one in some) for some in (theirs_ms, ours_ms))
+    return f"an exchange of {words} by {' / '.join(ours)} took {took_ms} ms, of which links and lanes are {lanes_ms}"
 
 
 def _rows(
@@ -181,7 +199,7 @@ def _rows(
     strategy: str,
     computing: float,
     alone: float,
-    ours: float | None,
+    ours: float,
     fitted: float | None,
     spent: bool,
     assumed: tuple[str, ...],
@@ -233,8 +251,9 @@ def _mxnet() -> Predictions:
     exchange = exchange_seconds("ring", "minsky_p100", 32, 4 * parameters_of("inception_bn"))
     funnel, chain = computing + exchange, max(computing, exchange)
     reason = (
-        "all of the exchange exposed, or all hidden: 1.6 needs an exchange of 60% of the computing, and the link's "
-        "time is far less. The missing inputs are the batch, the rate of a P100 and the time of sums in the node"
+        "all of the exchange exposed, or all hidden: 1.6 needs an exchange of 60% of the computing's "
+        f"{1e3 * computing:.0f} ms, and the links take {1e3 * exchange:.0f} ms. The missing inputs are the batch, and "
+        "the time of copies and sums in the node"
     )
     quantity = "funnel over dependency chaining, Inception-BN, 128 P100"
     return {

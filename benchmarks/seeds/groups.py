@@ -14,6 +14,9 @@ sends 8 * 4,096 * 256 B = 8.4 MB, G = 2 sends 71.3 MB, and G = 4 134.2 MB.
 
 For its own example (ofm 4,096, minibatch 256, N = 64) the section prints G = 3. Its equation gives G = 2, where hybrid
 and model parallelism send the same; with overlap = 1 it gives G = 2.8, and 3 groups send less than 1, 2 or 4.
+
+The section prints 8 ifm 213 for G = 3, where its equation gives 8 ifm 277. 213 is what nodes send: a part-reduce and a
+part-broadcast leave each its own part, so (G - 1) / G of the weights: 256 / 3 + 192 * 2 / 3 (`moved_hybrid_bytes`).
 """
 
 from __future__ import annotations
@@ -52,6 +55,14 @@ def hybrid_bytes(
     if groups == 1:
         return activations
     return weights if groups == nodes else activations + weights
+
+
+def moved_hybrid_bytes(
+    shape: LayerShape, minibatch: float, nodes: int, groups: int, overlap: float = 0.0, size: int = 4
+) -> float:
+    """Return the bytes of a step with `groups` groups, without those of its own part, which a node need not send."""
+    activations = hybrid_bytes(shape, minibatch, nodes, 1, overlap, size) / groups
+    return activations + (groups - 1) / groups * hybrid_bytes(shape, 0, nodes, groups, overlap, size)
 
 
 def whole_groups(shape: LayerShape, minibatch: float, nodes: int, overlap: float = 0.0) -> int:

@@ -43,6 +43,22 @@ def flops_of(layer: TracedLayer, training: bool = True) -> float:
     return (layer.flops if training else layer.forward_flops) / TRACED_SAMPLES
 
 
+def moved_bytes(name: str, training: bool = True) -> float:
+    """Return the bytes of a sample that layers without products move: pools, relus and the like.
+
+    The forward pass reads inputs and writes outputs; the backward pass reads the outputs and their gradients, and
+    writes the gradients of the inputs.
+    """
+    return (
+        sum(
+            (1 + training) * layer.input_bytes + (1 + 2 * training) * layer.activation_bytes
+            for layer in layers_of(name)
+            if not layer.flops
+        )
+        / TRACED_SAMPLES
+    )
+
+
 def convolutions_of(name: str) -> list[TracedLayer]:
     """Return the convolutions of a network."""
     return [layer for layer in layers_of(name) if layer.kind.startswith("Conv")]

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.seeds.groups import (
     LayerShape,
     hybrid_bytes,
+    moved_hybrid_bytes,
     prefers_model_parallelism,
     whole_groups,
 )
@@ -38,6 +39,11 @@ def test_the_example_of_the_paper() -> None:
     assert hybrid_bytes(WIDE, 256, 64, 3) / (8 * 4096) == pytest.approx(277, abs=0.5)
     assert whole_groups(WIDE, 256, 64) == 1
     assert whole_groups(WIDE, 256, 64, overlap=1) == 3
+
+
+def test_what_the_paper_prints_of_3_groups_is_without_the_part_that_a_node_keeps() -> None:
+    sent = [moved_hybrid_bytes(WIDE, 256, 64, groups) / (8 * 4096) for groups in (1, 2, 3, 4)]
+    assert sent == pytest.approx([256, 192, 213 + 1 / 3, 256])
 
 
 def test_the_worked_example() -> None:

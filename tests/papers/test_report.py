@@ -79,9 +79,9 @@ def test_every_figure_is_printed_and_drawn(name: str) -> None:
 
 def test_the_list_has_every_figure_its_state_and_the_sums() -> None:
     lines = list(listing(counted()))
-    assert len(lines) == 1 + 39 + 3
+    assert len(lines) == 1 + 39 + 4
     assert "figure" in lines[0]
-    near = near_of()
+    near = near_of(predicted_rows())
     assert f"of {len(predicted_rows())} predictions, {near['with nothing fitted']} with nothing fitted" in lines[-2]
     assert near["with nothing fitted"] <= near["with measurements of theirs"] <= len(predicted_rows())
 

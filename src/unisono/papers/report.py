@@ -68,16 +68,12 @@ def listing(figures: Sequence[PaperFigure]) -> Iterator[str]:
         figures,
         left=(0, 1, 2),
     )
-    shown = sum(one.state not in ("no counterpart", "theirs only") for one in figures)
+    shown, rows = sum(one.state not in ("no counterpart", "theirs only") for one in figures), predicted_rows()
+    near = ", ".join(f"{near} {word}" for word, near in near_of(rows).items())
     yield ""
-    yield f"{shown} of {len(figures)} have ours beside theirs; {tally()}"
+    yield f"{shown} of {len(figures)} have ours beside theirs"
+    yield f"of {len(rows)} predictions, {near} are within {WITHIN:.0%}"
     yield "unisono papers FIGURE prints one; --measure measures it here, --picture FILE draws it"
-
-
-def tally() -> str:
-    """Return how many predictions are near, in words."""
-    counts = ", ".join(f"{near} {word}" for word, near in near_of().items())
-    return f"of {len(predicted_rows())} predictions, {counts} are within {WITHIN:.0%}"
 
 
 def predicted_rows() -> list[PaperRow]:
@@ -86,9 +82,8 @@ def predicted_rows() -> list[PaperRow]:
     return [row for row in rows if row.prediction.predicted and row.prediction != PaperPrediction()]
 
 
-def near_of() -> dict[str, int]:
+def near_of(rows: Sequence[PaperRow]) -> dict[str, int]:
     """Return the number of predictions within 15% of both kinds; none has its own value as an input."""
-    rows = predicted_rows()
     return {
         "with nothing fitted": sum(row.close(row.prediction.ours) for row in rows),
         "with measurements of theirs": sum(row.close(row.prediction.best) for row in rows),
