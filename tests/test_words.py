@@ -142,10 +142,6 @@ PHRASES = (
 CONVERTERS = {
     "network/choice.py": {"part_reduce", "part_broadcast"},
     "training/recipe_file.py": {"embedding", "tried"},
-    "data/kinds/image.py": {"picture"},
-    "data/kinds/audio.py": {"sound"},
-    "data/pack/index.py": {"deviation"},
-    "data/pack/packing.py": {"mark"},
     "training/state.py": {"meeting"},
 }
 """Files that read what older releases wrote, with the names that stand there in strings."""
