@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from unisono.errors import UsageError
+from unisono.errors import CheckpointError, UsageError
 
 PARTIAL = ".partial"
 """End of the names of files that are being written."""
@@ -46,6 +46,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_own(folder: Path) -> None:
+    """Make a folder that this user alone may read, unless it is there. Raises CheckpointError for that of another."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+    except OSError as error:
+        raise CheckpointError(f"cannot make {folder}: {error.strerror}") from error
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise CheckpointError(f"{folder} is open to other users: remove it")
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

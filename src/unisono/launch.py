@@ -114,6 +114,11 @@ SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca",
 (epoll), messages over TCP sometimes stop after a death."""
 
 
+MEMORY_VARIABLE, SURVIVORS_VARIABLE = "UNISONO_MEMORY", "UNISONO_SURVIVORS"
+"""Environment variables of an elastic run's ranks: the folder in memory for what the next ones begin with; and, where
+those that are left after a death go on in their processes, the least number of them and their arguments, in JSON."""
+
+
 def survival_options(mpiexec: Path) -> tuple[str, ...]:
     """Return the options with which ranks survive the death of another; empty for a launcher that has none."""
     return SURVIVAL if is_open_mpi(mpiexec) else ()

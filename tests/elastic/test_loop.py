@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.data.conftest import known
 from tests.progress import Run
 
-PROGRAM = Path(__file__).with_name("summing.py")
+from unisono.data.kinds import RAW
+
+PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "reading.py"))
 
 
 @pytest.mark.launches
@@ -24,4 +28,22 @@ def test_a_loop_goes_on_from_the_state_that_was_kept(tmp_path: Path, unisono: Ru
     assert steps[-1] == 11
     plain = mpiexec(1, str(PROGRAM), str(whole), "-1")
     assert plain.returncode == 0, plain.stderr
+    assert (disturbed / "hash").read_text() == (whole / "hash").read_text()
+
+
+@pytest.mark.launches
+def test_samples_are_handed_over_to_the_next_ranks(tmp_path: Path, unisono: Run, mpiexec: Run) -> None:
+    disturbed, whole, pack = tmp_path / "disturbed", tmp_path / "whole", tmp_path / "pack"
+    for folder in (disturbed, whole):
+        folder.mkdir()
+    samples = [np.random.default_rng(number).integers(0, 256, 64, np.uint8).tobytes() for number in range(60)]
+    for name in ("train", "test"):
+        known(samples, pack / name, RAW, (8, 8))
+    done = unisono("run", "--elastic", "--ranks", "2", str(READING), str(pack), str(disturbed), "8")
+    assert done.returncode == 0, done.stderr
+    assert "goes on" in done.stderr
+    assert (disturbed / "notes").read_text() == "storage: 60 of 60 samples were left in memory"
+    plain = mpiexec(1, str(READING), str(pack), str(whole), "-1")
+    assert plain.returncode == 0, plain.stderr
+    assert (whole / "notes").read_text() == ""
     assert (disturbed / "hash").read_text() == (whole / "hash").read_text()

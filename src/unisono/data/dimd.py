@@ -57,7 +57,9 @@ def partitioned_load(
     found, reason = resolve_storage(options, index, world)
     if found.storage in (STREAMED, FILES):
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
-    loader = Prefetcher(index, read_storage(found, index, world), transform, max(1, options.threads))
+    storage = read_storage(found, index, world)
+    storage.give_stretches()
+    loader = Prefetcher(index, storage, transform, max(1, options.threads))
     return InMemoryPartition(world, len(index), loader, seed)
 
 

@@ -9,7 +9,6 @@ used. A rank whose state only rank 0 gathers (shards, split layers, weights of r
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from unisono.errors import CheckpointError
+from unisono.files import check_own
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint
@@ -71,17 +71,6 @@ class MemoryCopies:
                 self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
         self._began = time.monotonic()
         self.seconds = max(MIN_SECONDS, (self._began - began) / MAX_SHARE)
-
-
-def check_own(folder: Path) -> None:
-    """Make a folder that this user alone may read, unless it is there. Raises CheckpointError for that of another."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-    except OSError as error:
-        raise CheckpointError(f"cannot make {folder}: {error.strerror}") from error
-    if about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise CheckpointError(f"{folder} is open to other users: remove it")
 
 
 def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:

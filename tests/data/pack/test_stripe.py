@@ -24,6 +24,7 @@ from unisono.data.pack.stripe import (
     CHECKSUM,
     UNISONO,
     checksum,
+    read_samples,
     read_stretch,
     samples_of,
     schema,
@@ -93,6 +94,17 @@ def read(index: Index, first: int, last: int) -> list[bytes]:
         for data, offsets in read_stretch(index, first, last)
         for begin, end in pairwise(offsets)
     ]
+
+
+@given(st.sets(st.integers(0, SAMPLES - 1)))
+def test_any_samples_are_read_each_batch_once(packed: Index, wanted: set[int]) -> None:
+    numbers, batches = np.array(sorted(wanted), np.int32), list[object]()
+    with pytest.MonkeyPatch.context() as patch:
+        reads = stripe.StripeFile.samples
+        patch.setattr(stripe.StripeFile, "samples", lambda self, batch: (batches.append(batch), reads(self, batch))[1])
+        found = [sample.tobytes() for stretch in read_samples(packed, numbers) for sample in stretch.each()]
+    assert found == [FILES[number] for number in sorted(wanted)]
+    assert len(batches) == len({(packed.stripe[number], packed.batch[number]) for number in wanted})
 
 
 def path_of(index: Index, number: int) -> Path:

@@ -20,6 +20,7 @@ from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
+from unisono.launch import MEMORY_VARIABLE
 from unisono.world import World
 
 BATCH = 16
@@ -232,3 +233,19 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
         found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
         memory.close()
     assert found[0] == found[1]
+
+
+def test_what_others_have_left_is_taken_over(
+    group: World, spread: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one node, in files that all its ranks map, and by messages."""
+    index = read_index(packs / "train")
+    for number, world in enumerate((group, spread)):
+        monkeypatch.setenv(MEMORY_VARIABLE, str(world.call_on_root(lambda: tmp_path) / f"{number}"))
+        found = list[object]()
+        for _ in range(3):  # the last one finds what two epochs have moved
+            memory = PartitionedStorage(index, world, DataOptions(), segment_bytes=700)
+            found.append([see(memory, world, len(index), epoch) for epoch in range(2)])
+            memory.close()
+        assert found[0] == found[1] == found[2]
+        assert memory.note == f"{len(index)} of {len(index)} samples were left in memory"

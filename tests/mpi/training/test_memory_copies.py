@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from unisono.files import check_own
 from unisono.placement import Placement, one_rank_per_node, regular
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
-from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, check_own, newest_copy
+from unisono.training.memory_copies import COPIES_KEPT, MemoryCopies, newest_copy
 from unisono.training.run_directory import ALIVE, GENERATIONS
 from unisono.world import World
 

@@ -72,6 +72,9 @@ class Sampler:
         The first `done` steps are left out: a run is resumed.
         """
 
+    def give_stretches(self) -> None:
+        """Give each rank a stretch of the samples, which it will see in turn. Collective."""
+
     def own(self, order: Numbers) -> Numbers:
         """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
 

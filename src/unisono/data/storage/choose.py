@@ -28,6 +28,7 @@ from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.pack.index import Index
 from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
+from unisono.data.storage.handing_over import left_bytes
 from unisono.data.storage.partitioned import plan_partition
 from unisono.data.storage.read_ahead import memory_limit
 from unisono.data.storage.streamed_order import blocks_of_pack
@@ -81,7 +82,7 @@ def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[D
     counts = [groups for groups in range(1, world.nodes + 1) if world.size % groups == 0]
     partition = {groups: plan_partition(index.length, world.size // groups).nbytes for groups in counts}
     window = memory_limit(blocks_of_pack(index), options.buffer, world.size)
-    return choose_storage(index.nbytes, partition, node_memory(world), options, window)
+    return choose_storage(index.nbytes, partition, node_memory(world, freed=left_bytes()), options, window)
 
 
 def _cache_bytes(pack: int, nodes: Sequence[FreeMemory], window: int) -> int:

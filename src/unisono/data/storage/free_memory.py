@@ -64,14 +64,16 @@ class FreeMemory(NamedTuple):
     """Bytes that its ranks need together."""
 
 
-def node_memory(world: World, needed: int = 0) -> list[FreeMemory]:
-    """Return the memory of each node, on every rank; `needed` is this rank's need. Collective."""
-    seats = world.all_gather_object((world.node, needed, free_bytes(shared=False), free_bytes(shared=True)))
+def node_memory(world: World, needed: int = 0, freed: int = 0) -> list[FreeMemory]:
+    """Return the memory of each node, on every rank; `needed` is this rank's need, and `freed` what its node will have
+    free besides. Collective."""
+    own, shared = (found if found is None else found + freed for found in map(free_bytes, (False, True)))
+    seats = world.all_gather_object((world.node, needed, own, shared))
     nodes = list[FreeMemory]()
     for number in sorted({node for node, *_ in seats}):
         needs, *found = zip(*(seat[1:] for seat in seats if seat[0] == number), strict=True)
-        free, shared = (None if None in each else min(each) for each in found)
-        nodes.append(FreeMemory(len(needs), free, shared, sum(needs)))
+        least, least_shared = (None if None in each else min(each) for each in found)
+        nodes.append(FreeMemory(len(needs), least, least_shared, sum(needs)))
     return nodes
 
 

@@ -1,6 +1,6 @@
 """Partitioned storage: each rank holds a partition, all ranks (or each group) hold one copy; the three calls of DIMD.
 
-read     a stretch each, from few stripes
+read     a stretch each, from few stripes; in an elastic run first what was left in memory (`handing_over.py`)
 epoch    shuffle, so that each rank holds what it will see; nothing is sent if each rank holds it already
 samples  any of those, from memory
 
@@ -30,6 +30,8 @@ samples. Supernodes whose ranks do not divide into groups leave the groups to th
 from __future__ import annotations
 
 import math
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +40,10 @@ from numpy.typing import NDArray
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers, ShuffleOptions, ranks_of, share
 from unisono.data.pack.index import Index
-from unisono.data.pack.stripe import read_stretch
+from unisono.data.pack.stripe import read_samples
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory, node_memory
+from unisono.data.storage.handing_over import LeftSamples, names_of
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of, nbytes_of
 from unisono.data.storage.shuffle import shuffle
 from unisono.errors import PackError
@@ -135,12 +138,8 @@ SPARE_DEVIATIONS = 5
 
 
 class PartitionPlan(NamedTuple):
-    """Stretches of a pack that the members of a group read, and the store that takes each of them."""
+    """Store that takes the stretch of a pack which a member of a group reads."""
 
-    begins: list[int]
-    """First sample of each member, and the number of samples."""
-    ends: Numbers
-    """Number of blocks up to the beginning of each sample, and of all."""
     samples: int
     """Samples of the largest partition."""
     blocks: int
@@ -169,7 +168,7 @@ def plan_partition(lengths: NDArray[np.int32], members: int, segment_bytes: int 
     ends = np.concatenate([[0], blocks_of(lengths, block).cumsum(dtype=np.int64)])
     samples, blocks = int(np.diff(begins).max()), int(np.diff(ends[begins]).max())
     segments = max(1, -(-blocks * block // segment_bytes))
-    return PartitionPlan(begins, ends, samples, blocks, block, segments)
+    return PartitionPlan(samples, blocks, block, segments)
 
 
 class PartitionedStorage(Storage):
@@ -186,21 +185,37 @@ class PartitionedStorage(Storage):
         self._member_of_rank, self.note = np.array(self.groups.member_of_rank), self.groups.note
         self._group = world if options.groups == 1 else world.split(self.groups.group_of_rank[world.rank])
         plan = plan_partition(index.length, self.members, segment_bytes)
+        names, left, owners = self._take_over(index, plan)
         shared = self._can_share(plan.nbytes)
-        self._store = SampleStore(self._group, index.length, plan.capacity(shared), shared)
-        first, last = plan.begins[self._group.rank : self._group.rank + 2]
-        begin, end = plan.ends[[first, last]]
-        wanted = begin + (end - begin) * np.arange(plan.segments + 1) // plan.segments
-        rows = np.searchsorted(plan.ends, wanted).clip(first, last) - first
-        rows[-1] = last - first
-        held = np.arange(first, last, dtype=np.int32)
-        world.call_on_all(lambda: self._store.fill(held, read_stretch(index, first, last), rows))
-        self._owners: Owners = ranks_of(len(index), len(index), self.members)
+        missing = np.flatnonzero(owners < 0)
+        owners[missing] = ranks_of(len(missing), max(1, len(missing)), self.members)  # a stretch each
+        mine = owners == self._group.rank
+        numbers, stretches = left.take(mine)
+        read = missing[mine[missing]].astype(np.int32)
+        held = np.concatenate([numbers, read])
+        ends = np.concatenate([[0], blocks_of(index.length[held], plan.block).cumsum(dtype=np.int64)])
+        rows = np.searchsorted(ends, ends[-1] * np.arange(plan.segments + 1) // plan.segments)
+        rows[-1] = len(held)
+        capacity = np.maximum(plan.capacity(shared), (len(held), ends[-1]))
+        own = None if names is None else names.with_name(f"{names.name}-{world.rank:05}")
+        self._store = SampleStore(self._group, index.length, capacity, shared, own)
+        world.call_on_all(lambda: self._store.fill(held, chain(stretches, read_samples(index, read)), rows))
+        left.remove()
+        if len(missing) < len(index):
+            words = f"{len(index) - len(missing):,} of {len(index):,} samples were left in memory"
+            self.note += f"{'; ' * bool(self.note)}{words}"
+        self._owners: Owners = owners
         self._index_rows()
 
     def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:  # noqa: ARG002  all move together
         """Shuffle, so that each rank holds what it will see of `order`; the same samples for any `done`. Collective."""
-        owners = owners_in_epoch(order, batch, self._member_of_rank, self.virtual)
+        self._give(owners_in_epoch(order, batch, self._member_of_rank, self.virtual))
+
+    def give_stretches(self) -> None:
+        """Shuffle, where samples were left by others, so that each rank holds a stretch of the pack. Collective."""
+        self._give(ranks_of(self._count, self._count, self.members))
+
+    def _give(self, owners: Owners) -> None:
         if np.array_equal(owners, self._owners):  # on all ranks alike, so none waits for another
             return
         shuffle(self._store, owners)
@@ -241,6 +256,27 @@ class PartitionedStorage(Storage):
         if self._group is not self.world:
             self._group.free()
 
+    def _take_over(self, index: Index, plan: PartitionPlan) -> tuple[Path | None, LeftSamples, Owners]:
+        """Return how paths of samples begin that ranks leave to others; what was left; and who takes it, -1: nobody.
+
+        What was left is removed where memory does not hold it twice, and nothing is left where it is short even then.
+        """
+        names, groups = names_of(index), self.groups.group_of_rank
+        left = LeftSamples(self.world, names, index.length, plan.block)
+        owners = left.owners([rank for rank, group in enumerate(groups) if group == groups[self.world.rank]])
+        if names is not None:
+            taken = index.length[owners == self._group.rank]
+            need = np.array([len(taken), blocks_of(taken, plan.block).sum()])
+            if not self._fits(max(plan.nbytes, nbytes_of(need, plan.block))):
+                left.remove()
+                left, owners[:] = LeftSamples(self.world, None, index.length, plan.block), -1
+                names = names if self._fits(plan.nbytes) else None
+        return names, left, owners
+
+    def _fits(self, nbytes: int) -> bool:
+        """Return True if shared memory holds `nbytes` of each rank, on all nodes."""
+        return all(node.shared is None or node.needed <= node.shared for node in node_memory(self.world, nbytes))
+
     def _can_share(self, nbytes: int) -> bool:
         """Return True if the group's stores of `nbytes` fit into its node's shared memory, for a faster shuffle.
 
@@ -248,8 +284,7 @@ class PartitionedStorage(Storage):
         """
         check_free_memory(self.world, nbytes)
         shareable = self._group.nodes == 1 and self._group.size > 1
-        nodes = node_memory(self.world, nbytes if shareable else 0)
-        return shareable and all(node.shared is None or node.needed <= node.shared for node in nodes)
+        return self._fits(nbytes if shareable else 0) and shareable
 
     def _index_rows(self) -> None:
         """Store the row of each sample that this rank holds, in the order of their numbers."""

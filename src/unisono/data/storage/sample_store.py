@@ -24,8 +24,12 @@ For few ranks one pass over all rows for each rank is fastest (0.8 ns a row and 
 
 from __future__ import annotations
 
+import mmap
+import os
+import secrets
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -54,15 +58,36 @@ class SampleBuffer(NamedTuple):
     """Samples as an array of shape (blocks, bytes of a block)."""
 
 
+HEADER_BYTES = 64
+"""Bytes before the samples of a file: its rows and blocks, the row and block at which samples begin, the row at which
+they end, each int64; the last is 0 while samples move."""
+
+
+def map_file(path: Path, nbytes: int = 0) -> Bytes:
+    """Return the content of a file; with `nbytes`, of a new one. Raises OSError, as where memory is short."""
+    with path.open("x+b" if nbytes else "r+b") as file:
+        if nbytes:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+
+
 class SampleStore:
     """Samples of a rank. Creation, growth and freeing are collective over `world`."""
 
-    def __init__(self, world: World, lengths: NDArray[np.int32], capacity: tuple[int, int], shared: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        lengths: NDArray[np.int32],
+        capacity: tuple[int, int] | Counts,
+        shared: bool,
+        names: Path | None = None,
+    ) -> None:
         """Allocate `capacity`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
-        `shared` requires several ranks on one node.
+        `shared` requires several ranks on one node. With `names`, the samples are left to others at the end of this
+        process, in a file whose path begins so (`handing_over.py`).
         """
-        self.world, self.lengths, self.shared = world, lengths, shared
+        self.world, self.lengths, self.shared, self._names = world, lengths, shared, names
         self.block = block_of(lengths)
         """Bytes of a block."""
         self.capacity: Counts = np.array(capacity, np.int64)
@@ -95,6 +120,12 @@ class SampleStore:
         """Declare the samples between `cuts`, at the beginning (`at_start`) or the end of the memory, as those held."""
         self.cuts, self.at_start = cuts, at_start
         self._begins = self._ends(self.numbers, int(cuts[0, 1]))
+        self._header[:4] = *self.capacity, *cuts[0]
+        self._header[4] = cuts[-1, 0]
+
+    def move(self) -> None:
+        """Declare that samples are about to move, and are not whole until `set_segments`."""
+        self._header[4] = 0
 
     @property
     def numbers(self) -> NDArray[np.int32]:
@@ -149,9 +180,12 @@ class SampleStore:
                 table.take(own[one:other], 0, buffer.blocks[block + one : block + other], "clip")
 
     def grow(self, more: Counts) -> None:
-        """Add `more` rows and blocks to the capacity; samples at its end move to the new end. Raises PackError."""
-        check_free_memory(self.world, nbytes_of(self.capacity + more, self.block), self.shared)
-        old, window = self.own, self._window
+        """Add `more` rows and blocks to the capacity, before samples move; those at its end move to the new end.
+
+        Raises PackError.
+        """
+        check_free_memory(self.world, nbytes_of(self.capacity + more, self.block), self.shared or bool(self._names))
+        old, window, path = self.own, self._window, self._path
         (first, begin), (last, end) = self.cuts[0].tolist(), self.cuts[-1].tolist()
         self.capacity = self.capacity + more
         self._open()
@@ -159,13 +193,17 @@ class SampleStore:
         self.own.numbers[cuts[0, 0] : cuts[-1, 0]] = old.numbers[first:last]
         self.own.blocks[cuts[0, 1] : cuts[-1, 1]] = old.blocks[begin:end]
         self.set_segments(cuts, self.at_start)
+        self.move()
         del old
         if window is not None:
             window.free()
+        if path is not None:
+            path.unlink()
 
     def free(self) -> None:
-        """Drop the samples and free their memory."""
+        """Drop the samples and free their memory, unless others are to have them."""
         self.buffers, self.own = [], SampleBuffer(np.empty(0, np.int32), np.empty((0, self.block), np.uint8))
+        self._header = np.zeros(5, np.int64)
         self.set_segments(np.zeros((1, 2), np.int64), at_start=True)
         if self._window is not None:
             self._window.free()
@@ -175,14 +213,29 @@ class SampleStore:
         rows, blocks = self.capacity.tolist()
         nbytes = nbytes_of(self.capacity, self.block)
         begin = nbytes - blocks * self.block
-        self._window = Window(self.world.comm, nbytes) if self.shared else None
-        buffers = [np.empty(nbytes, np.uint8)] if self._window is None else self._window.buffers
-        wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in buffers]
+        self._window: Window | None = None
+        self._path: Path | None = None
+        self._header = np.zeros(5, np.int64)
+        if self._names is not None:
+            wholes = self._open_files(self._names, nbytes)
+        elif self.shared:
+            self._window = Window(self.world.comm, nbytes)
+            wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in self._window.buffers]
+        else:
+            wholes = [np.empty(nbytes, np.uint8)]
         shape = blocks, self.block
         self.buffers = [
             SampleBuffer(whole[: 4 * rows].view(np.int32), whole[begin:].reshape(shape)) for whole in wholes
         ]
         self.own = self.buffers[self.world.rank if self.shared else 0]
+
+    def _open_files(self, names: Path, nbytes: int) -> list[Bytes]:
+        """Return memory in a new file; if the store is shared, that of all ranks."""
+        path = self._path = names.with_name(f"{names.name}-{secrets.token_hex(4)}")
+        own = self.world.call_on_all(lambda: map_file(path, HEADER_BYTES + nbytes))
+        self._header = own[:HEADER_BYTES].view(np.int64)
+        paths = self.world.all_gather_object(path) if self.shared else [path]
+        return [(own if one == path else map_file(one))[HEADER_BYTES:] for one in paths]
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
         """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""

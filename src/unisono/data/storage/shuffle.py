@@ -49,6 +49,7 @@ def shuffle(store: SampleStore, owners: NDArray[np.integer]) -> None:
         return
     shortest = np.min_scalar_type(world.size - 1)  # the fastest to search
     to = owners.take(store.numbers).astype(shortest, copy=False)
+    store.move()
     sent = store.counts(to)
     received = _transpose(world, sent)
     plan, begins = _plan(store, received)
