@@ -36,7 +36,7 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     UsageError for a timeout that is not a number of seconds above 0.
     """
     start()
-    world = MPI.COMM_WORLD
+    world = job()
     started = ranks_started(os.environ)
     if started is not None and started != world.size:
         raise LaunchError(describe_mismatch(os.environ, started, world.size, MPI.Get_library_version()))
@@ -61,6 +61,19 @@ def init(table: Path | None = None, timeout: float | None = None) -> World:
     known = supernodes if None not in supernodes else []
     placement = place([node for node, _ in sites], known)
     return World(comm, placement, choices, timeout=seconds)
+
+
+_left: list[MPI.Intracomm] = []
+
+
+def job() -> MPI.Intracomm:
+    """Return the communicator of all ranks, or of those that are left after a death."""
+    return _left[-1] if _left else MPI.COMM_WORLD
+
+
+def go_on_with(comm: MPI.Intracomm) -> None:
+    """Make worlds of the ranks of `comm` from here on: those that are left after a death."""
+    _left.append(comm)
 
 
 def _read_on_root(comm: MPI.Intracomm, path: Path | None) -> ScheduleTable:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from unisono.elastic import generations
 from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
+from unisono.launch import SURVIVAL
 
 
 def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
@@ -59,8 +60,12 @@ def test_hosts_are_given_as_the_launcher_takes_them(tmp_path: Path, monkeypatch:
     run = run_in(tmp_path)
     assert run.command(4, ["a", "b"], begun=False)[1:7] == ["-hosts", "a,b", "-ppn", "2", "-n", "4"]
     assert run.question("b") == ["/bin/true", "-hosts", "b", "-ppn", "1", "-n", "1", "true"]
+    assert not run.survives
     monkeypatch.setattr(generations, "is_open_mpi", lambda _: True)
-    assert run.command(4, ["a", "b"], begun=False)[1:5] == ["--host", "a:2,b:2", "-n", "4"]
+    run = run_in(tmp_path)
+    assert run.survives
+    assert run.command(4, ["a", "b"], begun=False)[1:8] == ["--host", "a:2,b:2", "-n", "4", *SURVIVAL[:3]]
+    assert not run_in(tmp_path, "/bin/false").survives, "an Open MPI without ULFM"
 
 
 def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

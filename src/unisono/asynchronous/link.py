@@ -100,8 +100,8 @@ def _pieces(tensor: torch.Tensor | None) -> list[list[object]]:
     return [[content[start : start + PIECE_BYTES], MPI.BYTE] for start in starts]
 
 
-FAILED_CLASSES = (75, 76)
-"""Open MPI's error classes for a dead process: MPIX_ERR_PROC_FAILED, and with a message from anyone pending."""
+FAILED_CLASSES = (75, 76, 77)
+"""Open MPI's error classes for a death: MPIX_ERR_PROC_FAILED, with a message from anyone pending, MPIX_ERR_REVOKED."""
 
 SILENCE_SECONDS = 30.0
 """Longest time that a server waits for one message of a worker that has come; after it the worker counts as stopped."""

@@ -13,7 +13,7 @@ import typer
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, run_elastically
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
-from unisono.launch import cores, ranks_started
+from unisono.launch import SURVIVORS_VARIABLE, cores, ranks_started
 from unisono.torch_backend.register import NAME, NAME_VARIABLE
 from unisono.training import run_directory
 
@@ -111,7 +111,9 @@ def _run_as_rank(program: str, module: bool, arguments: list[str], backends: set
     world = mpi_job().world
     try:
         run_program(world, program, module, arguments, backends)
-    except Exception as error:  # noqa: BLE001 - the program's, whatever it is: a traceback, and the end of all ranks
+    except Exception as error:  # the program's, whatever it is: a traceback, and the end of all ranks
+        if SURVIVORS_VARIABLE in os.environ:
+            raise  # perhaps the death of another, after which this process goes on
         trace = frames_of_program(error, error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(1) from None

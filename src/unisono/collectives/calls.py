@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from unisono.errors import UnisonoError
+from unisono.mpi import MPI
 from unisono.transports.signals import Signals
 
 CALLS_KEPT = 256
@@ -57,6 +58,8 @@ class Calls:
         """Number of the last call that was begun."""
         self.busy, self.in_library = False, False
         self.signals: Signals | None = None
+        self.channels: tuple[MPI.Intracomm, ...] = ()
+        """Communicators in which the calls may wait."""
         self.failure: tuple[type[UnisonoError], str] | None = None
         """Error that has ended the world, as its class and its message; None while the world is usable."""
         self.progress = CallProgress()

@@ -89,7 +89,8 @@ class Group:
         self.messages = comm.Dup()
         """Communicator for the messages of schedules, which then never match others."""
         self._control = comm.Dup()
-        for channel in (comm, self.messages, self._control):
+        self.calls.channels = comm, self.messages, self._control
+        for channel in self.calls.channels:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
         self._compared = np.empty((2, 2), np.int64)
         """A call's number and its negative on this rank, and their maxima over the ranks."""

@@ -134,11 +134,12 @@ class StateQueries:
         self._send()
 
     def _run(self) -> None:
-        while not self._stop.wait(POLL_SECONDS):
-            if not self._is_blocked():
-                self._send()
-                self._receive()
-                self._send()
+        with suppress(MPI.Exception):  # a rank has died, and the library lets the others go on: none is asked any more
+            while not self._stop.wait(POLL_SECONDS):
+                if not self._is_blocked():
+                    self._send()
+                    self._receive()
+                    self._send()
 
     def _send(self) -> None:
         while self._outbox:

@@ -6,6 +6,7 @@
     after 10 s   all ranks are queried for their call sites; one of those that wait reports the missing ranks, once
                  a wait for a rank that has ended its program, or is dead, is ended
     time-out     every wait is ended: StallError
+    at once      every wait is ended, where others go on after the death of a rank, and the library tells of one
 
 A thread checks the current calls of this rank five times a second. While no rank waits for long, it sends and
 writes nothing. The ranks of a node answer in shared memory, those of other nodes by messages (`state_queries.py`). A
@@ -23,7 +24,9 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 from unisono import witness
 from unisono.call import difference
@@ -42,7 +45,7 @@ from unisono.collectives.states import (
     report,
 )
 from unisono.errors import MismatchError, StallError
-from unisono.launch import TIMEOUT
+from unisono.launch import SURVIVORS_VARIABLE, TIMEOUT
 from unisono.mpi import MPI
 
 COMPARE_AFTER_SECONDS = 2.0
@@ -55,6 +58,10 @@ ERROR_GRACE_SECONDS = 1.0
 """Seconds that a rank blocked in the MPI library gives the others to raise their errors."""
 
 
+SURVIVING: weakref.WeakSet[Watch] = weakref.WeakSet()
+"""Watches of this process, where ranks go on in their processes after a death."""
+
+
 class Watch:
     """Watch over the calls of a process, in all worlds that are made of the ranks of `comm`.
 
@@ -64,6 +71,7 @@ class Watch:
     def __init__(self, comm: MPI.Intracomm, node: Sequence[int], timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = comm.rank, comm.size, timeout
         self._comm = comm.Dup()
+        self._lost = False  # True once a rank is known to have died, where the library goes on after that
         self._worlds: dict[str, Calls] = {}
         self._lock = threading.RLock()  # over the worlds that are watched, and what is seen of them
         self._pending: list[CallNotice] = []  # of calls that this rank may not have entered
@@ -72,6 +80,8 @@ class Watch:
         self._queries = StateQueries(self._comm, node, self._state, self._on_notice, self._is_blocked)
         self._thread.start()
         atexit.register(self._leave)
+        if SURVIVORS_VARIABLE in os.environ:
+            SURVIVING.add(self)
 
     # What the worlds of this process call
 
@@ -119,10 +129,29 @@ class Watch:
             notice = CallNotice(calls.name, self._rank_in(calls), number, calls.words(number))
             self._queries.send(notice, {calls.ranks[member]})
 
+    def look_for_dead(self) -> bool:
+        """Return True if the library knows that a rank has died; all waits are ended then."""
+        if not self._lost:
+            failed = self._comm.Get_failed()
+            if failed.size:
+                self.end_worlds()
+            failed.Free()
+        return self._lost
+
+    def end_worlds(self) -> None:
+        """End all waits of this rank, and those of others for it: a rank has died."""
+        with self._lock:
+            for calls in () if self._lost else self._worlds.values():
+                calls.fail(StallError, "another rank has died")
+                for channel in calls.channels:  # others may wait for this rank in the library
+                    channel.Revoke()
+            self._lost = True
+
     def stop(self) -> None:
         """Leave without the other ranks. Nothing is sent afterwards."""
         self._end_thread()
-        self._queries.stop()
+        with suppress(MPI.Exception):  # of ranks that have died
+            self._queries.stop()
 
     def free(self) -> None:
         """Free the communicator and the memory; called by all ranks together."""
@@ -131,6 +160,7 @@ class Watch:
         self._comm.Free()
 
     def _end_thread(self) -> None:
+        SURVIVING.discard(self)
         atexit.unregister(self._leave)
         self._stop.set()
         self._thread.join()
@@ -146,6 +176,8 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
+            if self in SURVIVING:
+                self.look_for_dead()
             with self._lock:
                 if self._queries.node.queried:
                     self._queries.node.write(self._state())

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from unisono.elastic import attach
-from unisono.launch import find_mpiexec, is_open_mpi
+from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
 from unisono.training.checkpoint.layout import checkpoint_names, step_of
 from unisono.training.run_directory import CHECKPOINTS, RECIPE
 
@@ -125,11 +127,17 @@ class ElasticRun:
         arguments = self.later if begun or made else self.first
         standby = [sys.executable, "-m", "unisono.elastic.standby", self.standby]
         rank = [sys.executable, "-S", "-E", attach.__file__, self.standby, str(len(standby)), *standby, *arguments]
-        return [*self._start(ranks, hosts), *rank]
+        return [*self._start(ranks, hosts), *(SURVIVAL if self.survives else ()), *rank]
 
     def question(self, host: str) -> list[str]:
         """Return the command that ends with 0 where a host starts programs."""
         return [*self._start(1, [host]), "true"]
+
+    @cached_property
+    def survives(self) -> bool:
+        """True where the launcher lets ranks go on after the death of another."""
+        question = [str(self.mpiexec), *SURVIVAL, "-n", "1", "true"]
+        return is_open_mpi(self.mpiexec) and not subprocess.run(question, capture_output=True, check=False).returncode
 
     def _start(self, ranks: int, hosts: Sequence[str]) -> list[str]:
         each, where = ranks // max(1, len(hosts)), list[str]()

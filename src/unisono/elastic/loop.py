@@ -26,7 +26,8 @@ from typing import Any, Protocol
 
 import torch
 
-from unisono.elastic.standby import FOLDER_VARIABLE, MEMORY_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE
+from unisono.launch import MEMORY_VARIABLE
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.memory_copies import MemoryCopies, newest_copy
 from unisono.training.signals import STOPPED

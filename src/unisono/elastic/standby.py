@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import shutil
 import signal
@@ -36,6 +35,7 @@ import mpi4py
 import typer
 
 from unisono.elastic.attach import LENGTH, PEER, PMI_VARIABLE
+from unisono.launch import MEMORY_VARIABLE
 from unisono.startup import read_process
 
 IDLE_SECONDS = 60.0
@@ -51,9 +51,8 @@ MAX_STOPPED_SECONDS = 1.0
 
 MAX_DESCRIPTORS = 4
 
-GENERATION_VARIABLE, MEMORY_VARIABLE, FOLDER_VARIABLE = "UNISONO_GENERATION", "UNISONO_MEMORY", "UNISONO_FOLDER"
-"""Environment variables with the number of a rank's generation, the folder for copies of its state in memory, and the
-run's own folder."""
+GENERATION_VARIABLE, FOLDER_VARIABLE = "UNISONO_GENERATION", "UNISONO_FOLDER"
+"""Environment variables with the number of a rank's generation, and the run's own folder."""
 
 SET_DEATH_SIGNAL = 1
 """Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
@@ -215,7 +214,7 @@ def main(name: str) -> None:
     request = standby.serve()
     if request is not None:
         become(request)
-        runpy.run_module("unisono", run_name="__main__")
+        importlib.import_module("unisono.elastic.survivors").play()
     elif standby.memory:
         shutil.rmtree(standby.memory, ignore_errors=True)
 

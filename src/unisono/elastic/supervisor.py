@@ -7,6 +7,7 @@ unisono train --elastic ──┬── mpiexec ── ranks of this generation
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, TextIO
@@ -28,9 +30,9 @@ from typing import BinaryIO, TextIO
 from unisono import witness
 from unisono.elastic.attach import dismiss
 from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
-from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, MEMORY_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.errors import LaunchError, UsageError
-from unisono.launch import launch_environment
+from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
 from unisono.training.run_directory import ALIVE, GENERATIONS, RunLock, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
@@ -51,6 +53,9 @@ LAUNCHERS_OWN = re.compile(
     rb"|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 """Beginnings of lines in which Hydra says that a rank has ended, and what it could not do after that."""
+
+SURVIVED = re.compile(rb"unisono: goes on from step (\d+) with the (\d+) ranks that are left \(generation (\d+)\)")
+"""Line of the first of the ranks that go on in their processes (`survivors.py`)."""
 
 STOP_SIGNALS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
 """Signals that end the run, and its exit codes."""
@@ -114,6 +119,7 @@ class Supervisor:
             raise UsageError(f"{ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
         self._run, self._ranks, self._hosts = run, ranks, Hosts(run)
         self._each = ranks // max(1, len(run.hosts))
+        self._generation = Generation(ranks, step=run.kept())
         self._received: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -141,13 +147,15 @@ class Supervisor:
                     run.home.rmdir()
 
     def _play(self, requests: socket.socket) -> int:
-        run, generation, begun = self._run, Generation(self._ranks, step=self._run.kept()), False
+        run, begun = self._run, False
+        if run.survives:
+            _report("ranks that are left after a death go on in their processes (ULFM of Open MPI)")
         while True:
-            end = self._train(generation, begun, requests)
-            begun = begun or end.step > generation.step
-            if run.home.exists():
-                add_line(run.home / GENERATIONS, {"generation": generation.number, **asdict(end), "time": time.time()})
-            following = decide(generation, end, run.least) if not self._stopped else ""
+            first = self._generation
+            end = self._train(first, begun, requests)
+            begun = begun or end.step > first.step
+            self._record(end)
+            following = decide(self._generation, end, run.least) if not self._stopped else ""
             if isinstance(following, str):
                 if following:
                     _report(f"{following}; resume with: unisono train --elastic --resume {run.home}")
@@ -155,7 +163,23 @@ class Supervisor:
             where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
-            generation = following
+            self._generation = following
+
+    def _record(self, end: End) -> None:
+        if self._run.home.exists():
+            line = {"generation": self._generation.number, **asdict(end), "time": time.time()}
+            add_line(self._run.home / GENERATIONS, line)
+
+    def _hear(self, line: bytes, listener: Listener) -> None:
+        """Take note of a generation that the ranks which are left of the one before play, as the first of them says."""
+        if (said := SURVIVED.search(line)) is None:
+            return
+        step, ranks, number = map(int, said.groups())
+        if not self._run.hosts:
+            print(listener.report(REPORT_SECONDS), file=sys.stderr, flush=True)
+            self._ranks = ranks
+        self._record(End(0, step, ranks))
+        self._generation = Generation(ranks, number, step)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(number)
@@ -169,13 +193,16 @@ class Supervisor:
             environment = launch_environment(os.environ, sys.stdout.isatty())
             environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
             environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
+            if run.survives:
+                environment[SURVIVORS_VARIABLE] = json.dumps([run.least, *run.later])
             command = run.command(generation.ranks, self._hosts.there, begun)
             pipe = subprocess.PIPE
             with subprocess.Popen(
                 command, 0, None, None, pipe, pipe, env=environment, process_group=0
             ) as self._process:
                 ends = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
-                forwarding = [threading.Thread(target=_forward, args=end, daemon=True) for end in ends]
+                hear = partial(self._hear, listener=listener)
+                forwarding = [threading.Thread(target=_forward, args=(*end, hear), daemon=True) for end in ends]
                 for thread in forwarding:
                     thread.start()
                 for early in STOP_SIGNALS.keys() & self._received:  # since the last generation ended
@@ -239,14 +266,17 @@ class Supervisor:
         return self._ranks != before
 
 
-def _forward(source: BinaryIO, target: TextIO) -> None:
-    """Write what arrives from the launcher, without its own lines about a death: the run goes on."""
+def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) -> None:
+    """Write what arrives from the launcher, without its own lines about a death: the run goes on. `hear` each line."""
     held = b""
     while chunk := source.read(MAX_CHUNK_BYTES):
         lines = (held + chunk).splitlines(keepends=True)
         held = b"" if lines[-1].endswith((b"\n", b"\r")) or not LAUNCHERS_OWN.match(lines[-1]) else lines.pop()
+        lines = [line for line in lines if not LAUNCHERS_OWN.match(line)]
+        for line in lines:
+            hear(line)
         with suppress(OSError):  # nobody may read it any more
-            target.buffer.write(b"".join(line for line in lines if not LAUNCHERS_OWN.match(line)))
+            target.buffer.write(b"".join(lines))
             target.flush()
 
 
