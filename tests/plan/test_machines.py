@@ -22,7 +22,7 @@ from unisono.plan.machines import (
     DiskFacts,
     EfficiencyFacts,
     MachineFacts,
-    MessageRow,
+    NetworkRow,
     ProductRow,
     changed_machine,
     find_machine,
@@ -102,11 +102,11 @@ def test_a_machine_that_was_measured(tmp_path: Path) -> None:
         'name = "measured"\n[link]\nbandwidth = 1e9\noverhead = 1e-6\n'
         "[disk]\nbandwidth = 2e9\n[decoding]\npixels = 3e8\n"
         '[slow_links]\n3 = 4\n[measured]\n"disk.bandwidth" = "how"\n[probe]\nhosts = ["a"]\n'
-        "[[message]]\nbytes = 4\nseconds = 1e-5\nspread = 0\n"
+        '[[network]]\nname = "alexnet"\nbatch = 4\nsamples_per_second = 1e5\n'
     )
     machine = find_machine(str(file))
     assert (machine.disk.bandwidth, machine.decoding.pixels, machine.slow_links) == (2e9, 3e8, {3: 4.0})
-    assert machine.messages == (MessageRow(4, 1e-5, 0.0),)
+    assert machine.networks == (NetworkRow("alexnet", 4, 1e5),)
     assert (machine.measured["disk.bandwidth"], machine.probe.hosts) == ("how", ("a",))
     assert machine.network().overhead == 1e-6
     assert (MachineFacts("unknown").disk.bandwidth, MachineFacts("unknown").decoding.pixels) == (0, 0)
@@ -138,13 +138,21 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('name = "x"\n[measured]\n"node.flops" = "how"', 'measured."node.flops" is a reason'),
         ('name = "x"\n[slow_links]\n3 = 0.5', 'slow_links."3" = 0.5, but it has to be at least 1'),
         ('name = "x"\n[slow_links]\n"01" = 2', 'slow_links."01": the key is a whole number from 0'),
-        ('name = "x"\n[[message]]\nbytes = 4', "message row 0.seconds is missing; message row 0 has bytes, seconds"),
-        ('name = "x"\n[[message]]\nbytes = 4\nseconds = 1\nspread = -1', "message row 0.spread = -1.0, but it has to"),
         (
-            'name = "x"\n[[message]]\nbytes = 4\nseconds = inf\nspread = 0',
-            "row 0.seconds = inf is out of range",
+            'name = "x"\n[[network]]\nname = "a"\nbatch = 4',
+            "network row 0.samples_per_second is missing; network row 0",
         ),
-        ('name = "x"\nmessage = 3', "message = 3 is not a list of rows; begin each with [[message]]"),
+        (
+            'name = "x"\n[[collective]]\ncollective = "allreduce"\nschedule = "ring"\nwire = "float32"\nnodes = 2\n'
+            "ranks = 2\nbytes = 4\nseconds = 1\nspread = -1",
+            "collective row 0.spread = -1.0, but it has to",
+        ),
+        (
+            'name = "x"\n[[network]]\nname = "a"\nbatch = 4\nsamples_per_second = inf',
+            "row 0.samples_per_second = inf is out of range",
+        ),
+        ('name = "x"\nnetwork = 3', "network = 3 is not a list of rows; begin each with [[network]]"),
+        ('name = "x"\n[[message]]\nbytes = 4\nseconds = 1\nspread = 0', "unknown key message"),
         (
             'name = "x"\n[[collective]]\ncollective = "sum"',
             "row 0.collective = 'sum'; it is one of allreduce",
@@ -265,11 +273,9 @@ def test_a_value_that_is_not_there_is_not_multiplied() -> None:
 def test_rows_of_another_machine_are_left_out() -> None:
     product = ProductRow("linear", 1, 1, 1, 1, 1e9, 2e9, 0.0)
     collective = CollectiveRow("allreduce", "ring", "float32", 2, 2, 4, 1.0, 0.0)
-    measured = replace(
-        SOME_MACHINE, products=(product,), messages=(MessageRow(4, 1.0, 0.0),), collectives=(collective,)
-    )
+    measured = replace(SOME_MACHINE, products=(product,), collectives=(collective,))
     faster = changed_machine(measured, "flops=2x")
     assert faster.products == (replace(product, forward=2e9, backward=4e9),)
     assert faster.collectives == measured.collectives
     wider = changed_machine(measured, "bandwidth=2x")
-    assert (wider.products, wider.messages, wider.collectives) == ((product,), (), ())
+    assert (wider.products, wider.collectives) == ((product,), ())

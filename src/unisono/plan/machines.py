@@ -10,7 +10,7 @@
     [assumed]     "link.latency" = "why"  values that are in no source; tables of predictions name them
     [measured]    "link.latency" = "how"  values that `unisono probe` has measured
     [choices]                             tables by which `auto` chooses (`network/default.toml`)
-    [[network]] [[product]] [[message]] [[collective]]      rows that were measured, or that a paper has
+    [[network]] [[product]] [[collective]]      rows that were measured, or that a paper has
 
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
@@ -181,16 +181,6 @@ class ProductRow:
 
 
 @dataclass(frozen=True)
-class MessageRow:
-    """Time of a message between two nodes while all others do the same in pairs."""
-
-    bytes: int = number(above=0)
-    seconds: float = number(above=0)
-    """Half the time there and back, median."""
-    spread: float = number(at_least=0)
-
-
-@dataclass(frozen=True)
 class CollectiveRow:
     """Time of a collective with the schedule that `auto` took."""
 
@@ -229,7 +219,6 @@ class MachineFacts:
     """Tables by which `auto` chooses."""
     networks: tuple[NetworkRow, ...] = rows("network")
     products: tuple[ProductRow, ...] = rows("product")
-    messages: tuple[MessageRow, ...] = rows("message")
     collectives: tuple[CollectiveRow, ...] = rows("collective")
 
     def in_precision(self, precision: str) -> MachineFacts:
@@ -317,7 +306,7 @@ def parse_machine(tables: Mapping[str, Any], source: str) -> MachineFacts:
 def machine_text(machine: MachineFacts) -> str:
     """Return the file of a machine, as `read_machine` reads it; values that are not known are left out."""
     content = known(machine)
-    lists = {key: content.pop(key) for key in ("network", "product", "message", "collective") if key in content}
+    lists = {key: content.pop(key) for key in ("network", "product", "collective") if key in content}
     lines = (f"\n[[{key}]]\n{tomli_w.dumps(row)}" for key, some in lists.items() for row in some)
     return "".join((tomli_w.dumps(content), *lines))
 
@@ -340,8 +329,8 @@ CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscri
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     """Return the machine with a value multiplied, as in "bandwidth=2x".
 
-    Rows that were measured change with it: those of products are multiplied with flops, and those of collectives and
-    messages are left out where links or memory change, so that exchanges are estimated from the link alone.
+    Rows that were measured change with it: those of products are multiplied with flops, and those of collectives are
+    left out where links or memory change, so that exchanges are estimated from the link alone.
 
     Raises UsageError for other words, and for a value that the machine file does not have.
     """
@@ -363,6 +352,6 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
         faster = (replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products)
         machine = replace(machine, products=tuple(faster))
     elif name in CHANGES_OF_EXCHANGES:
-        machine = replace(machine, collectives=(), messages=())
+        machine = replace(machine, collectives=())
     changed = replace(facts, **{key: getattr(facts, key) * times})
     return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
