@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from unisono.data.feed import Feed, FeedFacts
-from unisono.data.loading import Batch, to_device
+from unisono.data.loading import PROCESSOR, Batch, to_device
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
 from unisono.rules.asynchronous import has_servers
@@ -180,7 +180,8 @@ class EventPlayer(ABC):
         run, (inputs, labels) = self.run, next(self._batches)
         for group in run.trainer.optimizer.param_groups:
             group["lr"] = event.rate
-        torch.manual_seed(event.seed)
+        on_host = run.trainer.device == PROCESSOR  # where torch.manual_seed formats the stack, for other devices
+        (torch.default_generator.manual_seed if on_host else torch.manual_seed)(event.seed)
         batch, seed = run.recipe.training.batch, run.recipe.training.seed
         whole = min(batch, run.feed.samples - event.done * batch)
         if split_of(run.trainer.model) is not None:
