@@ -29,7 +29,7 @@ def compile_steps() -> str:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = sysconfig.get_paths()["include"]
     sources = map(str, sorted(FOLDER.glob("*.c")))
-    command = [*compiler, "-O3", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(MODULE)]
+    command = [*compiler, "-O3", "-fno-math-errno", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(MODULE)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:

@@ -18,8 +18,10 @@ from tests.testing.test_play import call
 from unisono.errors import TensorError
 from unisono.transports.exact import (
     BLOCK,
-    STRETCH,
+    MODULUS,
+    TILE,
     blocks_of,
+    checksum,
     decode,
     encode,
     integers,
@@ -122,9 +124,10 @@ def test_sums_are_as_good_as_those_of_floats() -> None:
 
 
 def test_long_payloads_are_their_blocks() -> None:
-    shares = torch.randn(3, BLOCK * (STRETCH + 3) + 7, generator=torch.Generator().manual_seed(0))
+    blocks = 1027
+    shares = torch.randn(3, BLOCK * blocks + 7, generator=torch.Generator().manual_seed(0))
     whole = summed(shares, [], [[0, 1, 2]])
-    assert whole.equal(summed(shares, [5, BLOCK, BLOCK * STRETCH + 1], [[2], [1, 0]]))
+    assert whole.equal(summed(shares, [5, BLOCK, BLOCK * (blocks - 3) + 1], [[2], [1, 0]]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
@@ -178,3 +181,26 @@ def test_what_is_refused() -> None:
         integers(torch.zeros(3, dtype=torch.int32))
     with pytest.raises(TensorError, match='wire "exact" sums at most 1048576 shares, not 2000000'):
         encode(torch.ones(3), 0, torch.ones(1), 2_000_000, 1.0, torch.zeros(3, dtype=torch.int32))
+
+
+@given(st.integers(1, 3 * TILE), st.integers(0, 2 * TILE), st.integers(0, 40), st.data())
+def test_checksums_are_linear_and_add_up_over_parts(length: int, start: int, number: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(length)
+    terms = [torch.from_numpy(rng.integers(-(1 << 27), 1 << 27, length, np.int32)) for _ in range(4)]
+    total = torch.stack(terms).sum(0, dtype=torch.int32)
+    cut = data.draw(st.integers(0, length))
+    parts = checksum(total[:cut], number, start) + checksum(total[cut:], number, start + cut)
+    each = sum(checksum(term, number, start) for term in terms)
+    assert (each - parts) % MODULUS == (each - checksum(total, number, start)) % MODULUS == 0
+    total[data.draw(st.integers(0, length - 1))] ^= 1 << data.draw(st.integers(0, 30))
+    assert (checksum(total, number, start) - each) % MODULUS
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_checksums_are_those_of_whole_numbers(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    start, number = TILE - 3, 5
+    values = torch.tensor([limits.min, limits.max, -1, 0, 1, 2, 3, limits.min]).to(dtype)
+    ones = [checksum(torch.tensor([1], dtype=dtype), number, start + at) for at in range(len(values))]
+    assert all(one % 2 for one in ones), "odd factors"
+    assert checksum(values, number, start) == sum(map(int.__mul__, ones, values.tolist())) % MODULUS

@@ -11,13 +11,7 @@ that any schedule or library sums.
 #include "_steps.h"
 #include <math.h>
 
-enum { EXACT_BLOCK = 256, GROUP = 2, LINE = 64 };
-
-#if defined(__GNUC__)
-#define PREFETCH(ADDRESS) __builtin_prefetch(ADDRESS) /* the two passes leave no time to find what is next */
-#else
-#define PREFETCH(ADDRESS)
-#endif
+enum { EXACT_BLOCK = 256, GROUP = 6 };
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
@@ -99,10 +93,6 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
             INT maxima[GROUP];                                                                                         \
             for (int64_t begin = first, block = 0; begin < last; begin += EXACT_BLOCK, block++) {                      \
                 const int64_t count = least(last - begin, EXACT_BLOCK);                                                \
-                for (int64_t at = begin + GROUP * EXACT_BLOCK, end = at + count; at < end; at += LINE / sizeof *one) { \
-                    PREFETCH(one + at);                                                                                \
-                    PREFETCH(other + at);                                                                              \
-                }                                                                                                      \
                 maxima[block] = larger_##NAME(one + begin, other + begin, count, 0);                                   \
                 for (Py_ssize_t number = 1; number <= more; number++) {                                                \
                     const FLOAT *next = (const FLOAT *)(intptr_t)row[number].one + begin;                              \
@@ -133,8 +123,13 @@ static inline int64_t least(int64_t one, int64_t other) { return one < other ? o
         }                                                                                                              \
     }
 
-#define NEAREST_INT32(NUMBER) ((int32_t)rintf(NUMBER))
-#define NEAREST_INT64(NUMBER) ((int64_t)rint(NUMBER))
+/* One instruction for several numbers, where errno need not be set (`hatch_build.py`). */
+#if defined(__GNUC__) && !defined(__clang__)
+#define NEAREST_INT32(NUMBER) __builtin_irintf(NUMBER)
+#else
+#define NEAREST_INT32(NUMBER) ((int32_t)lrintf(NUMBER))
+#endif
+#define NEAREST_INT64(NUMBER) ((int64_t)nearbyint(NUMBER))
 
 EXACT(float32, float32, int32, uint32, 23, 127, 30, NEAREST_INT32)
 EXACT(float64, float64, int64, uint64, 52, 1023, 62, NEAREST_INT64)
@@ -204,10 +199,46 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+/* Products of integers and factors, summed modulo 2^64. */
+#define PRODUCTS(NAME, INT)                                                                                            \
+    FOR_EACH_VECTOR_WIDTH                                                                                              \
+    static uint64_t products_##NAME(const INT *values, const uint64_t *factors, int64_t count) {                       \
+        uint64_t total = 0;                                                                                            \
+        for (int64_t i = 0; i < count; i++) total += (uint64_t)(int64_t)values[i] * factors[i];                        \
+        return total;                                                                                                  \
+    }
+
+PRODUCTS(int8, int8_t)
+PRODUCTS(int32, int32)
+PRODUCTS(int64, int64)
+
+static PyObject *checksum(PyObject *module, PyObject *arguments) {
+    long long address, length, start, number, factors, tile;
+    int itemsize;
+    uint64_t total = 0;
+    if (!PyArg_ParseTuple(arguments, "iLLLLLL", &itemsize, &address, &length, &number, &start, &factors, &tile))
+        return NULL;
+    const char *values = (const char *)(intptr_t)address;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t at = 0, count; at < length; at += count) {
+        const int64_t inside = (start + at) % tile;
+        const uint64_t *mine = (const uint64_t *)(intptr_t)factors + inside;
+        const void *from = values + at * itemsize;
+        count = least(length - at, tile - inside);
+        uint64_t found = itemsize == 1   ? products_int8(from, mine, count)
+                         : itemsize == 4 ? products_int32(from, mine, count)
+                                         : products_int64(from, mine, count);
+        total += found * (2 * ((uint64_t)number << 32 | (uint64_t)((start + at) / tile)) + 1);
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(total);
+}
+
 static PyMethodDef exact_functions[] = {
     {"measure", measure, METH_VARARGS, "Raise maxima of blocks to the largest magnitudes of values."},
     {"encode", encode, METH_VARARGS, "Make integers of values."},
     {"decode", decode, METH_VARARGS, "Make numbers of integers."},
+    {"checksum", checksum, METH_VARARGS, "Return the sum of integers times odd factors."},
     {NULL, NULL, 0, NULL},
 };
 

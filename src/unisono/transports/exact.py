@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from unisono.errors import TensorError
@@ -37,10 +39,13 @@ except ImportError:  # installed without a compiler
 BLOCK = 256
 """Numbers that share an exponent."""
 
-STRETCH = 1024
-"""Blocks that are converted at once: their intermediate results stay in the processor's cache."""
-
 MAX_SUMMANDS = 1 << 20
+
+TILE = 1 << 14
+"""Numbers with factors of their own in a checksum; those of later ones are multiplied by a factor of the tile."""
+
+MODULUS = 1 << 64
+"""Modulus of checksums."""
 
 
 Gradients = dict[int, torch.Tensor | None]
@@ -87,9 +92,8 @@ def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: 
     if _compiles(whole, maxima):
         _steps.measure(whole.itemsize, whole.data_ptr(), len(whole), weight, maxima.data_ptr())
         return
-    for rows, here in _rows(whole, 0):
-        found = torch.maximum(rows.amax(1), -rows.amin(1)).mul_(weight)
-        maxima[here] = torch.maximum(maxima[here], found).abs_()  # abs: NaN may have a sign
+    rows = torch.nn.functional.pad(whole.abs(), (0, -len(whole) % BLOCK)).view(-1, BLOCK)
+    maxima.copy_(torch.maximum(maxima, rows.amax(1).mul_(weight)).abs_())  # abs: NaN may have a sign
 
 
 def encode(
@@ -107,13 +111,8 @@ def encode(
         about = start % BLOCK, maxima.data_ptr(), _checked(summands), weight, into.data_ptr(), add
         _steps.encode(values.itemsize, values.data_ptr(), len(values), *about)
         return
-    weighted = (_scales(maxima, summands)[0] * weight)[:, None]
-    for (rows, here), (sums, _) in zip(_rows(values, start), _rows(into, start), strict=True):
-        rounded = torch.mul(rows, weighted[here]).round_()
-        if add:
-            sums.add_(rounded.to(sums.dtype))
-        else:
-            sums.copy_(rounded)
+    rounded = torch.mul(values, _of_each(_scales(maxima, summands)[0] * weight, start, values)).round_().to(into.dtype)
+    into.copy_(into + rounded if add else rounded)
 
 
 def decode(sums: torch.Tensor, start: int, maxima: torch.Tensor, summands: int, into: torch.Tensor) -> None:
@@ -123,9 +122,29 @@ def decode(sums: torch.Tensor, start: int, maxima: torch.Tensor, summands: int, 
         about = start % BLOCK, maxima.data_ptr(), _checked(summands), into.data_ptr()
         _steps.decode(into.itemsize, sums.data_ptr(), len(sums), *about)
         return
-    quanta = _scales(maxima, summands)[1]
-    for (rows, here), (target, _) in zip(_rows(sums, start), _rows(into, start), strict=True):
-        torch.mul(rows.to(target.dtype), quanta[here, None], out=target)
+    into.copy_(sums.to(into.dtype) * _of_each(_scales(maxima, summands)[1], start, sums))
+
+
+def checksum(integers: torch.Tensor, number: int, start: int) -> int:
+    """Return the checksum of integers from place `start` of parameter `number` on: their sum, each times an odd factor
+    of its place, modulo `MODULUS`.
+
+    That of a sum is the sum of the terms' own, that of a whole the sum of its parts'. A changed integer always changes
+    it. Several of 4 bytes leave it in 1 case of 2**63 where a lowest bit is among what has changed, and of 2**32 at
+    most: highest bits alone. Of 8 bytes an even number of highest bits is not seen: give two words for each.
+    """
+    factors = _factors()
+    if _compiles(integers):
+        about = number, start, factors.data_ptr(), TILE
+        return int(_steps.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
+    places = torch.arange(start, start + len(integers))
+    own = factors[places % TILE] * (((places // TILE + (number << 32)) << 1) + 1)
+    return int((integers.long() * own).sum()) % MODULUS
+
+
+@cache
+def _factors() -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(TILE).integers(0, 1 << 62, TILE) * 2 + 1)
 
 
 def _scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,6 +155,11 @@ def _scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Te
     power = stored.clamp(min=width) - (bias - 1) - bits  # of the quantum
     factors, quanta = (((bias + one).clamp(min=0) << mantissa).view(maxima.dtype) for one in (-power, power))
     return factors, quanta.masked_fill_(stored > 2 * bias, torch.nan)
+
+
+def _of_each(blocks: torch.Tensor, start: int, values: torch.Tensor) -> torch.Tensor:
+    """Return for each of the values that begin at place `start` what its block has."""
+    return blocks.repeat_interleave(BLOCK)[start % BLOCK :][: len(values)]
 
 
 def _checked(summands: int) -> int:
@@ -272,19 +296,3 @@ def sum_of_squares(world: Any, parts: Iterable[tuple[int, torch.Tensor]], count:
     high, low = sums.double().unbind(1)
     total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64)
     return total.masked_fill_(~largest.isfinite(), torch.nan)
-
-
-def _rows(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, slice]]:
-    """Yield elements as rows of a block each, with the numbers of the blocks: the rest of the block that element
-    `start` lies in, if it does not begin there, then whole blocks, then the begin of one."""
-    at, number, length = 0, 0, len(flat)
-    while at < length:
-        inside = (start + at) % BLOCK
-        rows = min((length - at) // BLOCK, STRETCH)
-        if inside or not rows:
-            end = min(at + BLOCK - inside, length)
-            yield flat[at:end].view(1, -1), slice(number, number + 1)
-            at, number = end, number + 1
-        else:
-            yield flat[at : at + rows * BLOCK].view(rows, BLOCK), slice(number, number + rows)
-            at, number = at + rows * BLOCK, number + rows
