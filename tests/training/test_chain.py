@@ -11,7 +11,7 @@ import pytest
 from unisono.errors import AuditError
 from unisono.training.chain import Chain, StepHashes, difference, read_chain, recipe_digest
 from unisono.training.recipe import AuditRecipe, ExchangeRecipe, Recipe, TrainingRecipe
-from unisono.training.run_directory import recipe_of, write_recipe
+from unisono.training.run_directory import recipe_of, truncate_lines, write_recipe
 
 
 def hashes(step: int) -> StepHashes:
@@ -19,6 +19,7 @@ def hashes(step: int) -> StepHashes:
 
 
 def chain_of(folder: Path, steps: int, before: int = 0) -> Path:
+    truncate_lines(folder, before)  # as each run that resumes does
     chain = Chain(folder)
     chain.begin(before, "recipe", f"w{before}")
     for step in range(before + 1, steps + 1):
@@ -54,6 +55,7 @@ def test_steps_without_hashes_begin_anew(tmp_path: Path) -> None:
 
 def test_other_weights_than_the_step_has_left_are_refused(tmp_path: Path) -> None:
     chain_of(tmp_path, 3)
+    truncate_lines(tmp_path, 2)
     with pytest.raises(AuditError, match="checkpoint of step 2 are not those that the step has left"):
         Chain(tmp_path).begin(2, "recipe", "w9")
 

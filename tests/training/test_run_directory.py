@@ -13,6 +13,7 @@ from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import (
+    CHAIN,
     CHECKPOINTS,
     METRICS,
     STEPS,
@@ -24,7 +25,7 @@ from unisono.training.run_directory import (
     read_metrics,
     recipe_of,
     replace_file,
-    truncate_metrics,
+    truncate_lines,
     write_steps,
 )
 
@@ -85,8 +86,16 @@ def test_metrics_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
         add_metrics(tmp_path, {"step": step})
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4')  # the run was killed here
-    truncate_metrics(tmp_path, 20)
+    truncate_lines(tmp_path, 20)
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [10, 20]
+
+
+def test_a_chain_keeps_no_line_of_a_later_step(tmp_path: Path) -> None:
+    """Whether the run goes on with a chain or without."""
+    lines = [b'{"step": %d, "chain": "?"}\n' % step for step in range(4)]
+    (tmp_path / CHAIN).write_bytes(b"".join(lines) + b'{"step": 1}')
+    truncate_lines(tmp_path, 2)
+    assert (tmp_path / CHAIN).read_bytes() == b"".join(lines[:3])
 
 
 def test_metrics_that_are_not_ours_stay(tmp_path: Path) -> None:
@@ -99,16 +108,16 @@ def test_metrics_that_are_not_ours_stay(tmp_path: Path) -> None:
         b'{"st\xff',
     ]
     (tmp_path / METRICS).write_bytes(b"".join(lines))
-    truncate_metrics(tmp_path, 20)
+    truncate_lines(tmp_path, 20)
     assert (tmp_path / METRICS).read_bytes() == b"".join(lines[:4])
 
 
 def test_nothing_to_forget_changes_nothing(tmp_path: Path) -> None:
-    truncate_metrics(tmp_path, 20)
+    truncate_lines(tmp_path, 20)
     assert list(tmp_path.iterdir()) == []
     add_metrics(tmp_path, {"step": 10})
     before = (tmp_path / METRICS).stat()
-    truncate_metrics(tmp_path, 20)
+    truncate_lines(tmp_path, 20)
     assert (tmp_path / METRICS).stat() == before
 
 
@@ -122,10 +131,9 @@ def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_folder_another_process_holds_for_it(tmp_path: Path) -> None:
-    lock, of_ranks = RunLock(), RunLock(needed=False)
+    lock = RunLock()
     lock.take(tmp_path)
-    create_run(Recipe(), tmp_path, of_ranks)
-    of_ranks.release()
+    create_run(Recipe(), tmp_path, None)
     with pytest.raises(UsageError, match="in use by process"):
         RunLock().take(tmp_path)
     lock.release()

@@ -66,14 +66,15 @@ def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
     resume = options.resume
     if resume is not None and world.call_on_root(lambda: report_if_finished(resume, recipe)):
         return 0
-    lock = RunLock(needed=options.memory is None)  # else the command that starts the ranks holds it
+    lock = RunLock() if options.memory is None else None  # else the command that starts the ranks holds one
     try:
         return _train(recipe, world, options, lock)
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
 
 
-def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock) -> int:
+def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | None) -> int:
     began, resume, trace = time.perf_counter(), options.resume, options.trace
     check_run(recipe, world.size)
     for file, check in ((trace, check_writable), (options.ledger, check_appendable)):
@@ -149,10 +150,11 @@ def make_parts(
     return feed, trainer, plan, lines
 
 
-def _open(folder: Path, recipe: Recipe, lock: RunLock) -> Recipe:
+def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
     """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
     before = run_directory.past_recipe(folder)
-    lock.take(folder)
+    if lock is not None:
+        lock.take(folder)
     for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
         if is_user_function(own.name):
             print(f"the run imports user code: {own.where()}", flush=True)

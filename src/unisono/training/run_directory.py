@@ -45,15 +45,17 @@ CONVOLUTIONS, LOG, GENERATIONS = "convolutions.json", "log.txt", "generations.js
 ALIVE, CHAIN = ".alive", "chain.jsonl"
 
 
-def create_run(recipe: Recipe, folder: Path | None, lock: RunLock) -> Path:
+def create_run(recipe: Recipe, folder: Path | None, lock: RunLock | None) -> Path:
     """Make a run's directory, `folder` or a new one under runs/, write the recipe into it, and `lock` it. Return it.
+    Without a lock another process holds one for this.
 
     Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
     """
     folder = folder or new_folder(recipe.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.take(folder)
+        if lock is not None:
+            lock.take(folder)
         check_unused(folder)
     except OSError as error:
         raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
@@ -134,8 +136,8 @@ def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kind
             np.savez_compressed(file, seconds=seconds, kinds=np.array(kinds))
 
 
-def truncate_metrics(folder: Path, step: int) -> None:
-    """Remove the lines of metrics that are newer than `step`, where the run resumes.
+def truncate_lines(folder: Path, step: int) -> None:
+    """Remove the lines of metrics and of the chain that are newer than `step`, where the run resumes.
 
     A line that was cut off when the run was killed is removed too; one without a step stays.
     """
@@ -143,17 +145,17 @@ def truncate_metrics(folder: Path, step: int) -> None:
     def belongs(line: bytes) -> bool:
         try:
             reached = json.loads(line)["step"]
-        except ValueError:  # cut off in the middle
+        except ValueError:
             return False
         except (KeyError, TypeError):
             return True
         return not isinstance(reached, int) or reached <= step
 
-    path = folder / METRICS
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = list(filter(belongs, lines))
-    if kept != lines:
-        replace_file(path, b"".join(kept))
+    for path in (folder / METRICS, folder / CHAIN):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if line.endswith(b"\n") and belongs(line)]
+        if kept != lines:
+            replace_file(path, b"".join(kept))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -218,9 +220,7 @@ class RunLock:
     dead. In an elastic run the command holds it, not a rank: a host that is cut off may not keep it.
     """
 
-    def __init__(self, needed: bool = True) -> None:
-        """Make a lock that nobody holds; where it is not `needed`, another process holds it for this one."""
-        self._needed = needed
+    def __init__(self) -> None:
         self._path: Path | None = None
         self._descriptor = -1
 
@@ -228,11 +228,11 @@ class RunLock:
         """Take the lock of `folder`. Raises UsageError naming the holder, or the file system's error."""
         path = folder / LOCK
         try:
-            while self._needed and not self._taken(path):
+            while not self._taken(path):
                 pass  # its holder has just removed the file, or has died
         except OSError as error:
             raise UsageError(f"cannot lock the run's folder: {path}: {error.strerror}") from error
-        self._path = path if self._needed else None
+        self._path = path
 
     def release(self) -> None:
         """Release the lock, if it is held."""

@@ -177,8 +177,8 @@ def fitting(checkpoint: str, model: str = "model", remedy: str = "nothing was ch
 def discard_newer(
     folder: Path, step: int, damaged: Sequence[DamagedCheckpointError], last: int | None = None
 ) -> list[str]:
-    """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and metrics newer
-    than `last` (None: `step`); rename damaged ones. Return lines to log."""
+    """Remove checkpoints that are newer than that of `step`, from which the run in `folder` resumes, and lines of
+    files newer than `last` (None: `step`); rename damaged ones. Return lines to log."""
     checkpoints = folder / run_directory.CHECKPOINTS
     try:
         renamed = rename_damaged(checkpoints, damaged)
@@ -189,7 +189,7 @@ def discard_newer(
         notes.append(
             f"not all workers had left a snapshot for {', '.join(removed)}: removed, and an earlier checkpoint is used"
         )
-    run_directory.truncate_metrics(folder, step if last is None else last)
+    run_directory.truncate_lines(folder, step if last is None else last)
     return notes
 
 
