@@ -79,7 +79,7 @@ class Steps:
         self.trainer.wait()
         self.model.load_state_dict(state["model"])
         self.trainer.optimizer.load_state_dict(deepcopy(state["optimizer"]))
-        self.audit._last = number - 1, self.audit.weights()
+        self.audit._last = number - 1, self.audit._copied()[1]
 
 
 def flip(tensor: torch.Tensor, draw: random.Random) -> None:

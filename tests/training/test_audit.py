@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from unisono.training.audit import MODULUS, TILE, checksum, choose_rechecks
+from unisono.data.loading import Batch
+from unisono.training.audit import _packed, _unpacked, choose_rechecks, words
+from unisono.transports.exact import checksum
 
 
 @pytest.mark.parametrize(("shares", "ranks"), [(8, 1), (8, 2), (8, 3), (12, 4)])
@@ -33,14 +32,21 @@ def test_all_pairs_of_ranks_check_each_other() -> None:
     assert len(pairs) == 12
 
 
-@given(st.integers(1, 3 * TILE), st.integers(0, 2 * TILE), st.integers(0, 40), st.data())
-def test_checksums_are_linear_and_add_up_over_parts(length: int, start: int, number: int, data: st.DataObject) -> None:
-    rng = np.random.default_rng(length)
-    terms = [torch.from_numpy(rng.integers(-(1 << 27), 1 << 27, length, np.int32)) for _ in range(4)]
-    total = torch.stack(terms).sum(0, dtype=torch.int32)
-    cut = data.draw(st.integers(0, length))
-    parts = checksum(total[:cut], number, start) + checksum(total[cut:], number, start + cut)
-    each = sum(checksum(term, number, start) for term in terms)
-    assert (each - parts) % MODULUS == (each - checksum(total, number, start)) % MODULUS == 0
-    total[data.draw(st.integers(0, length - 1))] ^= 1 << data.draw(st.integers(0, 30))
-    assert (checksum(total, number, start) - each) % MODULUS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_bits_of_numbers_are_in_their_words(dtype: torch.dtype) -> None:
+    numbers = torch.randn(6).to(dtype)
+    before = checksum(words(numbers), 0, 0)
+    assert checksum(words(-numbers), 0, 0) != before, "all signs of numbers of 8 bytes"
+    numbers.view(torch.uint8)[0] ^= 1
+    assert checksum(words(numbers), 0, 0) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_samples_are_sent_in_the_order_of_their_memory(dtype: torch.dtype) -> None:
+    images = torch.arange(240).view(4, 3, 5, 4).to(dtype, memory_format=torch.channels_last)
+    given: Batch = images[1:3], torch.tensor([7, 9, 1, 2])[1:3]
+    packed = _packed(given)
+    assert len(packed[0][-1]) == 120 * dtype.itemsize, "the part alone"
+    for before, after in zip(given, _unpacked(packed), strict=True):
+        assert (before.dtype, before.stride()) == (after.dtype, after.stride())
+        assert before.equal(after)

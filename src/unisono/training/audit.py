@@ -5,25 +5,25 @@
     rank 2   shares 4 5         computes 0 again            hash of 4, 5 and 0 ┘
 
 found                            compared                                              names
-a weight that has changed        hashes of all ranks' weights, before and after        the rank without majority
+a weight that has changed        checksums of all ranks' weights, before and after     the rank without majority
 a wrong gradient of a share      that of a second rank, from the same samples          owner or second: a third decides
 a wrong message of the sum       checksums of integers sent and received: linear       the rank that has received it
 
 `fraction` is that of all shares: each rank computes as many again, those of one other rank, and which follows from the
-seed and the step. A share's random numbers and buffers are its own (`reducer/virtual_ranks.py`). The checksum of
-integers x[i] is the sum of c[i] x[i] modulo 2**64, with odd c[i]: that of a sum is the sum of the ranks' own, and a
-changed bit changes it. It does not depend on buckets or shards, as c[i] is that of an element of a parameter.
+seed and the step. A share's random numbers and buffers are its own (`reducer/virtual_ranks.py`). Gradients, weights and
+sums have the checksum of `transports/exact.py`, which does not depend on buckets or shards, and takes a tenth of a
+nanosecond for a number: so a step that is checked costs little more than the shares. What a chain shows to others,
+samples and weights, has a cryptographic hash as well.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,14 +37,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step.rule import RankState
 from unisono.training.chain import DIGEST_BYTES, StepHashes
 from unisono.training.trainer import Trainer
-from unisono.transports.exact import ExactSums, Gradients, Terms
-
-MODULUS = 1 << 64
-
-TILE = 1 << 14
-"""Elements whose factors are drawn; those of later ones are products with a factor of the tile."""
-
-FACTORS = np.random.default_rng(TILE).integers(0, 1 << 62, TILE) * 2 + 1
+from unisono.transports.exact import MODULUS, ExactSums, Gradients, Terms, checksum
 
 
 class Recheck(NamedTuple):
@@ -64,6 +57,8 @@ def choose_rechecks(seed: int, step: int, fraction: float, shares: int, ranks: i
     rng = np.random.default_rng((seed, step))
     chance, distance = rng.random(), int(rng.integers(1, ranks)) if ranks > 1 else 0
     found = list[Recheck]()
+    if int(fraction * -(-shares // ranks) + chance) == 0:
+        return found
     for owner in range(ranks):
         first, last = bounds(shares, ranks, owner)
         count = min(last - first, int(fraction * (last - first) + chance))
@@ -72,113 +67,97 @@ def choose_rechecks(seed: int, step: int, fraction: float, shares: int, ranks: i
     return found
 
 
-def digest_of(tensors: Iterable[torch.Tensor | None]) -> str:
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return the hash of tensors' bytes."""
     found = blake2b(digest_size=DIGEST_BYTES)
     for one in tensors:
-        if one is not None:
-            found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         found.update(b"|")
     return found.hexdigest()
 
 
-def checksum(integers: torch.Tensor, number: int, start: int) -> int:
-    """Return the checksum of integers from place `start` of parameter `number` on, modulo 2**64."""
-    values, at, total = integers.numpy(), 0, 0
-    while at < len(values):
-        tile, inside = divmod(start + at, TILE)
-        part = values[at : at + TILE - inside].astype(np.int64)
-        total += int(part @ FACTORS[inside : inside + len(part)]) * (2 * (number << 32 | tile) + 1)
-        at += len(part)
-    return total
-
-
 @dataclass
 class RankHashes:
-    """Hashes of a step on one rank."""
+    """Hashes of a step on one rank. Those that are integers are checksums."""
 
-    before: str = ""
+    before: int = 0
     """Weights before a step of which shares are computed again."""
     changed: bool = False
     """True where those are not the weights that the rank itself had after the step before."""
-    after: str = ""
+    after: int = 0
     samples: dict[int, str] = field(default_factory=dict)
-    gradients: dict[int, str] = field(default_factory=dict)
-    """Gradients of the rank's own shares."""
-    again: dict[int, str] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    """Gradients of the rank's own shares: of those that are computed again, or for a chain of all."""
+    again: dict[int, int] = field(default_factory=dict)
     """Gradients of another rank's shares."""
     sent: Sequence[int] = ()
-    """Checksums of the integers that the rank has sent, of each rank's chunk of the buckets."""
-    received: Sequence[int] = ()
-    """Those of their sums."""
+    """Integers that the rank has sent: of the buckets, or of each rank's shard of them."""
+    received: int = 0
+    """Sum of the integers in the rank's buckets, or in its shard."""
     exponents: int = 0
 
 
 class HashedSums(ExactSums):
     """Exact sums whose terms, integers and results are hashed on their way."""
 
-    def __init__(self, shares: int, memory: BucketMemory, rank: int, ranks: int) -> None:
+    def __init__(self, shares: int, memory: BucketMemory, shards: int) -> None:
+        """Hash sums of which each rank receives all, or one of several `shards`."""
         super().__init__(shares, memory.sums, memory.pieces, memory.in_order)
-        self._memory, self._rank, self._ranks, self._lock = memory, rank, ranks, Lock()
-        self.begin(None, False)
+        self._memory, self._shards = memory, shards
+        self.begin(None)
 
-    def begin(self, shares: Sequence[int] | None, checks: bool) -> None:
-        """Begin a step of this rank's `shares`, in the order of their passes; None: nothing is hashed. With `checks`
-        all that is sent and received is."""
-        self._shares, self._checks = shares, checks
-        self._digests: dict[int, dict[int, str]] = {share: {} for share in shares or ()}
-        self._sent, self._received = dict[int, list[int]](), dict[int, list[int]]()
-        self._exponents, self._left = dict[int, int](), Counter[int]()
+    def begin(self, shares: Sequence[int] | None, hashed: Collection[int] = (), for_chain: bool = False) -> None:
+        """Begin a step with gradients of this rank's `shares`, in the order of their passes, of which some are
+        `hashed`; what is sent and received is, too: `for_chain`, so that it does not depend on buckets. None: nothing
+        is."""
+        self._shares, self._hashed, self._for_chain = shares, hashed, for_chain
+        self._packed, self._received = dict[int, tuple[dict[int, int], list[int], int]](), dict[int, int]()
 
     def pack(self, key: int, terms: Terms) -> None:
-        super().pack(key, terms)
-        numbers = [number for number, _, _ in self._memory.pieces(key)] if self._shares else []
-        with self._lock:
-            if not self._left:  # the first bucket of the step, whose layout is known by now
-                self._left.update(piece[0] for each in self._memory.keys for piece in self._memory.pieces(each))
-            self._left.subtract(numbers)
-            whole = [number for number in numbers if not self._left[number]]
-        for number in whole:  # all parts are packed: a bit that was flipped before is in the sum, and is seen here
-            for share, (_, gradients) in zip(self._shares or (), terms, strict=True):
-                self._digests[share][number] = self._digest(number, gradients[number])
-        if self._checks:
-            self._sent[key] = self._checksums(key, 0, len(self.integers(key)), range(self._ranks))
-            self._exponents[key] = checksum(self.maxima(key), key, 0)
+        super().pack(key, terms)  # first: a bit that was flipped before is in the sum, and is seen here
+        if self._shares is None:
+            return
+        gradients = {
+            share: sum(
+                checksum(words(flat[part]), number, part.start * flat.itemsize // 4)
+                for number, _, part in self._memory.pieces(key)
+                if (gradient := gradients[number]) is not None
+                for flat in [self._memory.in_order(gradient, number)]
+            )
+            for share, (_, gradients) in zip(self._shares, terms, strict=True)
+            if share in self._hashed
+        }
+        length = len(self.integers(key))
+        sent = [self._checksum_of_sums(key, *bounds(length, self._shards, shard)) for shard in range(self._shards)]
+        self._packed[key] = gradients, sent, checksum(self.maxima(key), key, 0)
 
     def decode(self, key: int, start: int, stop: int) -> None:
         if self._shares is not None:
-            chunks = range(self._ranks) if self._checks else [self._rank]
-            self._received[key] = self._checksums(key, start, stop, chunks)
+            self._received[key] = self._checksum_of_sums(key, start, stop)
         super().decode(key, start, stop)
 
-    def digest_of_share(self, gradients: Gradients) -> str:
-        """Return the hash of a share's gradients."""
-        return joined({number: self._digest(number, one) for number, one in gradients.items()})
+    def checksum_of_share(self, gradients: Gradients) -> int:
+        """Return the checksum of a share's gradients."""
+        flat = {number: self._memory.in_order(one, number) for number, one in gradients.items() if one is not None}
+        return sum(checksum(words(one), number, 0) for number, one in flat.items()) % MODULUS
 
     def end(self, hashes: RankHashes) -> None:
         """Enter the hashes of the step."""
-        hashes.gradients = {share: joined(digests) for share, digests in self._digests.items()}
-        hashes.sent, hashes.received = (total(one.values()) for one in (self._sent, self._received))
-        hashes.exponents = sum(self._exponents.values())
+        gradients, sent, exponents = zip(*self._packed.values(), strict=True)
+        hashes.gradients = {share: sum(of[share] for of in gradients) % MODULUS for share in self._hashed}
+        hashes.sent, hashes.exponents = total(sent), sum(exponents)
+        hashes.received = sum(self._received.values()) % MODULUS
 
-    def _digest(self, number: int, gradient: torch.Tensor | None) -> str:
-        return digest_of([None if gradient is None else self._memory.in_order(gradient, number)])
-
-    def _checksums(self, key: int, start: int, stop: int, chunks: Iterable[int]) -> list[int]:
-        """Return the checksums of the chunks in elements [start, stop) of a bucket: each rank's shard is one."""
-        integers, found = self.integers(key), [0] * self._ranks
-        for chunk in chunks:
-            first, last = bounds(len(integers), self._ranks, chunk)
-            for number, here, part in self._memory.pieces(key):
-                begin, end = max(first, start, here.start), min(last, stop, here.stop)
-                if begin < end:
-                    found[chunk] += checksum(integers[begin:end], number, part.start + begin - here.start)
+    def _checksum_of_sums(self, key: int, start: int, stop: int) -> int:
+        """Return the checksum of the integers in elements [start, stop) of a bucket."""
+        integers, found = self.integers(key), 0
+        if not self._for_chain:
+            return checksum(integers[start:stop], key, start)
+        for number, here, part in self._memory.pieces(key):
+            begin, end = max(start, here.start), min(stop, here.stop)
+            if begin < end:
+                found += checksum(integers[begin:end], number, part.start + begin - here.start)
         return found
-
-
-def joined(digests: Mapping[int, str]) -> str:
-    """Return the hash of a share's gradients, from those of each parameter."""
-    return blake2b("".join(one for _, one in sorted(digests.items())).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def total(several: Iterable[Sequence[int]]) -> list[int]:
@@ -188,6 +167,38 @@ def total(several: Iterable[Sequence[int]]) -> list[int]:
     [4, 1]
     """
     return [sum(column) % MODULUS for column in zip(*several, strict=True)]
+
+
+def words(flat: torch.Tensor) -> torch.Tensor:
+    """Return the memory of numbers as integers of 4 bytes; as bytes, where numbers are smaller."""
+    return flat.view(torch.int8 if flat.itemsize < 4 else torch.int32)
+
+
+def _packed(given: Batch) -> list[Any]:
+    """Return copies of tensors in a form that is sent: pickled tensors take longer than their messages."""
+    copies = [one.clone() for one in given]  # of a part not the whole, without gaps
+    flat = [one.as_strided((one.numel(),), (1,)).view(torch.uint8).numpy() for one in copies]
+    return [(one.dtype, one.shape, one.stride(), content) for one, content in zip(copies, flat, strict=True)]
+
+
+def _unpacked(packed: list[Any]) -> Batch:
+    """Return the tensors, in the same order of memory, and as aligned as any other."""
+    flat = ((torch.from_numpy(content).view(dtype).clone(), *place) for dtype, *place, content in packed)
+    inputs, labels = (one.as_strided(shape, stride) for one, shape, stride in flat)
+    return inputs, labels
+
+
+@dataclass
+class AuditedStep:
+    """Step that is checked or recorded, on one rank."""
+
+    number: int
+    seed: int
+    rechecks: Sequence[Recheck]
+    samples: Mapping[int, Batch]
+    """Those of each of the rank's shares that has any."""
+    before: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Copy of the weights and buffers before a step of which shares are computed again."""
 
 
 class Audit:
@@ -201,19 +212,17 @@ class Audit:
         programs, memory = trainer.reducer.programs, trainer.reducer.memory
         assert programs.virtual is not None, "recipes without virtual ranks have no audit"
         self._trainer, self._world, self._virtual = trainer, trainer.world, programs.virtual
+        self._parameters = [*trainer.model.parameters()]  # once: a model takes long to list them
         self._seed, self._fraction, self._record = seed, fraction, record
-        self._shards = trainer.reducer.traits.state is RankState.SHARDED
-        self._sums = HashedSums(self._virtual.count, memory, self._world.rank, self._world.size)
-        programs.exact = self._sums
-        self._last = -1, ""  # the last step that was hashed, and the weights that it left
+        self._shards = self._world.size if trainer.reducer.traits.state is RankState.SHARDED else 1
+        programs.exact = self._sums = HashedSums(self._virtual.count, memory, self._shards)
+        self._last = -1, 0  # the last step that was hashed, and the checksum of the weights that it left
         self.compared = 0
         """Number of shares that were computed again so far, on all ranks."""
 
     def weights(self) -> str:
         """Return the hash of this rank's weights and floating-point buffers, once the last step has ended."""
-        self._trainer.wait()
-        self._trainer.reducer.runner.wait_for_buffers()
-        return digest_of(tensor for tensor in self._state() if tensor.is_floating_point() or tensor.is_complex())
+        return digest_of(self._state())
 
     def step(
         self, step: int, seed: int, numbers: Numbers, inputs: torch.Tensor, labels: torch.Tensor
@@ -222,93 +231,91 @@ class Audit:
 
         Raises AuditError on all ranks where one has computed or received other bits than it should.
         """
-        world, whole, size, own = self._world, len(numbers), self._virtual.count, self._virtual.own
-        cuts = [whole * share // size for share in range(size + 1)]
-        rechecks = choose_rechecks(self._seed, step, self._fraction, size, world.size) if self._fraction else []
-        chosen = [one for one in rechecks if cuts[one.share] < cuts[one.share + 1]]
-        if not chosen and self._record is None:
+        whole = len(numbers)
+        cuts = [whole * share // self._virtual.count for share in range(self._virtual.count + 1)]
+        chosen = choose_rechecks(self._seed, step, self._fraction, self._virtual.count, self._world.size)
+        rechecks = [one for one in chosen if cuts[one.share] < cuts[one.share + 1]]
+        if not rechecks and self._record is None:
             return self._trainer.step(inputs, labels, whole, seed)
-        samples = {
-            share: (inputs[rows], labels[rows])
-            for share in own
-            if (rows := slice(cuts[share] - cuts[own.start], cuts[share + 1] - cuts[own.start])).start < rows.stop
-        }
-        mine, before = RankHashes(), list[torch.Tensor]()
-        if chosen:
-            mine.before = self.weights()
-            mine.changed = self._last[0] == step - 1 and self._last[1] != mine.before
-            before = [tensor.detach().clone() for tensor in self._state()]
-            for share, given in self._hand_over(chosen, samples):
-                mine.again[share] = self._recompute(share, given, seed)
+        begin = cuts[self._virtual.own.start]
+        rows = {share: slice(cuts[share] - begin, cuts[share + 1] - begin) for share in self._virtual.own}
+        samples = {share: (inputs[at], labels[at]) for share, at in rows.items() if at.start < at.stop}
+        audited, mine = AuditedStep(step, seed, rechecks, samples), RankHashes()
+        if rechecks:
+            self._recheck(audited, mine)
         if self._record is not None:
             for share, given in samples.items():
                 keys = torch.from_numpy(np.ascontiguousarray(numbers[cuts[share] : cuts[share + 1]]))
                 mine.samples[share] = digest_of([keys, *given])
-        self._sums.begin([*samples][::-1], bool(chosen))
-        try:
-            loss = self._trainer.step(inputs, labels, whole, seed)
-            mine.after = self.weights()
-            self._sums.end(mine)
-        finally:
-            self._sums.begin(None, False)
-        self._last = step, mine.after
-        ranks = world.all_gather_object(mine)
-        for finding in self._findings(ranks, chosen, lambda one: self._vote(one, ranks, before, samples, seed)):
-            raise AuditError(f"step {step}, {self._in_words(*finding)}")
-        self.compared += len(chosen)
-        if self._record is not None and world.rank == 0:
-            self._record(self._hashes(step, ranks))
+        loss = self._train(audited, mine, inputs, labels, whole)
+        ranks = self._world.all_gather_object(mine)
+        self._judge(audited, ranks)
+        self.compared += len(rechecks)
+        if self._record is not None and self._world.rank == 0:
+            self._record(self._line(step, ranks))
         return loss
 
+    # Hashes
+
     def _state(self) -> list[torch.Tensor]:
-        return [*self._trainer.model.parameters(), *self._trainer.model.buffers()]
+        """Return the weights and floating-point buffers, once the last step has ended."""
+        self._trainer.wait()
+        self._trainer.reducer.runner.wait_for_buffers()
+        every = *self._parameters, *self._trainer.model.buffers()
+        return [one for one in every if one.is_floating_point() or one.is_complex()]
 
-    # Shares that are computed again
-
-    def _hand_over(self, chosen: Sequence[Recheck], samples: Mapping[int, Batch]) -> list[tuple[int, Batch]]:
-        """Send the samples of own shares to the rank that computes them again; return what comes from another rank."""
-        world = self._world
-        mine = [(one.share, _copied(samples[one.share])) for one in chosen if one.owner == world.rank]
-        distance = chosen[0].checker - chosen[0].owner
-        to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
-        found: list[tuple[int, Batch]] = world.comm.sendrecv(mine, to, source=source)
-        return found
-
-    def _recompute(self, share: int, given: Batch, seed: int) -> str:
-        """Return the hash of the gradients of a share, by the weights as they are."""
-        return self._sums.digest_of_share(self._trainer.recompute(share, *given, seed))
-
-    def _vote(
-        self,
-        recheck: Recheck,
-        ranks: Sequence[RankHashes],
-        before: Sequence[torch.Tensor],
-        samples: Mapping[int, Batch],
-        seed: int,
-    ) -> tuple[list[int], list[int]]:
-        """Return the ranks whose gradient of a share is wrong, and those that agree on another: a third rank computes
-        it, or where there is none both again. Weights are then those from before the step. Collective."""
-        world, (share, owner, checker) = self._world, recheck
+    def _copied(self) -> tuple[torch.Tensor, int]:
+        """Return a copy of them, in one memory, and its checksum."""
         with torch.no_grad():
-            for tensor, old in zip(self._state(), before, strict=True):
-                tensor.copy_(old)
-        given = world.call_on_root(lambda: _copied(samples[share]), root=owner)
-        judges = [rank for rank in range(world.size) if rank not in (owner, checker)][:1] or sorted({owner, checker})
-        votes = world.all_gather_object(self._recompute(share, given, seed) if world.rank in judges else "")
-        for judge in judges:  # of two ranks, one that computes the other's first result now was wrong
-            if votes[judge] == ranks[checker].again[share] and judge != checker:
-                return [owner], sorted({checker, judge} - {owner})
-            if votes[judge] == ranks[owner].gradients[share] and judge != owner:
-                return [checker], sorted({owner, judge} - {checker})
-        return sorted({owner, checker}), []
+            copy = torch.cat([one.reshape(-1) for one in self._state()])
+        return copy, checksum(words(copy), 0, 0)
+
+    def _recheck(self, audited: AuditedStep, mine: RankHashes) -> None:
+        """Hash the weights, and compute shares of another rank, whose samples it sends, as this one does to a third."""
+        audited.before, mine.before = self._copied()
+        mine.changed = self._last[0] == audited.number - 1 and self._last[1] != mine.before
+        world, rank, first = self._world, self._world.rank, audited.rechecks[0]
+        given = [(share, _packed(audited.samples[share])) for share, owner, _ in audited.rechecks if owner == rank]
+        distance = first.checker - first.owner
+        to, source = (rank + distance) % world.size, (rank - distance) % world.size
+        for share, content in world.comm.sendrecv(given, to, source=source):
+            mine.again[share] = self._recompute(share, content, audited.seed)
+
+    def _recompute(self, share: int, content: list[Any], seed: int) -> int:
+        """Return the checksum of the gradients of a share, by the weights as they are."""
+        return self._sums.checksum_of_share(self._trainer.recompute(share, *_unpacked(content), seed))
+
+    def _train(
+        self, audited: AuditedStep, mine: RankHashes, inputs: torch.Tensor, labels: torch.Tensor, whole: int
+    ) -> float | torch.Tensor:
+        """Make the step, whose gradients, sums and weights are hashed. Return the loss."""
+        shares = [*audited.samples]
+        hashed = shares if self._record else {one.share for one in audited.rechecks}.intersection(shares)
+        self._sums.begin(shares[::-1], hashed, self._record is not None)
+        try:
+            loss = self._trainer.step(inputs, labels, whole, audited.seed)
+            mine.after = self._copied()[1]
+            self._sums.end(mine)
+        finally:
+            self._sums.begin(None)
+        self._last = audited.number, mine.after
+        return loss
 
     # Judgement
 
+    def _judge(self, audited: AuditedStep, ranks: Sequence[RankHashes]) -> None:
+        """Raise AuditError on all ranks for what they find first in their hashes. Collective."""
+        for wrong, what, share in self._findings(audited, ranks):
+            hosts = self._world.all_gather_object(socket.gethostname())
+            on = ", ".join(dict.fromkeys(hosts[rank] for rank in wrong))
+            remedy = f"processor, memory or network of {on} are at fault: go on without, by unisono train --resume RUN"
+            if len(wrong) > 1 and 2 * len(wrong) >= self._world.size:
+                remedy = "no majority says who is wrong: go on with 3 ranks or more, by unisono train --resume RUN"
+            which = "" if share is None else f"share {share}, "
+            raise AuditError(f"step {audited.number}, {which}{names_of(wrong)}: {what}; {remedy}")
+
     def _findings(
-        self,
-        ranks: Sequence[RankHashes],
-        chosen: Sequence[Recheck],
-        vote: Callable[[Recheck], tuple[list[int], list[int]]],
+        self, audited: AuditedStep, ranks: Sequence[RankHashes]
     ) -> Iterator[tuple[list[int], str, int | None]]:
         """Yield ranks, what is wrong with them, and in which share: the same on all ranks."""
         others = "differ from those of the other ranks"
@@ -316,36 +323,45 @@ class Audit:
             yield changed, "the weights have changed in memory since the step before", None
         if wrong := minority([one.before for one in ranks]):
             yield wrong, f"the weights before the step {others}", None
-        for one in chosen:
+        for one in audited.rechecks:
             if ranks[one.owner].gradients[one.share] != ranks[one.checker].again[one.share]:
-                wrong, agree = vote(one)
+                wrong, agree = self._vote(audited, one, ranks)
                 by = f"the one that {names_of(agree)} computed" if agree else "each other"
                 yield wrong, f"gradients from the same samples and weights differ from {by}", one.share
         if wrong := minority([one.exponents for one in ranks]):
             yield wrong, f"the exponents of the sum {others}", None
-        for sent in [total(one.sent for one in ranks)] if chosen else ():
-            own = [slice(rank, rank + 1) if self._shards else slice(None) for rank in range(len(ranks))]
-            if wrong := [rank for rank, at in enumerate(own) if ranks[rank].received[at] != sent[at]]:
-                yield wrong, "the received sum of gradients differs from the sum of what the ranks have sent", None
+        sent = total(one.sent for one in ranks)
+        if wrong := [rank for rank, one in enumerate(ranks) if one.received != sent[rank % self._shards]]:
+            yield wrong, "the received sum of gradients differs from the sum of what the ranks have sent", None
         if wrong := minority([one.after for one in ranks]):
             yield wrong, f"the weights after the step {others}", None
 
-    def _in_words(self, ranks: Sequence[int], what: str, share: int | None) -> str:
-        """Return a finding in words, with the remedy. Collective."""
-        hosts = self._world.all_gather_object(socket.gethostname())
-        on = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
-        remedy = f"processor, memory or network of {on} are at fault: go on without, by unisono train --resume RUN"
-        if len(ranks) > 1 and 2 * len(ranks) >= self._world.size:
-            remedy = "no majority says who is wrong: go on with 3 ranks or more, by unisono train --resume RUN"
-        return f"{'' if share is None else f'share {share}, '}{names_of(ranks)}: {what}; {remedy}"
+    def _vote(self, audited: AuditedStep, recheck: Recheck, ranks: Sequence[RankHashes]) -> tuple[list[int], list[int]]:
+        """Return the ranks whose gradient of a share is wrong, and those that agree on another: a third rank computes
+        it, or where there is none both again. Weights are then those from before the step. Collective."""
+        world, (share, owner, checker) = self._world, recheck
+        state = self._state()
+        with torch.no_grad():
+            for tensor, old in zip(state, audited.before.split([one.numel() for one in state]), strict=True):
+                tensor.copy_(old.view_as(tensor))
+        given = world.call_on_root(lambda: _packed(audited.samples[share]), root=owner)
+        judges = [rank for rank in range(world.size) if rank not in (owner, checker)][:1] or sorted({owner, checker})
+        votes = world.all_gather_object(self._recompute(share, given, audited.seed) if world.rank in judges else None)
+        for judge in judges:  # of two ranks, one that computes the other's first result now was wrong
+            if votes[judge] == ranks[checker].again[share] and judge != checker:
+                return [owner], sorted({checker, judge} - {owner})
+            if votes[judge] == ranks[owner].gradients[share] and judge != owner:
+                return [checker], sorted({owner, judge} - {checker})
+        return sorted({owner, checker}), []
 
-    def _hashes(self, step: int, ranks: Sequence[RankHashes]) -> StepHashes:
-        """Return the hashes of all ranks as a line of a chain; an empty share has none."""
-        of_ranks = [one.samples for one in ranks], [one.gradients for one in ranks]
-        joint = [{share: one for found in several for share, one in found.items()} for several in of_ranks]
-        samples, gradients = ([found.get(share, "") for share in range(self._virtual.count)] for found in joint)
-        own = sum(one.received[rank] for rank, one in enumerate(ranks)) % MODULUS  # each rank's own chunk
-        return StepHashes(step, samples, gradients, f"{own:016x}", ranks[0].after)
+    def _line(self, step: int, ranks: Sequence[RankHashes]) -> StepHashes:
+        """Return the hashes of all ranks and of this one's weights as a line of a chain; an empty share has none."""
+        samples, gradients = [""] * self._virtual.count, [""] * self._virtual.count
+        for one in ranks:
+            for share, digest in one.samples.items():
+                samples[share], gradients[share] = digest, f"{one.gradients[share]:016x}"
+        received = sum(one.received for one in ranks[: self._shards]) % MODULUS
+        return StepHashes(step, samples, gradients, f"{received:016x}", self.weights())
 
 
 def minority(values: Sequence[Hashable]) -> list[int]:
@@ -356,8 +372,3 @@ def minority(values: Sequence[Hashable]) -> list[int]:
     """
     most, count = Counter(values).most_common(1)[0]
     return [rank for rank, value in enumerate(values) if value != most or 2 * count <= len(values)]
-
-
-def _copied(given: Batch) -> Batch:
-    """Return copies of tensors that are sent: of a part the whole would be."""
-    return given[0].clone(), given[1].clone()
