@@ -342,7 +342,7 @@ class Audit:
         world, (share, owner, checker) = self._world, recheck
         state = self._state()
         with torch.no_grad():
-            for tensor, old in zip(state, audited.before.split([one.numel() for one in state]), strict=True):
+            for tensor, old in zip(state, audited.before.split_with_sizes([one.numel() for one in state]), strict=True):
                 tensor.copy_(old.view_as(tensor))
         given = world.call_on_root(lambda: _packed(audited.samples[share]), root=owner)
         judges = [rank for rank in range(world.size) if rank not in (owner, checker)][:1] or sorted({owner, checker})

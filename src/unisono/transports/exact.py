@@ -137,8 +137,8 @@ def checksum(integers: torch.Tensor, number: int, start: int) -> int:
     if _compiles(integers):
         about = number, start, factors.data_ptr(), TILE
         return int(_steps.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
-    places = torch.arange(start, start + len(integers))
-    own = factors[places % TILE] * (((places // TILE + (number << 32)) << 1) + 1)
+    at = torch.arange(start, start + len(integers))
+    own = factors[at % TILE] * (((at // TILE + (number << 32)) << 1) + 1)
     return int((integers.long() * own).sum()) % MODULUS
 
 
