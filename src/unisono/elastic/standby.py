@@ -44,9 +44,9 @@ IDLE_SECONDS = 60.0
 REQUEST_SECONDS = 10.0
 """Seconds in which a request arrives whole."""
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.1
 
-MAX_STOPPED_SECONDS = 1.0
+MAX_STOPPED_SECONDS = 0.5
 """Seconds after which a rank that is stopped (SIGSTOP) is killed."""
 
 MAX_DESCRIPTORS = 4
