@@ -100,6 +100,7 @@ def begin_again() -> bool:
         os.environ[names[1]] = str(value)  # as Open MPI's launcher has set them
     node.Free()
     os.environ[GENERATION_VARIABLE] = str(number)
+    witness.notify(initialize.job().rank)  # that of the generation before watches this rank no more
     os.environ.pop(witness.WITNESS_VARIABLE, None)
     atexit.unregister(witness.notify)
     if (job := sys.modules.get("unisono.torch_backend.mpi_job")) is not None:
