@@ -108,6 +108,34 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
     assert_same_weights(home, whole, unisono)
 
 
+WRONG_ONCE = """
+import os
+from torch import nn
+from unisono.launch import rank_started
+
+class WrongOnce(nn.Sequential):
+    passes = 0
+
+    def forward(self, inputs):
+        self.passes += self.training
+        wrong = self.training and self.passes == 30 and rank_started(os.environ) == 1
+        return super().forward(inputs) * (1 + wrong)
+
+def wrong_once(classes, channels):
+    return WrongOnce(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_a_wrong_product_ends_the_run_and_no_generation_follows(tmp_path: Path, unisono: Run) -> None:
+    (tmp_path / "wrong_nets.py").write_text(WRONG_ONCE)
+    own = f"model.name=wrong_nets:wrong_once|model.folder={tmp_path}|audit.fraction=1|training.epochs=9".split("|")
+    changes = [word for change in own for word in ("--set", change)]
+    done = unisono("train", "digits", "--elastic", "-n", "2", *changes, *CHANGES, "--run", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    assert "rank 1: gradients from the same samples and weights differ from the one that rank 0 computed" in done.stderr
+    assert "goes on from" not in done.stderr
+
+
 def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run) -> None:
     assert_one_line_error(unisono("join", str(tmp_path / "run")), "no elastic run is active in")
 
