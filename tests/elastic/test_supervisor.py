@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -73,6 +74,15 @@ class Disturbed:
         self.watched.until(lambda: len(self.ranks()) > 0)
         os.kill(self.ranks()[-1], number)
 
+    def end(self) -> subprocess.CompletedProcess[str]:
+        """Stop the run by SIGTERM after one more epoch. Return how it has ended: as one that has saved."""
+        epochs = run_directory.count_metrics(self.run.home)
+        self.watched.until(lambda: run_directory.count_metrics(self.run.home) > epochs)
+        self.watched.process.send_signal(signal.SIGTERM)
+        ended = self.watched.finish()
+        assert ended.returncode == 143, ended.stderr
+        return ended
+
 
 def assert_same_weights(home: Path, whole: Path, unisono: Run) -> None:
     """Those of the last epoch of the run in `home` are those of a run in `whole` that nothing disturbs."""
@@ -96,11 +106,7 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
         assert run.disturb(lambda: run.signal_rank(signal.SIGSTOP)) == 2
         assert run.disturb(lambda: unisono("join", str(home))) == 3
         assert run.disturb(lambda: unisono("join", str(home), "--ranks", "-2")) == 1
-        epochs = run_directory.count_metrics(home)
-        watched.until(lambda: run_directory.count_metrics(home) > epochs)
-        watched.process.send_signal(signal.SIGTERM)
-        ended = watched.finish()
-    assert ended.returncode == 143, ended.stderr
+        ended = run.end()
     assert ended.stderr.count("unisono: goes on from") == 4
     assert "ended unexpectedly: killed by a signal" in ended.stderr
     assert not run.run.memory.exists()
@@ -201,11 +207,7 @@ def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: R
         assert set(run.ranks()) < before
         assert run.disturb(lambda: unisono("join", str(home))) == 2
         assert set(run.ranks()).isdisjoint(before)
-        epochs = run_directory.count_metrics(home)
-        watched.until(lambda: run_directory.count_metrics(home) > epochs)
-        watched.process.send_signal(signal.SIGTERM)
-        ended = watched.finish()
-    assert ended.returncode == 143, ended.stderr
+        ended = run.end()
     assert ended.stderr.count("ranks that are left (generation") == 2
     assert ended.stderr.count("ended unexpectedly: killed by a signal") == 2
     assert_same_weights(home, whole, unisono)
