@@ -164,7 +164,7 @@ class BackwardPass:
         share = self._sums and self._accumulation.take_share(number, self._contributes or part)
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()
-        elif self._releases:
+        elif self._releases or not self._takes:  # without samples it does not count, and nothing takes its place
             parameter.grad = None  # before it is added: an update may set another at once
         self.add(number, gradient if self._takes or share or part else None)
         self._on_progress()

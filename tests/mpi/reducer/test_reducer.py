@@ -71,6 +71,18 @@ def test_a_rank_without_samples_takes_part(group: World) -> None:
     assert close(model, serial(6))
 
 
+def test_a_rank_that_is_alone_and_has_no_samples_has_no_gradients(world: World) -> None:
+    """Those of an empty batch are not numbers, and the optimizer would apply them."""
+    alone, model = world.split(world.rank), make(0)
+    unisono.parallel(model, alone)
+    for samples in (3, 0):
+        model.zero_grad()
+        unisono.add_samples(model, samples)
+        model(torch.ones(samples, 7).double()).mean().backward()
+        assert all((one.grad is not None) == (samples > 0) for one in model.parameters())
+    alone.free()
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_parameter_that_no_rank_uses_has_no_gradient_and_one_that_some_use_has(
     group: World, set_to_none: bool
