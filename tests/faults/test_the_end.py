@@ -18,7 +18,8 @@ from unisono.models.convnet import SmallConvnet
 def end():
     if os.environ.get("PMI_RANK") == "1":
         pathlib.Path("ending").write_text(str(os.getpid()))
-        time.sleep(600)
+        while not pathlib.Path("go").exists():
+            time.sleep(0.02)
 
 def network(classes, channels):
     atexit.register(end)
@@ -41,3 +42,21 @@ def test_a_rank_that_dies_while_it_ends_is_named(
         done = watched.finish()
     assert done.returncode != 0 if code is None else done.returncode == code
     assert "rank 1 of 2" in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("mpiexec")
+def test_a_signal_that_comes_late_to_a_rank_changes_nothing(tmp_path: Path, recipe: str) -> None:
+    """Batch systems signal ranks one after another: some have saved and are ending by then."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    own = ["--set", "model.name=slow:network", "--set", f"model.folder={tmp_path}", "--set", "training.epochs=5000"]
+    command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks", "2", "--run", "run", *own]
+    with Watched(command, cwd=tmp_path, env=clean_environment()) as watched:
+        watched.until((tmp_path / "run" / "metrics.jsonl").exists)
+        watched.process.send_signal(signal.SIGTERM)
+        watched.until((tmp_path / "ending").exists)
+        watched.until(lambda: (tmp_path / "ending").read_text() != "")
+        os.kill(int((tmp_path / "ending").read_text()), signal.SIGTERM)
+        (tmp_path / "go").touch()
+        done = watched.finish()
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert "all ranks end" not in done.stderr

@@ -40,6 +40,7 @@ from unisono.launch import (
     timeout_of,
 )
 from unisono.startup import Startup
+from unisono.training.signals import STOPPED
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 if TYPE_CHECKING:
@@ -271,9 +272,10 @@ class Shutdown:
         if self._active:
             self._code = code
             atexit.unregister(witness.notify)
-            terminated = "got SIGTERM during its exit, after everything was saved", 128 + signal.SIGTERM
+            terminated = "got SIGTERM during its exit, after everything was saved", STOPPED
             signal.signal(signal.SIGINT, lambda *_: self._abort(*interrupted))
-            signal.signal(signal.SIGTERM, lambda *_: self._abort(*terminated))
+            stopped = code == STOPPED  # all have saved for it: batch systems signal ranks one after another
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if stopped else lambda *_: self._abort(*terminated))
         sys.exit(code)
 
     def _abort(self, what: str, code: int) -> None:

@@ -47,7 +47,7 @@ class VirtualRanks:
     control: StepControl
     parameters: Sequence[torch.Tensor]
     kept: list[tuple[float, Gradients]] = field(default_factory=list)
-    """Samples and gradients of the shares of this step but the last."""
+    """Samples and gradients of the shares of this step that have samples, but the last."""
     samples: float = 0.0
     """Samples of the share whose pass runs."""
 
@@ -90,7 +90,7 @@ class VirtualRanks:
                         yield tuple(tensor[first:last].clone() for tensor in tensors)  # as aligned as in any other run
                     elif sums:
                         synchronize()
-                    if not sums:
+                    if first < last and not sums:  # without a pass, `.grad` may be what the last step's update reads
                         self.kept.append((self.samples, self._take_gradients()))
         finally:
             self.accumulation.averages, self.kept = True, []

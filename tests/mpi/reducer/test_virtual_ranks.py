@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from unisono.data.builtin import load_digits
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.layerwise import LAMB, LARS
 from unisono.step.overlaps import OVERLAPS
+from unisono.step.program import bucket, weights
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -141,6 +144,24 @@ def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
     assert sum(world.all_gather_object(sum(rows))) == sum(SIZES)
     own = world.call_on_root(lambda: digest(model))
     assert own == trained(world, rule_of(unisono.BSP))
+
+
+def test_a_rank_without_samples_leaves_the_last_gradients(world: World) -> None:
+    """The update of the step before, which is late, has yet to read them."""
+    found = set()
+    for late in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = Trainer(model, world, rule_of(unisono.BSP), optimizer, virtual_ranks=SHARES)
+        player = trainer.reducer.programs.player
+        for number, (inputs, labels, whole) in enumerate(batches(model)):
+            if late and SIZES[number + 1 : number + 2] == (1,):
+                player.engine.push(partial(time.sleep, 0.3), [player.variable(weights(each)) for each in range(8)])
+            trainer.step(inputs, labels, whole)
+            player.wait(*map(bucket, trainer.reducer.memory.keys))  # gradients are set
+        trainer.wait()
+        found.add(digest(model))
+    assert len(found) == 1
 
 
 def test_a_sum_over_shares(world: World) -> None:
