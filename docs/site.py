@@ -38,8 +38,8 @@ COMPANIONS = {
 }
 """Pages of the repository's root, by their names on the site."""
 
-NODES = {"hierarchical": 4, "leader": 4}
-"""Nodes of 8 ranks in the diagrams of schedules that sum within nodes first."""
+PLACES = {"hierarchical": {"nodes": 4}, "leader": {"nodes": 4}, "supernodes": {"supernodes": 2}}
+"""Nodes and supernodes of 8 ranks in the diagrams of schedules that go by them."""
 
 REFERENCES = {
     "recipe": "Recipe keys",
@@ -53,7 +53,7 @@ REFERENCES = {
 def diagrams(folder: Path) -> None:
     """Draw each schedule and each overlap of a step into `folder`, as SVG."""
     for name in SCHEDULES:
-        draw(name, ranks=8, nodes=NODES.get(name), svg=folder / f"{name}.svg")
+        draw(name, ranks=8, **PLACES.get(name, {}), svg=folder / f"{name}.svg")
     for name in OVERLAPS:
         draw("step", overlap=name, svg=folder / f"step-{name}.svg")
 

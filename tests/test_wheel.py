@@ -92,6 +92,9 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     assert "test accuracy" in trained.stdout
     figure = command(bare / "bin" / "unisono", "papers", "swcaffe-figure-10", cwd=tmp_path)
     assert "715.45 x" in figure.stdout, figure
-    refused = command(bare / "bin" / "unisono", "pack", "images", "packs", cwd=tmp_path)
-    assert refused.returncode == 2, refused
-    assert "pip install '.[data]'" in refused.stderr
+    for words in (["pack", "images", "packs"], ["bench", "shuffle", "--ranks=2"]):
+        refused = command(bare / "bin" / "unisono", *words, cwd=tmp_path)
+        assert refused.returncode == 2, refused
+        assert "pip install '.[data]'" in refused.stderr
+    messages = command(bare / "bin" / "unisono", "bench", "messages", "--ranks=2", cwd=tmp_path)
+    assert "message of 1 MiB" in messages.stdout, messages

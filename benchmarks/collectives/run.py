@@ -37,6 +37,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting("switch", 1, 8, 1),
     Setting("supernodes", 2, 4, 1),
+    Setting("supernodes_3_of_2", 3, 2, 1, "auto,ring,supernodes"),
     Setting("switch_2_ranks_a_host", 1, 8, 2, FEW),
     Setting("supernodes_2_ranks_a_host", 2, 4, 2, FEW),
 )

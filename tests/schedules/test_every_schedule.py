@@ -30,6 +30,7 @@ PLACEMENTS = [
 ]
 
 EXAMPLES = {name: regular(1, 2, 2) if SCHEDULES[name].by_node else one_rank_per_node(4) for name in SCHEDULES}
+EXAMPLES["supernodes"] = regular(2, 2, 1)
 """Where the 4 ranks of the worked examples sit."""
 
 

@@ -20,7 +20,6 @@ from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.data.storage.partitioned import PartitionedStorage
-from unisono.formats import format_bytes
 from unisono.world import World
 
 EPOCHS, BATCH, SEED = 5, 256, 0
@@ -63,30 +62,4 @@ def measure_shuffle(world: World, folder: Path, groups: int, rate: float | None)
     if rate:
         shares = [100 * 8 * sent / took / rate for took in seconds[1:]]
         found.append({"name": "rate of a learner, of its link", "unit": "%", "samples": shares})
-    return found
-
-
-MESSAGES, MANY_UP_TO = [4 << power for power in range(0, 20, 2)], 64 << 10
-"""Bytes of the messages, 4 bytes to 1 MiB; up to MANY_UP_TO bytes 16 are sent there and back in each sample."""
-
-
-def measure_messages(world: World) -> list[dict[str, Any]]:
-    """Return named samples of messages between ranks 0 and 1 by size: half the time there and back, bytes per second.
-
-    The other ranks wait (swCaffe's figure 6). Collective.
-    """
-    found, comm = list[dict[str, Any]](), world.comm
-    for size in MESSAGES:
-        ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= MANY_UP_TO else 1, list[float]()
-        for _ in range(1 + EPOCHS):
-            world.barrier()
-            begun = time.perf_counter()
-            for sends in 2 * turns * (world.rank == 0, world.rank == 1) if world.rank < 2 else ():
-                move = comm.Send if sends else comm.Recv
-                move(ball, 1 - world.rank)
-            seconds.append((time.perf_counter() - begun) / (4 * turns))
-        taken = world.call_on_root(lambda: seconds[1:])  # noqa: B023  called at once
-        name = f"message of {format_bytes(size)}"
-        found.append({"name": name, "unit": "ms", "samples": [1e3 * each for each in taken]})
-        found.append({"name": f"{name}, rate", "unit": "MB/s", "samples": [size / each / 1e6 for each in taken]})
     return found

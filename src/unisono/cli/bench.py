@@ -192,6 +192,9 @@ def shuffle(
 ) -> None:
     """Time the shuffle of samples over ranks, in memory: seconds of the slowest rank, and what each rank holds."""
     size, bits = parse_bytes(nbytes), parse_rate(rate) if rate else None
+    from unisono.data.pack.layout import check_installed
+
+    check_installed()
     start_ranks(ranks)
     from unisono.bench.shuffle import LENGTH, measure_shuffle, random_pack
 
@@ -210,7 +213,7 @@ def messages(
 ) -> None:
     """Time messages between two ranks by size, through the MPI library: milliseconds, and bytes per second."""
     start_ranks(ranks)
-    from unisono.bench.shuffle import measure_messages
+    from unisono.bench.messages import measure_messages
 
     world = join("bench messages")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))

@@ -11,7 +11,19 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.placement import Placement
-from unisono.schedules import circulant, direct, flat, halving, hierarchical, leader, multicolor, pipeline, ring, tree
+from unisono.schedules import (
+    circulant,
+    direct,
+    flat,
+    halving,
+    hierarchical,
+    leader,
+    multicolor,
+    pipeline,
+    ring,
+    supernodes,
+    tree,
+)
 from unisono.schedules.hierarchical import nodes_of
 from unisono.schedules.schedule import Family
 
@@ -37,6 +49,7 @@ SCHEDULES: dict[str, Entry] = {
     "multicolor": Entry(multicolor.family, multicolor.worth, multicolor.VARIANTS),
     "pipeline": Entry(pipeline.family, pipeline.worth),
     "circulant": Entry(circulant.family, circulant.worth),
+    "supernodes": Entry(supernodes.family, supernodes.worth),
 }
 """One row per schedule and file. `hierarchical` and `leader` can use each of them between nodes."""
 
