@@ -23,7 +23,8 @@ from unisono.bench.layers import (
     medians,
     sums,
 )
-from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.convolution import geometry_of
+from unisono.compute.convolution_plan import ConvolutionPlan, key_of
 from unisono.compute.geometry import Pass
 from unisono.errors import UsageError
 
@@ -92,6 +93,16 @@ def test_each_pass_has_a_row() -> None:
     assert all(row.seconds > 0 for row in rows)
 
 
+def test_every_algorithm_has_its_time_for_the_whole_batch() -> None:
+    """The timed part of a batch gives the ratios, the timed pass the time."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
+    geometry = geometry_of(model[0], torch.zeros(2, 4, 6, 6))
+    key, timed = key_of(geometry, Pass.FORWARD), {"library, channels last": 0.2, "unfolded": 0.6}
+    plan = ConvolutionPlan({key: timed}, frozen=True)
+    row = measure_layers(layers_of(model, (2, 4, 6, 6)), plan, torch.float32, lambda _: None)[0]
+    assert row.times == pytest.approx({"library, channels last": row.seconds, "unfolded": 3 * row.seconds})
+
+
 def test_equal_layers_are_measured_once() -> None:
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)))
     logged: list[str] = []
@@ -108,8 +119,9 @@ def test_share_of_the_bound() -> None:
 
 
 PEAK = Peak(operations_per_second=1e9, bytes_per_second=1e9)
+TIMES = {"library, channels last": 0.75, "unfolded": 2.0, "shifted": 1.0, "winograd 4x4, 3x3": 0.5}
 ROWS = [
-    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3", 0.75),
+    LayerTiming("first", "Conv2d", "forward", 0.5, 250_000_000, 1000, "winograd 4x4, 3x3", TIMES),
     LayerTiming("first", "Conv2d", "grad_weight", 1.0, 250_000_000, 1000, "library, channels last"),
     LayerTiming("second", "Conv2d", "forward", 0.2, 1000, 150_000_000, "product"),
     LayerTiming("norm", "BatchNorm2d", "forward", 0.1, 0, 50_000_000, ""),
@@ -117,7 +129,7 @@ ROWS = [
 
 
 def test_a_row_for_each_pass() -> None:
-    console = Console(width=140, record=True, file=io.StringIO())
+    console = Console(width=180, record=True, file=io.StringIO())
     console.print(as_table(ROWS, PEAK))
     lines = [line.split() for line in console.export_text().splitlines() if line.strip()][2:]
     assert lines[0] == [
@@ -133,6 +145,7 @@ def test_a_row_for_each_pass() -> None:
         "winograd",
         "4x4,",
         "3x3",
+        *("unfolded", "2000.00;", "shifted", "1000.00"),
     ]
     assert lines[1] == ["grad_weight", "1000.00", "0", "25%", "0.000", "25%", "library,", "channels", "last"]
     assert lines[2][:3] == ["second", "Conv2d", "forward"]

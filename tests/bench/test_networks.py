@@ -31,6 +31,8 @@ def test_the_first_steps_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     found = measure_networks(["small_convnet"], 2, 3, ConvolutionPlan(), logged.append)
     assert {name: len(seconds) for name, seconds in found[0]["seconds"].items()} == dict.fromkeys(two, 3)
     assert all(seconds > 0 for each in found[0]["seconds"].values() for seconds in each)
+    assert all(0 < found[0]["scoring"][name][-1] < 10 for name in two)
+    assert all(len(found[0]["scoring"][name]) == 3 for name in two)
     assert all(100e6 < peak < 4e9 for peak in found[0]["peak_bytes"].values()), "PyTorch alone takes 200 MB"
     assert logged[-2:] == [f"small_convnet: step 3 of 3, {name}" for name in two]
 
@@ -53,9 +55,13 @@ def test_a_contender_that_ends_early_is_reported() -> None:
 def test_table() -> None:
     seconds = {"stock": [4.0, 2.0, 3.0], "tuned": [6.0], "kept": [4.5], "ours": [1.5]}
     peak = {"stock": 4e9, "tuned": 3e9, "kept": 3.5e9, "ours": 2.5e9}
-    lines = as_markdown([{"network": "vgg16", "batch": 6, "seconds": seconds, "peak_bytes": peak}]).splitlines()
+    scoring = {"scoring": {"stock": [3.0], "ours": [0.5, 1.0, 0.75]}}
+    found = {"network": "vgg16", "batch": 6, "seconds": seconds, "peak_bytes": peak}
+    lines = as_markdown([found | scoring, found]).splitlines()
     rates = "2.00 (1.50-3.00) | 1.00 (1.00-1.00) | 1.33 (1.33-1.33) | 4.00 (4.00-4.00)"
-    assert lines[2] == f"| vgg16 | 6 | {rates} | 2.00 | 4.00 | 3.00 | 4.00 GB | 3.00 GB | 3.50 GB | 2.50 GB |"
+    start = f"| vgg16 | 6 | {rates} | 2.00 | 4.00 | 3.00 | 4.00 GB | 3.00 GB | 3.50 GB | 2.50 GB |"
+    assert lines[2] == f"{start} 2.00 (2.00-2.00) | 8.00 (6.00-12.00) |"
+    assert lines[3] == f"{start}  |  |", "measured without scoring"
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
 
 
@@ -83,6 +89,10 @@ def test_all_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         before = weights(contender)
         assert contender.step() > 0
         assert contender.step() > 0
+        after = weights(contender)
+        assert contender.score() > 0
+        assert contender.model.training
+        assert torch.equal(weights(contender), after)
         changes.append(weights(contender) - before)
     assert plan.measured
     stock, *others = changes

@@ -70,13 +70,17 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
     files = {
         "metrics.jsonl": "\n".join(map(json.dumps, lines)),
         "networks.json": {
-            "networks": [{"network": "a", "batch": 8, "seconds": {"ours": [1, 2, 4], "stock": [4, 4, 4]}}]
+            "networks": [
+                {"network": "a", "batch": 8, "seconds": {"ours": [1, 2, 4], "stock": [4, 4, 4]}}
+                | {"scoring": {"ours": [1], "stock": [2]}}
+            ]
         },
         "layers.json": {
             "peak": {"operations_per_second": 1e9},
             "rows": [
-                {"layer": "c", "pass_name": "forward", "seconds": 0.01, "operations": 5e6} | {"library_seconds": 0.02},
-                {"layer": "p", "pass_name": "forward", "seconds": 0.02, "operations": 0},
+                {"layer": "c", "pass_name": "forward", "seconds": 0.01, "operations": 5e6}
+                | {"times": {"library": 0.02, "product": 0.01}},
+                {"layer": "p", "pass_name": "forward", "seconds": 0.02, "operations": 0, "times": {}},
             ],
         },
         "results.json": {
@@ -100,12 +104,16 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "top-5 error": ("%", 6.25, 6.25, 6.25),
         "test loss": ("", 0.5, 0.5, 0.5),
         "the whole run": ("s", 11, 11, 11),
-        "a, ours": ("images/s", 4, 2, 8),
-        "a, stock": ("images/s", 2, 2, 2),
+        "a, training, ours": ("images/s", 4, 2, 8),
+        "a, training, stock": ("images/s", 2, 2, 2),
+        "a, scoring, ours": ("images/s", 8, 8, 8),
+        "a, scoring, stock": ("images/s", 4, 4, 4),
         "c, forward": ("ms", 10, 10, 10),
         "c, forward: share of peak": ("%", 50, 50, 50),
-        "c, forward, by PyTorch": ("ms", 20, 20, 20),
-        "c, forward, by PyTorch: share of peak": ("%", 25, 25, 25),
+        "c, forward by library": ("ms", 20, 20, 20),
+        "c, forward by library: share of peak": ("%", 25, 25, 25),
+        "c, forward by product": ("ms", 10, 10, 10),
+        "c, forward by product: share of peak": ("%", 50, 50, 50),
         "p, forward": ("ms", 20, 20, 20),
         "ring, 1 MiB": ("ms", 2, 1, 4),
         "a shuffle": ("s", 2, 1, 3),

@@ -26,7 +26,7 @@ import statistics
 import timeit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,8 +74,8 @@ class LayerTiming:
     least_bytes: int
     algorithm: str
     """Algorithm that computes a convolution; empty for other layers."""
-    library_seconds: float | None = None
-    """Time of PyTorch's own algorithm, channels last, where several were timed."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Time of each algorithm, where several were timed; DEFAULT is PyTorch's own."""
 
     def share_of_bound(self, peak: Peak) -> float:
         """Return the bound over the time: 1 at the bound."""
@@ -145,17 +145,17 @@ class TimedPass(NamedTuple):
     least_bytes: int
     algorithm: Callable[[], str] = str
     """Returns the algorithm, once it has been called; by default an empty string."""
-    times: Callable[[], Mapping[str, float]] = dict
+    timings: Callable[[], Mapping[str, float]] = dict
     """Returns the time of each algorithm that was timed, perhaps on a part of the batch; by default none."""
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
-    for which, call, operations, least_bytes, algorithm, times in _passes(layer, plan, dtype):
+    for which, call, operations, least_bytes, algorithm, timings in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind, name, timed = type(layer.module).__name__, algorithm(), times()
-            library = seconds * timed[DEFAULT] / timed[name] if DEFAULT in timed else None
-            yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, library)
+            kind, name, timed = type(layer.module).__name__, algorithm(), timings()
+            times = {way: seconds * took / timed[name] for way, took in timed.items()}
+            yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, times)
 
 
 def _passes(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -175,12 +175,8 @@ def _of_convolution(
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
     for which, tensors in given.items():
         call, algorithm = partial(plan.compute, which, geometry, *tensors), partial(plan.algorithm, which, geometry)
-        times = partial(_times_in, plan, key_of(geometry, which))
-        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm, times)
-
-
-def _times_in(plan: ConvolutionPlan, key: str) -> Mapping[str, float]:
-    return plan.measured.get(key, {})
+        timings = partial(lambda key: plan.measured.get(key, {}), key_of(geometry, which))
+        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm, timings)
 
 
 def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -247,6 +243,7 @@ def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:
     for name in ("ms", "PyTorch", "GFLOP/s", "of peak", "bytes/FLOP", "of bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("algorithm", no_wrap=True)
+    table.add_column("others, ms")
     last = ""
     for row in rows:
         table.add_row(*(("", "") if row.layer == last else (row.layer, row.kind)), *_cells(row, peak))
@@ -282,8 +279,9 @@ def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
         rate = row.operations / row.seconds
         of_peak = f"{rate / peak.operations_per_second:.0%}"
         rates = f"{rate / 1e9:.0f}", of_peak, f"{row.least_bytes / row.operations:.3f}"
-    library = "" if row.library_seconds is None else f"{1e3 * row.library_seconds:.2f}"
-    return row.pass_name, f"{1e3 * row.seconds:.2f}", library, *rates, share, row.algorithm
+    words = {way: f"{1e3 * seconds:.2f}" for way, seconds in row.times.items()}
+    others = "; ".join(f"{way} {took}" for way, took in words.items() if way not in (row.algorithm, DEFAULT))
+    return row.pass_name, f"{1e3 * row.seconds:.2f}", words.get(DEFAULT, ""), *rates, share, row.algorithm, others
 
 
 PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (

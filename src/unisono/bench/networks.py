@@ -1,4 +1,4 @@
-"""Training steps of the papers' networks: images/s and memory, ours compared with stock PyTorch (swCaffe's table 3).
+"""Training and scoring by the papers' networks: images/s and memory, ours beside stock PyTorch (swCaffe's table 3).
 
     stock      float32, channels first: the unchanged model
     tuned      channels last, bfloat16 by autocast where the processor supports it: what a careful user would write
@@ -6,13 +6,13 @@
     ours       in that environment, products in the same number format, channels last, each convolution by its best
                algorithm; response norms stay in that format (autocast computes them in float32)
 
-A step is forward, loss, backward and SGD with momentum, on random images. All start with the same weights. Each
-contender is a separate process, with its own environment and memory; they run their steps in turn, while the others
-wait.
+A step is forward, loss, backward and SGD with momentum, on random images; scoring is the forward pass alone, as in
+evaluation, after each step (PCL-DNN's figure 3). All start with the same weights. Each contender is a separate process,
+with its own environment and memory; they run their steps in turn, while the others wait.
 
 Started as  python -m unisono.bench.networks NETWORK CONTENDER BATCH.  The first input line holds the known timings
-of algorithms; each further line requests a step. The answer is a line of JSON: the step's seconds, and the peak memory
-of the process in it. When the input ends, it prints the timings of algorithms that it has measured.
+of algorithms; each further line requests a step. The answer is a line of JSON: the seconds of the step and of scoring,
+and the process's peak memory in the step. When the input ends, it prints the timings of algorithms that it has measured.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
 WITH_KEPT_MEMORY = (KEPT_MEMORY, OURS)
 """Contenders whose memory is kept from step to step."""
 
+SCORED = (STOCK, OURS)
+"""Contenders whose scoring is in the table."""
+
 CLASSES = 1000
 
 WARMUP_STEPS = 5
@@ -75,6 +78,16 @@ class Contender:
         self.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - begun
 
+    def score(self) -> float:
+        """Compute the scores alone. Return the seconds."""
+        self.model.eval()
+        begun = time.perf_counter()
+        with torch.no_grad(), self.within():
+            self.model(self.inputs)
+        seconds = time.perf_counter() - begun
+        self.model.train()
+        return seconds
+
 
 def make(name: str, contender: str, batch: int, plan: ConvolutionPlan) -> Contender:
     """Return a network as one of the contenders runs it."""
@@ -102,7 +115,8 @@ def serve(name: str, contender: str, batch: int) -> None:
         if contender in WITH_KEPT_MEMORY and step == 1:
             release_free_memory()  # as a run does after the step in which algorithms are timed
         reset_peak()
-        print(json.dumps({"seconds": trained.step(), "peak_bytes": peak_bytes()}), flush=True)
+        answer = {"seconds": trained.step(), "peak_bytes": peak_bytes(), "scoring": trained.score()}
+        print(json.dumps(answer), flush=True)
     print(json.dumps(plan.measured), flush=True)
 
 
@@ -139,7 +153,7 @@ class ContenderProcess:
             self._process.kill()
 
     def step(self) -> dict[str, float]:
-        """Request a step. Return its `seconds`, and `peak_bytes` of the process's memory."""
+        """Request a step. Return its `seconds`, `peak_bytes` of the process's memory, and the seconds of `scoring`."""
         self._send("")
         return self._receive()
 
@@ -169,13 +183,13 @@ class ContenderProcess:
 def measure_networks(
     names: Sequence[str], batch: int, steps: int, plan: ConvolutionPlan, log: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the seconds of `steps` steps and the peak memory of a step, for each network and contender.
+    """Return the seconds of `steps` steps and of scoring, and the peak memory of a step, by network and contender.
 
     The WARMUP_STEPS first steps are not counted. Timings of algorithms are added to `plan`.
     """
     results = []
     for name in names:
-        seconds = {contender: list[float]() for contender in CONTENDERS}
+        times = {work: {contender: list[float]() for contender in CONTENDERS} for work in ("seconds", "scoring")}
         peak = dict.fromkeys(CONTENDERS, 0)
         with ExitStack() as stack:
             started = {
@@ -187,30 +201,34 @@ def measure_networks(
                     log(f"{name}: step {max(0, step)} of {steps}, {contender}")
                     result = process.step()
                     if step > 0:
-                        seconds[contender].append(result["seconds"])
+                        for work, each in times.items():
+                            each[contender].append(result[work])
                         peak[contender] = max(peak[contender], int(result["peak_bytes"]))
             plan.measured.update(started[OURS].plan())
-        results.append({"network": name, "batch": batch, "seconds": seconds, "peak_bytes": peak})
+        results.append({"network": name, "batch": batch, **times, "peak_bytes": peak})
     return results
 
 
 def as_markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Return a table: images/s of each contender, median and range, ratios of ours to the others, and memory."""
+    """Return a table: images/s of each contender, median and range, ratios of ours to the others, memory, scoring."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
-    head = ["network", "batch", *CONTENDERS, *beside, *memory]
+    head = ["network", "batch", *CONTENDERS, *beside, *memory, *(f"scoring: {name}" for name in SCORED)]
     rows = []
     for row in results:
         batch, seconds = row["batch"], row["seconds"]
         middle = {name: statistics.median(seconds[name]) for name in CONTENDERS}
-        rates = [
-            f"{batch / middle[name]:.2f} ({batch / max(seconds[name]):.2f}-{batch / min(seconds[name]):.2f})"
-            for name in CONTENDERS
-        ]
+        rates = [_rate(batch, seconds[name]) for name in CONTENDERS]
         ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in peers]
         taken = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
-        rows.append([row["network"], str(batch), *rates, *ratios, *taken])
+        scoring = [_rate(batch, row["scoring"][name]) if "scoring" in row else "" for name in SCORED]
+        rows.append([row["network"], str(batch), *rates, *ratios, *taken, *scoring])
     return "\n".join(markdown_table(head, rows))
+
+
+def _rate(batch: int, seconds: Sequence[float]) -> str:
+    """Return images per second: the median, and the range."""
+    return f"{batch / statistics.median(seconds):.2f} ({batch / max(seconds):.2f}-{batch / min(seconds):.2f})"
 
 
 if __name__ == "__main__":

@@ -156,24 +156,24 @@ def _training(path: Path) -> Iterator[MeasuredRow]:
 
 
 def _networks(path: Path) -> Iterator[MeasuredRow]:
-    """Yield the rates of training steps: ours, and PyTorch's as it is."""
+    """Yield the rates of training steps and of scoring: ours, and PyTorch's as it is."""
     for found in json.loads(path.read_text())["networks"]:
         for contender in ("ours", "stock"):
-            seconds = found["seconds"][contender]
-            yield _row(f"{found['network']}, {contender}", "images/s", [found["batch"] / each for each in seconds])
+            for work, key in (("training", "seconds"), ("scoring", "scoring")):
+                rates = [found["batch"] / seconds for seconds in found[key][contender]]
+                yield _row(f"{found['network']}, {work}, {contender}", "images/s", rates)
 
 
 def _layers(path: Path) -> Iterator[MeasuredRow]:
-    """Yield the time of each pass of each layer, and of products their share of the peak; and those of PyTorch."""
+    """Yield the time of each pass of each layer, also by each algorithm, and of products their share of the peak."""
     found = json.loads(path.read_text())
     for row in found["rows"]:
         name = f"{row['layer']}, {row['pass_name']}"
         peak = row["operations"] / found["peak"]["operations_per_second"]
-        for by, seconds in (("", row["seconds"]), (", by PyTorch", row.get("library_seconds"))):
-            if seconds is not None:
-                yield _row(f"{name}{by}", "ms", [1e3 * seconds])
-                if row["operations"]:
-                    yield _row(f"{name}{by}: share of peak", "%", [100 * peak / seconds])
+        for by, seconds in (("", row["seconds"]), *((f" by {way}", took) for way, took in row["times"].items())):
+            yield _row(f"{name}{by}", "ms", [1e3 * seconds])
+            if row["operations"]:
+                yield _row(f"{name}{by}: share of peak", "%", [100 * peak / seconds])
 
 
 def _collectives(path: Path) -> Iterator[MeasuredRow]:
