@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from unisono import launch
-from unisono.errors import LaunchError
-from unisono.launch import describe_mismatch, find_mpiexec, launch_command, launch_environment, ranks_started
+from unisono.errors import LaunchError, UsageError
+from unisono.launch import (
+    available_cores,
+    cores,
+    describe_mismatch,
+    find_mpiexec,
+    launch_command,
+    launch_environment,
+    ranks_started,
+)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +92,15 @@ def test_ranks_know_the_terminal_behind_a_pipe() -> None:
     assert launch_environment({"A": "b"}, terminal=True)["TTY_INTERACTIVE"] == "1"
     assert "TTY_INTERACTIVE" not in launch_environment({"A": "b"}, terminal=False)
     assert launch_environment({"A": "b"}, terminal=False)["A"] == "b"
+
+
+@pytest.mark.skipif(not available_cores(), reason="this system does not say which cores a process may use")
+def test_cores_are_left_to_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 16, 17})
+    for spare, left in (("", {0, 1, 16, 17}), ("0", {1, 16, 17}), ("0,16", {1, 17}), ("0,1,16,17", {0, 1, 16, 17})):
+        monkeypatch.setenv("UNISONO_SPARE_CORES", spare)
+        assert available_cores() == left
+        assert cores() == len(left)
+    monkeypatch.setenv("UNISONO_SPARE_CORES", "one")
+    with pytest.raises(UsageError, match="UNISONO_SPARE_CORES=one; it must be numbers of cores"):
+        available_cores()

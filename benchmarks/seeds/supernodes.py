@@ -11,8 +11,8 @@ longest messages go first in the reduce-scatter, and last in the all-gather:
     round robin     t = log2(p) alpha + (p - p / q) beta_1 n / p + (p / q - 1) beta_2 n / p
     allreduce         = 2 t + (p - 1) / p n gamma                  the reduce-scatter sums as well
 
-Worked example: 232.6 MB of AlexNet on 1,024 nodes of TaihuLight, q = 256, beta_1 = 1 / (12 GB/s), beta_2 = 4 beta_1, as
-uplinks carry a quarter: 126 ms in rank order, 39 ms round robin, each without alpha and gamma.
+Worked example: 232.6 MiB of AlexNet on 1,024 nodes of TaihuLight, q = 256, beta_1 = 1 / (12 GB/s), beta_2 = 4 beta_1,
+as uplinks carry a quarter: 132 ms in rank order, 41 ms round robin, each without alpha and gamma.
 
 The section prints beta_2 as a quarter of beta_1; a quarter of the bandwidth is four times the time. `network/price.py`
 prices any schedule and any p; for powers of two it gives the same.

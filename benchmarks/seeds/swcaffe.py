@@ -19,8 +19,8 @@ NODES = 1024
 RATES = {"AlexNet": 94.17, "ResNet-50": 5.56}
 """Images per second of a node: table 3."""
 
-GRADIENT_BYTES = {"AlexNet": 232.6e6, "ResNet-50": 97.7e6}
-"""Bytes of the gradients: 6.3."""
+GRADIENT_BYTES = {"AlexNet": 232.6 * 2**20, "ResNet-50": 97.7 * 2**20}
+"""Bytes of the gradients: 6.3, whose MB are MiB: 60,965,224 parameters of AlexNet are 232.6 MiB."""
 
 RUNS = (("AlexNet", 256), ("AlexNet", 128), ("AlexNet", 64), ("ResNet-50", 32), ("ResNet-50", 64))
 """Network, and samples of a node."""

@@ -80,9 +80,19 @@ def describe_mismatch(environment: Mapping[str, str], started: int, size: int, l
     return f"{sizes}: the launcher did not connect {shown}; {remedy}"
 
 
+SPARE = "UNISONO_SPARE_CORES"
+"""Variable with cores, 0,16, that are left to the interrupts of the network adapter (PCL-DNN 5.3)."""
+
+
 def available_cores() -> frozenset[int]:
-    """Return the cores that this process may use; empty where the system does not list them."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    """Return the cores that this process may use, without those of SPARE; empty where the system does not list them.
+
+    Raises UsageError where SPARE names no cores. A process that has no others keeps them.
+    """
+    if not re.fullmatch(r"(\d+(,\d+)*)?", spare := os.environ.get(SPARE, "")):
+        raise UsageError(f"{SPARE}={spare}; it must be numbers of cores, 0 or 0,16")
+    own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    return own - {int(core) for core in re.findall(r"\d+", spare)} or own
 
 
 def cores() -> int:
@@ -112,7 +122,6 @@ def launch_command(mpiexec: Path, ranks: int, arguments: Sequence[str], options:
 SURVIVAL = ("--with-ft", "ulfm", "--mca", "opal_event_include", "poll", "--mca", "osc", "^ucx", "--bind-to", "none")
 """Options of Open MPI's mpiexec with which the others go on after a rank has died. With its default event library
 (epoll), messages over TCP sometimes stop after a death."""
-
 
 MEMORY_VARIABLE, SURVIVORS_VARIABLE = "UNISONO_MEMORY", "UNISONO_SURVIVORS"
 """Environment variables of an elastic run's ranks: the folder in memory for what the next ones begin with; and, where

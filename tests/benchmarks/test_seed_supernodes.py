@@ -23,8 +23,8 @@ def test_the_price_of_halving(nodes: int, supernode: int) -> None:
 
 def test_the_worked_example() -> None:
     network = Network(0, 1 / 12e9, 0, 4 / 12e9 / 256)
-    assert rank_order_seconds(1024, 256, 232.6e6, network) == pytest.approx(0.126, abs=5e-4)
-    assert round_robin_seconds(1024, 256, 232.6e6, network) == pytest.approx(0.039, abs=5e-4)
+    assert rank_order_seconds(1024, 256, 232.6 * 2**20, network) == pytest.approx(0.132, abs=5e-4)
+    assert round_robin_seconds(1024, 256, 232.6 * 2**20, network) == pytest.approx(0.041, abs=5e-4)
 
 
 @pytest.mark.parametrize(

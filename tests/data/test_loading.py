@@ -224,6 +224,24 @@ def test_numbers_lie_as_channels_last() -> None:
         assert torch.equal(inputs[5], shown(5, None))
 
 
+def test_a_free_thread_takes_what_a_slow_one_has_not_begun() -> None:
+    free, others = threading.Event(), set[int]()
+
+    class Slow(ImageTransform):
+        def into(self, out: torch.Tensor, file: memoryview, random: CounterRNG | None) -> None:
+            number = PICTURES.index(bytes(file))
+            if number == 0:
+                assert free.wait(10), "all but this stretch is the other thread's"
+            others.add(number)
+            if others >= set(range(6, 48)):
+                free.set()
+            super().into(out, file, random)
+
+    with loader_of(PICTURES, show=Slow) as (loader, _):
+        list(loader.batches([np.arange(48)]))
+    assert others == set(range(48))
+
+
 def test_each_thread_works_alone_and_leaves_the_others_their_cores() -> None:
     seen = set[int]()
 

@@ -221,7 +221,7 @@ def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
         peak, words = rate.split(", ", 1)
         assert float(peak) == pytest.approx(optimizer.learning_rate * scale, rel=1e-3)
         assert words == course
-    recipes = {path.stem: read_recipe(path) for path in RECIPES.glob("imagenet_*.toml")}
+    recipes = {path.stem: read_recipe(path) for path in RECIPES.glob("imagenet*.toml")}
     assert found == {
         name: (one.model.name, one.ranks, one.training.batch, one.training.epochs) for name, one in recipes.items()
     }
@@ -231,6 +231,7 @@ PAPERS: dict[str, tuple[str, str, str, int, float, float]] = {
     "imagenet_alexnet": ("Theano-MPI, table 1, 8GPU with BS 32; 4, SUBGD", "sum", "direct", 8, 32, 8 * 0.005),
     "imagenet_googlenet": ("Theano-MPI, table 1, 8GPU with BS 32; 4, SUBGD", "sum", "direct", 8, 32, 8 * 0.005),
     "imagenet_resnet50": ("DIMD 5, 0.1 k n / 256 with k = 64", "mean", "auto", 128, 64, 0.1 * 64 * 128 / 256),
+    "imagenet22k_resnet50": ("chosen: those for 1,000 classes; DIMD 5 has the data", "mean", "auto", 128, 64, 3.2),
     "imagenet_resnet50_256": ("MXNET-MPI 5.2, figure 16: 1.0 on 256 GPUs", "mean", "auto", 256, 32, 1.0),
     "imagenet_inception_bn": ("chosen: MXNET-MPI 5.2 has ResNet-50's rate alone", "mean", "auto", 256, 32, 1.0),
     "imagenet_vgg_a": (
@@ -246,7 +247,7 @@ PAPERS: dict[str, tuple[str, str, str, int, float, float]] = {
 """Source, combination of gradients, exchange, ranks, samples of a rank, and effective rate: that of their mean."""
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("imagenet_*.toml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("imagenet*.toml")))
 def test_the_effective_rate_is_that_of_the_paper(name: str) -> None:
     """The rate of a sum counts once for each rank."""
     recipe = read_recipe(RECIPES / f"{name}.toml")

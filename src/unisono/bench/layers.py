@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from unisono.compute.algorithms import DEFAULT
 from unisono.compute.convolution import geometry_of, plannable
 from unisono.compute.convolution_plan import ConvolutionPlan, key_of
-from unisono.compute.geometry import Pass
+from unisono.compute.geometry import Geometry, Pass
 from unisono.compute.prepare import autocast_to
 from unisono.errors import UsageError
 from unisono.formats import format_bytes
@@ -143,17 +143,15 @@ class TimedPass(NamedTuple):
     call: Callable[[], object]
     operations: int
     least_bytes: int
-    algorithm: Callable[[], str] = str
-    """Returns the algorithm, once it has been called; by default an empty string."""
-    timings: Callable[[], Mapping[str, float]] = dict
-    """Returns the time of each algorithm that was timed, perhaps on a part of the batch; by default none."""
+    timed: Callable[[], tuple[str, Mapping[str, float]]] = lambda: ("", {})
+    """Returns, after a call, the algorithm, and the time of each that was timed, perhaps on a part of the batch."""
 
 
 def _measure(layer: BenchLayer, plan: ConvolutionPlan, dtype: torch.dtype, first: bool) -> Iterator[LayerTiming]:
-    for which, call, operations, least_bytes, algorithm, timings in _passes(layer, plan, dtype):
+    for which, call, operations, least_bytes, algorithms in _passes(layer, plan, dtype):
         if not (first and which is Pass.GRAD_INPUT):
             seconds = statistics.median(seconds_of(call, TIMED_REPETITIONS))
-            kind, name, timed = type(layer.module).__name__, algorithm(), timings()
+            kind, (name, timed) = type(layer.module).__name__, algorithms()
             times = {way: seconds * took / timed[name] for way, took in timed.items()}
             yield LayerTiming(layer.name, kind, which.value, seconds, operations, least_bytes, name, times)
 
@@ -174,9 +172,12 @@ def _of_convolution(
     geometry = geometry_of(module, inputs)
     given = {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
     for which, tensors in given.items():
-        call, algorithm = partial(plan.compute, which, geometry, *tensors), partial(plan.algorithm, which, geometry)
-        timings = partial(lambda key: plan.measured.get(key, {}), key_of(geometry, which))
-        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, algorithm, timings)
+        call, timed = partial(plan.compute, which, geometry, *tensors), partial(_timed, plan, which, geometry)
+        yield TimedPass(which, call, geometry.operations, geometry.least_bytes, timed)
+
+
+def _timed(plan: ConvolutionPlan, which: Pass, geometry: Geometry) -> tuple[str, Mapping[str, float]]:
+    return plan.algorithm(which, geometry), plan.measured.get(key_of(geometry, which), {})
 
 
 def _of_linear(module: nn.Linear, layer: BenchLayer, dtype: torch.dtype) -> Iterator[TimedPass]:
@@ -227,12 +228,11 @@ def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -
 
 def medians(rows: Sequence[LayerTiming], peak: Peak) -> dict[str, float]:
     """Return, for each pass, the share of the bound that the median convolution reaches."""
-    shares_of_passes = {}
-    for which in Pass:
-        shares = [row.share_of_bound(peak) for row in rows if row.kind == "Conv2d" and row.pass_name == which.value]
-        if shares:
-            shares_of_passes[which.value] = statistics.median(shares)
-    return shares_of_passes
+    shares = defaultdict[str, list[float]](list)
+    for row in rows:
+        if row.kind == "Conv2d":
+            shares[row.pass_name].append(row.share_of_bound(peak))
+    return {name: statistics.median(each) for name, each in shares.items()}
 
 
 def as_table(rows: Sequence[LayerTiming], peak: Peak) -> Table:

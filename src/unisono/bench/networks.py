@@ -12,7 +12,7 @@ with its own environment and memory; they run their steps in turn, while the oth
 
 Started as  python -m unisono.bench.networks NETWORK CONTENDER BATCH.  The first input line holds the known timings
 of algorithms; each further line requests a step. The answer is a line of JSON: the seconds of the step and of scoring,
-and the process's peak memory in the step. When the input ends, it prints the timings of algorithms that it has measured.
+and the peak memory of the process in the step. When the input ends, it prints the timings of algorithms.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
 CONTENDERS = (STOCK, TUNED, KEPT_MEMORY, OURS)
 WITH_KEPT_MEMORY = (KEPT_MEMORY, OURS)
 """Contenders whose memory is kept from step to step."""
-
-SCORED = (STOCK, OURS)
-"""Contenders whose scoring is in the table."""
 
 CLASSES = 1000
 
@@ -164,10 +161,8 @@ class ContenderProcess:
         return self._receive()
 
     def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: `_receive` reports it
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
+            print(line, file=self._process.stdin, flush=True)
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -213,7 +208,7 @@ def as_markdown(results: Sequence[dict[str, Any]]) -> str:
     """Return a table: images/s of each contender, median and range, ratios of ours to the others, memory, scoring."""
     peers = CONTENDERS[:-1]
     beside, memory = [f"ours / {peer}" for peer in peers], [f"memory: {name}" for name in CONTENDERS]
-    head = ["network", "batch", *CONTENDERS, *beside, *memory, *(f"scoring: {name}" for name in SCORED)]
+    head = ["network", "batch", *CONTENDERS, *beside, *memory, *(f"scoring: {name}" for name in (STOCK, OURS))]
     rows = []
     for row in results:
         batch, seconds = row["batch"], row["seconds"]
@@ -221,7 +216,7 @@ def as_markdown(results: Sequence[dict[str, Any]]) -> str:
         rates = [_rate(batch, seconds[name]) for name in CONTENDERS]
         ratios = [f"{middle[peer] / middle[OURS]:.2f}" for peer in peers]
         taken = [f"{row['peak_bytes'][name] / 1e9:.2f} GB" for name in CONTENDERS]
-        scoring = [_rate(batch, row["scoring"][name]) if "scoring" in row else "" for name in SCORED]
+        scoring = [_rate(batch, row["scoring"][name]) if "scoring" in row else "" for name in (STOCK, OURS)]
         rows.append([row["network"], str(batch), *rates, *ratios, *taken, *scoring])
     return "\n".join(markdown_table(head, rows))
 

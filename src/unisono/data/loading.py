@@ -3,8 +3,9 @@
     training   step 0 ───── step 1 ───── step 2 ───── ...        the batch of a step is ready, unless loading is
     loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the waiting time is recorded
 
-PREFETCHED_BATCHES batches are prepared in advance, each by all threads together. The loader uses threads, not
-processes: Unisono never forks after MPI has started, and decoding releases the GIL.
+PREFETCHED_BATCHES batches are prepared in advance, each by all threads together: a free thread takes the next stretch
+of STRETCHES a thread (DIMD's donkeys). The loader uses threads, not processes: Unisono never forks after MPI has
+started, and decoding releases the GIL.
 
 On a device, the next batch is copied from pinned memory while the network computes on the one before (Theano-MPI 3.3:
 "gpudata" beside "input"). The program's stream waits for the copy; the host does not:
@@ -51,6 +52,9 @@ PROCESSOR = torch.device(HOST)
 
 PREFETCHED_BATCHES = 2
 """Number of batches that are prepared in advance."""
+
+STRETCHES = 4
+"""Stretches of a batch for each thread: what a slow thread does not begin, the others do."""
 
 DECODING = "decoding"
 """Name of the threads of a loader, and kind of the spans of their work."""
@@ -264,7 +268,7 @@ class Prefetcher(Reader):
     def _start(
         self, numbers: Numbers, seed: int | None, epoch: int
     ) -> tuple[torch.Tensor, Numbers, list[Future[None]]]:
-        """Submit a batch to the threads, a stretch of samples to each; return its memory, numbers and futures."""
+        """Submit a batch to the threads, in stretches of samples; return its memory, numbers and futures."""
         with observed(self._observe, "read batch", "loading"):
             memory, samples = self._buffer(len(numbers)), self.sampler.samples(numbers)
 
@@ -279,7 +283,8 @@ class Prefetcher(Reader):
                     except DecodeError as error:
                         raise DecodeError(f"sample {number} of {self.title}: {error}") from error
 
-        cuts = [bounds(len(numbers), self._threads, thread) for thread in range(self._threads)]
+        pieces = STRETCHES * self._threads
+        cuts = [bounds(len(numbers), pieces, piece) for piece in range(pieces)]
         return memory, numbers, [self._pool.submit(transform, first, last) for first, last in cuts if first < last]
 
     def _buffer(self, samples: int) -> torch.Tensor:

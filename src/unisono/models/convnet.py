@@ -6,8 +6,8 @@ AlexNet (Krizhevsky et al. 2012) in Caffe's form: convolutions in two groups, lo
 
 A relu follows each layer but the last; the second, fourth and fifth convolution are in two groups. For 1,000 classes
 and 3 channels it has 60,965,224 parameters, as in Theano-MPI's table 2, and an image takes 0.72 billion multiply-adds,
-0.67 in convolutions. In swCaffe's form (section 6.1) each convolution and the two wide layers have batch norm in place
-of local response normalisation, and there is no dropout.
+0.67 in convolutions. With batch norm in place of local response normalisation (swCaffe 6.1, which says no more), each
+convolution and the two wide layers have one, and there is no dropout: chosen here.
 
 OverFeat's fast network (Sermanet et al. 2014, table 1), which PCL-DNN measures:
 
