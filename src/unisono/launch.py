@@ -105,11 +105,9 @@ def find_mpiexec() -> Path:
 
     Raises LaunchError naming the extra that provides one.
     """
-    mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
-    if mpiexec.exists():
-        return mpiexec
-    if on_path := shutil.which("mpiexec"):
-        return Path(on_path)
+    for folder in (f"{sys.prefix}/bin", None):
+        if found := shutil.which("mpiexec", path=folder):
+            return Path(found)
     raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {INSTALL_HINT}")
 
 

@@ -3,9 +3,8 @@
     training   step 0 ───── step 1 ───── step 2 ───── ...        the batch of a step is ready, unless loading is
     loading    batch 0, 1, 2 │ batch 3 ── │ batch 4 ── │          slower; the waiting time is recorded
 
-PREFETCHED_BATCHES batches are prepared in advance, each by all threads together: a free thread takes the next stretch
-of STRETCHES a thread (DIMD's donkeys). The loader uses threads, not processes: Unisono never forks after MPI has
-started, and decoding releases the GIL.
+PREFETCHED_BATCHES batches are prepared in advance, each by all threads: a free one takes the next of STRETCHES a thread
+(DIMD's donkeys). Threads, not processes: Unisono never forks after MPI has started, and decoding releases the GIL.
 
 On a device, the next batch is copied from pinned memory while the network computes on the one before (Theano-MPI 3.3:
 "gpudata" beside "input"). The program's stream waits for the copy; the host does not:
@@ -247,11 +246,8 @@ class Prefetcher(Reader):
                 yield batch
         finally:
             for memory, _, futures in queue:
-                for future in futures:
-                    future.cancel()
-                for future in futures:
-                    if not future.cancelled():
-                        future.exception()
+                for begun in [future for future in futures if not future.cancel()]:
+                    begun.exception()
                 self._spare.append(memory)
             if current is not None:
                 self._spare.append(current)
