@@ -208,7 +208,7 @@ def test_a_recipe_can_set_every_option_of_a_rule_and_a_wrong_value_is_named(rule
 
 
 def test_the_table_of_recipes_for_imagenet_in_the_docs() -> None:
-    rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet_")]
+    rows = [line.split("|")[1:-1] for line in DOCS.read_text().splitlines() if line.startswith("| `imagenet")]
     found = {}
     for name, network, ranks, batch, epochs, rate, _ in ([cell.strip() for cell in row] for row in rows):
         found[name.strip("`")] = network.strip("`"), *(int(cell.replace(",", "")) for cell in (ranks, batch, epochs))
