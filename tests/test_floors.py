@@ -45,13 +45,8 @@ FLOORS = [
 MAX_LINES = {
     ".": 3_208,
     "asynchronous": 1_098,
-<<<<<<< HEAD
-    "bench": 1_548,
+    "bench": 1_559,
     "cli": 2_434,
-=======
-    "bench": 1_543,
-    "cli": 2_431,
->>>>>>> c75fda8f (PCL-DNN's figure 3 and swCaffe's table 2 and figure 9 measured; limits of rooms)
     "collectives": 4_058,
     "compute": 1_240,
     "data": 6_231,
