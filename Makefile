@@ -15,7 +15,7 @@ train: $(VENV)/.run
 test: $(VENV)/.dev
 	@failed=0; \
 	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist worksteal -m "not launches" || failed=1; \
-	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist loadgroup --no-loadscope-reorder -m launches || failed=1; \
+	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist loadfile --no-loadscope-reorder -m launches || failed=1; \
 	exit $$failed
 
 # No ranks but those of README's programs; without the folders that take longest.

@@ -44,10 +44,9 @@ LONGEST = ("test_on_ranks[", "tests/training/test_worker.py", "test_four_ranks.p
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts ranks, and what needs an accelerator. A file stays on one worker, for what its tests share.
+    """Mark what starts ranks, and what needs an accelerator.
 
-    Those of `test_on_ranks` share nothing. What takes longest comes first. What needs a device comes last: one that
-    only pretends stays in the process.
+    What takes longest comes first. What needs a device comes last: one that only pretends stays in the process.
     """
     for item in items:
         if {"device", "pretend"} & set(getattr(item, "fixturenames", ())):
@@ -55,7 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = hasattr(item, "callspec") and item.callspec.params.get("ranks") == 1
         if LAUNCHING & set(getattr(item, "fixturenames", ())) and not alone:
             item.add_marker("launches")
-        item.add_marker(pytest.mark.xdist_group(item.name if "test_on_ranks[" in item.name else str(item.path)))
 
     def place(item: pytest.Item) -> tuple[bool, int]:
         last = next((place for place, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))

@@ -1,7 +1,8 @@
 """Runs the tests in tests/mpi on real ranks, for as long as they make progress: rank 0 prints a dot a test.
 
 On 1, 2, 3 and 4 ranks what depends on their number: who exchanges what with whom. What stands on that is run on 1 rank,
-and on as few as show it: 3 are more than a machine of 2 cores has, and take several times as long as 2.
+and on as few as show it: 3 are more than a machine of 2 cores has, and take several times as long as 2. What makes
+groups of 1 to all ranks is run on 1 and on 3, which has the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "reducer/test_sharded.py::test_a_wire_rounds_gradients",
         "reducer/test_sharded.py::test_each_rank_has_its_share_of_the_state",
         "reducer/test_sharded.py::test_other_layouts_and_dtypes",
+        "reducer/test_virtual_ranks.py::test_any_number_of_ranks_has_the_bits_of_one",
+        "reducer/test_virtual_ranks.py::test_norms_of_shards_have_the_bits_of_any_number_of_ranks",
+        "reducer/test_virtual_ranks.py::test_settings_change_no_bit",
+        "reducer/test_virtual_ranks.py::test_without_virtual_ranks_no_setting_changes_a_bit",
         "rules/test_outer_steps.py::test_ranks_train_what_one_process_plays",
         "rules/test_outer_steps.py::test_one_node_and_several_have_the_same_bits",
         "rules/test_outer_steps.py::test_another_number_of_ranks_begins_with_the_anchor",
@@ -55,6 +60,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "training/test_worker.py",
     ),
     3: (
+        "collectives/test_schedules.py::test_extra_memory_is_that_of_the_pieces_in_flight",
         "collectives/test_staged.py",
         "collectives/test_waits.py",
         "data/test_batch_dataset.py",
@@ -136,7 +142,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
 """By the number of ranks, what is not run on so many: folders, files, and tests of a file.
 
 2: what shows more where shares are uneven, sums have an order, and a node has ranks beside another node's; layers split
-over 2 ranks, which 4 ranks have too, beside those split over all.
+over 2 ranks, which 4 ranks have too, beside those split over all; virtual ranks, of which 3 ranks have a group of 2.
 3: what sees itself and others, and shows with one other what it would with two; trainings of split layers that 4 ranks
 make with groups of 2 and of 4. A group of 3 has uneven and empty shares.
 4: whatever stands on collectives, and of split layers what a group of 2 or of 3 shows alone. Process groups of 4 have

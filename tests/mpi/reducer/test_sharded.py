@@ -90,8 +90,8 @@ def test_losses_are_those_of_bsp(group: World, name: str) -> None:
 )
 def test_all_overlaps_on_one_node_and_on_two(overlap: str, where: str, request: pytest.FixtureRequest) -> None:
     world: World = request.getfixturevalue(where)
-    model, _, _ = trained(world, unisono.Sharded(SMALL, overlap), "adam", 6)
-    plain, _, _ = trained(world, unisono.BSP(SMALL, overlap), "adam", 6)
+    model, _, _ = trained(world, unisono.Sharded(SMALL, overlap), "adam", 4)
+    plain, _, _ = trained(world, unisono.BSP(SMALL, overlap), "adam", 4)
     close(model, plain)
     assert same(world, model)
 

@@ -22,7 +22,7 @@ from unisono.training.trainer import Trainer
 from unisono.world import World
 
 SHARES = 8
-SIZES = (64, 64, 29, 64, 5, 64, 1, 64)
+SIZES = (64, 29, 5, 64, 1, 64)
 """Samples of each batch: in some a share is smaller than another, or empty."""
 
 
