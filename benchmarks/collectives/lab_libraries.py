@@ -1,9 +1,10 @@
 """Times all collectives of Unisono, MPI libraries and gloo on 8 hosts of the lab, without a table, by turns.
 
-    python benchmarks/collectives/lab_libraries.py [--rounds 3] [--setting switch] [--sizes 4 64] [--peers mpich]
+    python benchmarks/collectives/lab_libraries.py [--rounds 3] [--setting switch] [--collectives reduce] [--sizes 4 64]
+        [--peers mpich]
 
 Root, iproute2; about 10 minutes a round. A turn is one contender's program on the whole lab. Written:
-lab_libraries.json, lab_libraries.md, in which rows of other settings and sizes stay.
+lab_libraries.json, lab_libraries.md, in which rows of other settings, collectives and sizes stay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -48,14 +49,13 @@ Intel MPI and Open MPI on its two cores, where a call of 4 bytes took them 30 ms
 TURN_SECONDS = 900.0
 
 
-def turn(name: str, setting: str, sizes: Sequence[int], output: Path) -> dict[str, Any]:
+def turn(name: str, setting: str, settings: Mapping[str, Sequence[Any]], output: Path) -> dict[str, Any]:
     """Run a contender on the lab. Return what it has written. Raises UsageError where it fails or hangs."""
     (mpiexec, _, _, *program), environment = command_of(name, 1, {**os.environ, **ENVIRONMENT})
     supernodes, hosts = SETTINGS[setting]
     options = [f"--supernodes={supernodes}", f"--hosts={hosts}", f"--rate={RATE}mbit"]
     options += [f"--oversubscribe={OVERSUBSCRIBED}", f"--mpiexec={mpiexec}"]
-    settings = json.dumps({"collectives": COLLECTIVES, "sizes": sizes})
-    command = [sys.executable, "-m", "unisono", "lab", *options, "--", *program, str(output), settings]
+    command = [sys.executable, "-m", "unisono", "lab", *options, "--", *program, str(output), json.dumps(settings)]
     try:
         done = subprocess.run(command, env=environment, timeout=TURN_SECONDS, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired as error:
@@ -66,7 +66,7 @@ def turn(name: str, setting: str, sizes: Sequence[int], output: Path) -> dict[st
     return found
 
 
-def measure(setting: str, rounds: int, sizes: Sequence[int], peers: Sequence[str]) -> dict[str, Any]:
+def measure(setting: str, rounds: int, settings: Mapping[str, Sequence[Any]], peers: Sequence[str]) -> dict[str, Any]:
     """Return all rows of a setting; a peer that fails is named and left out of all rounds."""
     runs: dict[str, list[Any]] = {name: [] for name in (OURS, *peers)}
     failed: dict[str, str] = {}
@@ -76,7 +76,7 @@ def measure(setting: str, rounds: int, sizes: Sequence[int], peers: Sequence[str
         print(f"{setting}, round {number} of {rounds}: {name}", flush=True)
         with TemporaryDirectory() as folder:
             try:
-                runs[name].append(turn(name, setting, sizes, Path(folder) / "results.json"))
+                runs[name].append(turn(name, setting, settings, Path(folder) / "results.json"))
             except UsageError as error:
                 failed[name] = str(error)
                 print(f"{name} is left out: {error}", flush=True)
@@ -116,6 +116,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     asked = parser.parse_args()
@@ -124,7 +125,7 @@ def main() -> None:
     path = HERE / "lab_libraries.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     for setting in asked.setting:
-        new = measure(setting, asked.rounds, asked.sizes, asked.peers)
+        new = measure(setting, asked.rounds, {"collectives": asked.collectives, "sizes": asked.sizes}, asked.peers)
         measured = {(row["collective"], row["bytes"]) for row in new["rows"]}
         kept = [
             row for row in found.get(setting, {"rows": []})["rows"] if (row["collective"], row["bytes"]) not in measured

@@ -8,7 +8,7 @@ import torch
 
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, move_dtype_of, nbytes_of
+from unisono.collectives.payload import move_dtype_of, nbytes_of, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
@@ -31,8 +31,8 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
         plan = group.plan("broadcast", algorithm, tensor, op=None, root=root, move_dtype=move_dtype)
     if group.size == 1:
         return tensor
-    flat = flat_of(tensor)
-    start_and_keep(group, parameters, prepare(group, plan)(flat.data_ptr(), flat.data_ptr()), flat)
-    if group.rank != root and flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
+    sent = send_buffer(tensor)
+    start_and_keep(group, parameters, prepare(group, plan)(sent.data_ptr(), sent.data_ptr()), sent)
+    if group.rank != root and sent.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(sent.view(tensor.shape))
     return tensor

@@ -92,9 +92,10 @@ def start_and_keep(
 
     `checked_anywhere` is true if tensors at other addresses pass the same checks.
     """
-    if checked_anywhere and isinstance(play, PlayAnywhere):
-        group.ready.add_anywhere(parameters, play.func, *tensors)
-    else:
+    anywhere = play.func if checked_anywhere and isinstance(play, PlayAnywhere) else None
+    if anywhere is not None:
+        group.ready.add_anywhere(parameters, anywhere, *tensors)
+    if anywhere is None or len(tensors) == 1:  # a single tensor that comes again is found faster by its address
         group.ready.add(parameters, play, *tensors)
     try:
         play()

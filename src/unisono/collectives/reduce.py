@@ -21,7 +21,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output, check_root
 from unisono.collectives.group import Group
-from unisono.collectives.payload import flat_of, name_of, nbytes_of
+from unisono.collectives.payload import name_of, nbytes_of, send_buffer
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
@@ -52,12 +52,12 @@ def reduce(group: Group, tensor: torch.Tensor, root: int, op: str = "sum") -> No
         return
     named = "" if op == "sum" else f", op {op}"
     call = call_of(f"reduce({tensor.numel()} x {name_of(tensor.dtype)}, root {root}{named})")
-    flat = flat_of(tensor)
+    sent = send_buffer(tensor)
     if group.uses_shared_memory(call):
-        plan = Plan("reduce", "direct", "windows", flat.numel(), tensor.dtype, None, op, root, call)
-        play = staged_reduce(group.memory_for(call), plan, flat.data_ptr(), root)
+        plan = Plan("reduce", "direct", "windows", sent.numel(), tensor.dtype, None, op, root, call)
+        play = staged_reduce(group.memory_for(call), plan, sent.data_ptr(), root)
     else:
-        play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(flat.data_ptr(), flat.data_ptr())
-    start_and_keep(group, parameters, play, flat)
-    if group.rank == root and flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
+        play = prepare(group, group.plan("reduce", "auto", tensor, op=op, root=root))(sent.data_ptr(), sent.data_ptr())
+    start_and_keep(group, parameters, play, sent)
+    if group.rank == root and sent.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(sent.view(tensor.shape))

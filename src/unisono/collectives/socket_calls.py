@@ -48,7 +48,7 @@ PIECES_PER_RANK, MAX_PIECES, MIN_PIECE_BYTES = 16, 256, 8 << 10
 """Pieces of a chain: it takes as long as its pieces and its ranks one after another."""
 
 MAX_TREE_BYTES = 2 << 10
-"""Largest payload in bytes of an allreduce whose time is that of its messages, not that of its bytes."""
+"""Largest payload in bytes whose time is that of its messages, not that of its bytes."""
 
 ROUNDS, CALLS = 3, 8
 """Rounds of so many barriers by sockets, and by the library, of which the fastest are compared."""
@@ -74,15 +74,17 @@ BARRIER = "tree"
 def schedule_for(collective: str, nbytes: int) -> str:
     """Return the schedule of a collective: few messages for a short payload, since each costs more than its bytes.
 
-    >>> schedule_for("allreduce", 4), schedule_for("allreduce", 32 << 10), schedule_for("all_gather", 4)
-    ('tree', 'circulant', 'circulant')
+    >>> schedule_for("allreduce", 4), schedule_for("reduce", 4), schedule_for("all_gather", 4)
+    ('tree', 'tree/binary', 'circulant')
     """
     if collective == "all_to_all":
         return "direct"
     if nbytes > MAX_SHORT_BYTES:
         return CHAIN
-    whole = collective in ("allreduce", "broadcast", "reduce")
-    return "tree" if whole and nbytes <= MAX_TREE_BYTES else "circulant"
+    short = nbytes <= MAX_TREE_BYTES
+    if collective in ("broadcast", "reduce") and short:
+        return "tree/binary"
+    return "tree" if collective == "allreduce" and short else "circulant"
 
 
 def open_socket_calls(group: Group) -> SocketCalls | None:

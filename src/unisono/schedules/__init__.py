@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 SCHEDULES: dict[str, Entry] = {
-    "tree": Entry(tree.family, tree.worth),
+    "tree": Entry(tree.family, tree.worth, tree.VARIANTS),
     "halving": Entry(halving.family, halving.worth, halving.VARIANTS),
     "ring": Entry(ring.family, ring.worth),
     "direct": Entry(direct.family, direct.worth),

@@ -18,49 +18,74 @@ the last. Messages: 2(p-1) in all, the minimum: every rank but the root must sen
 rank: n for a leaf, up to n log2 p at the root. The root sums from all its children in one round, and sends to the child
 with the most ranks below it first.
 Source: Thakur, Rabenseifner and Gropp, 2005.
+
+`tree/binary` gives a rank two children at most, each with half of the positions below it: no more steps on 8 ranks, and
+a link carries 2n at most. Calls one after another take as long as the busiest link.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Program, Round, add, receive, send
 
+VARIANTS = ("binary",)
 
-def family(placement: Placement, _: str) -> Family:
+Links = Callable[[int, int], tuple[int, list[int]]]
+"""Function (position, positions) that returns the parent, of position 0 any number, and the children."""
+
+
+def family(placement: Placement, variant: str) -> Family:
     """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
-    order = locality_order(placement)
-    return Family(renumber(tree, order), broadcast=renumber(broadcast, order), reduce=renumber(reduce, order))
+    order, links = locality_order(placement), _halves if variant else _binomial
+    whole, *one_way = (renumber(partial(make, links=links), order) for make in (tree, broadcast, reduce))
+    return Family(whole, None, None, *one_way)
 
 
-def worth(_: str, __: Placement, ___: str) -> bool:
-    """Return True: it sends few messages, which is good for short payloads on any placement."""
-    return True
+def worth(_: str, __: Placement, variant: str) -> bool:
+    """Return True for few messages, which is good for short payloads on any placement; a variant sends as many."""
+    return not variant
 
 
-def broadcast(rank: int, ranks: int) -> Program:
+def _binomial(position: int, positions: int) -> tuple[int, list[int]]:
+    return parent(position), children(position, positions)
+
+
+def _halves(position: int, positions: int) -> tuple[int, list[int]]:
+    above, first, end = 0, 0, positions
+    while True:
+        middle = first + 1 + (end - first - 1) // 2
+        if first == position:
+            return above, [child for child, last in ((middle, end), (first + 1, middle)) if child < last]
+        above, first, end = first, *((first + 1, middle) if position < middle else (middle, end))
+
+
+def broadcast(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return a broadcast from rank 0 down the tree. log2 p steps, p-1 messages in all."""
-    return Program(1, (_down(rank, ranks),))
+    return Program(1, (_down(rank, ranks, links),))
 
 
-def reduce(rank: int, ranks: int) -> Program:
+def reduce(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return a reduction up the tree to rank 0. log2 p steps, p-1 messages in all."""
-    return Program(1, (_up(rank, ranks),), max(1, len(children(0, ranks))))
+    return Program(1, (_up(rank, ranks, links),), max(1, len(links(0, ranks)[1])))
 
 
-def tree(rank: int, ranks: int) -> Program:
+def tree(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (_up(rank, ranks) + _down(rank, ranks),), max(1, len(children(0, ranks))))
+    return Program(1, (_up(rank, ranks, links) + _down(rank, ranks, links),), max(1, len(links(0, ranks)[1])))
 
 
-def _up(rank: int, ranks: int) -> tuple[Round, ...]:
-    below = tuple(add(child, 0) for child in children(rank, ranks))
-    above: tuple[Round, ...] = ((send(parent(rank), 0),),) if rank else ()
-    return ((below,) if below else ()) + above
+def _up(rank: int, ranks: int, links: Links) -> tuple[Round, ...]:
+    above, below = links(rank, ranks)
+    rounds: tuple[Round, ...] = (tuple(add(child, 0) for child in below),) if below else ()
+    return (*rounds, (send(above, 0),)) if rank else rounds
 
 
-def _down(rank: int, ranks: int) -> tuple[Round, ...]:
-    above: tuple[Round, ...] = ((receive(parent(rank), 0),),) if rank else ()
-    below = tuple(send(child, 0) for child in children(rank, ranks))
-    return above + ((below,) if below else ())
+def _down(rank: int, ranks: int, links: Links) -> tuple[Round, ...]:
+    above, below = links(rank, ranks)
+    rounds: tuple[Round, ...] = (tuple(send(child, 0) for child in below),) if below else ()
+    return ((receive(above, 0),), *rounds) if rank else rounds
 
 
 def parent(position: int) -> int:

@@ -188,7 +188,7 @@ def test_random_mistakes_are_named_on_every_rank(
 
 def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_calls(broken: World) -> None:
     broken.allreduce(torch.zeros(3))
-    with pytest.raises(MismatchError, match=r"broadcast\(5 x float32, root [01], tree\), but .* root [01], tree\)"):
+    with pytest.raises(MismatchError, match=r"broadcast\(5 x float32, root [01], tree/.*\), but .* root [01], tree/"):
         for _ in range(2):
             broken.broadcast(torch.zeros(5), min(broken.rank, 1))
         for _ in range(2):  # a rank that finds it is missing in the second one
