@@ -24,12 +24,13 @@ from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
 from unisono.step.rule import Members, RankState
-from unisono.tensor_parallel.choose_plan import Example, choose_plan, whole_layers
+from unisono.tensor_parallel.choose_plan import Example, choose_plan
 from unisono.tensor_parallel.model import (
     agree_on_state,
     check_split_optimizer,
     links_of,
     parameter_parts,
+    refusal,
     split_model,
     split_of,
 )
@@ -91,7 +92,7 @@ def parallel(
         plan = _plan_by_prediction(model, world, chosen, optimizer, example)
     reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
-        check_split_optimizer(model, optimizer, sharded)
+        check_split_optimizer(model, chosen, optimizer)
         if sharded:
             reducer.shard(optimizer, own_loop=True)
         else:
@@ -219,8 +220,8 @@ def attach(
     if virtual_ranks or rule.exchange.wire == EXACT:
         divided = plan is not None or split_of(model) is not None
         world.call_on_all(lambda: check_exact(model, world.size, rule, virtual_ranks, divided))
-    if (plan is not None or split_of(model) is not None) and not rule.traits.groups:
-        raise UsageError(f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan")
+    if (plan is not None or split_of(model) is not None) and (reason := refusal(rule, "")):
+        raise UsageError(reason)
     world.call_on_all(lambda: device_of([*model.parameters()] or [torch.empty(0)], "a model"))
     compare_models(model, world)
     agree_on_state(model, world)
@@ -277,7 +278,7 @@ def _plan_by_prediction(
     prepare(model)
     compare_models(model, world)
     name = "" if optimizer is None else type(optimizer).__name__
-    choice = whole_layers(rule, name) or choose_plan(model, world, example)
+    choice = choose_plan(model, world, example, whole=refusal(rule, name))
     if world.rank == 0:
         for line in choice.lines:
             logging.getLogger("unisono").info(line)

@@ -6,6 +6,7 @@ The chosen splits are never predicted slower than data parallelism, and are abou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -156,7 +157,7 @@ def links(placement: Placement) -> GroupLinks:
 def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() -> None:
     """Two nodes of 2 ranks."""
     placement, layer = regular(1, 2, 2), LayerFacts("layer", 8, inputs=3, outputs=10)
-    found = inputs([(layer, 1.0)], 8, SLOW, placement=placement)._replace(links=links(placement))
+    found = replace(inputs([(layer, 1.0)], 8, SLOW, placement=placement), links=links(placement))
     within, across = (with_splits(found, {"layer": f"column {size}"}).activations for size in (2, 4))
     assert [(one.seconds, one.link) for _, one in within] == [(pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)]
     all_to_all = 2 * 3 * 20 / 4  # each rank of a node sends its own

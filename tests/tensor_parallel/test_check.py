@@ -16,7 +16,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(10, 8)
+        self.words, self.maxed = nn.Embedding(10, 8), nn.Embedding(10, 8, max_norm=1.0)
         self.conv = nn.Conv2d(3, 12, 3)
         self.grouped = nn.Conv2d(4, 8, 3, groups=2)
         self.norm = nn.LayerNorm(8)
@@ -38,29 +38,30 @@ def test_names_sizes_and_dropouts_are_filled_in() -> None:
 
 REFUSALS = {
     "an unknown name": ({"fc3": "column"}, "names a layer 'fc3', which the model does not have; did you mean 'fc2'?"),
-    "a far name": ({"xyz": "column"}, "layers that can be split are words, conv, grouped, fc1, fc2"),
+    "a far name": ({"xyz": "column"}, "layers that can be split are words, maxed, conv, grouped, fc1, fc2"),
     "nothing by wildcard": ({"q*": "column"}, "'q*', which the model does not have"),
     "the model": ({"": "column"}, "a layer ''"),
     "ranks": ({"fc1": "column 3"}, "layer 'fc1': groups of 3 do not divide 4 ranks: use one of 1, 2, 4"),
-    "outputs": ({"fc2": "column 4"}, "layer 'fc2' (Linear) has 10 output features, which 4 ranks cannot share evenly: "
-                "groups of 2, 5, 10 ranks can"),
+    "outputs": ({"fc2": "column 4"}, "layer 'fc2' (Linear) has out_features = 10, which 4 ranks cannot share evenly: "
+                "groups of 2, 5, 10 can"),
+    "inputs": ({"fc1": "row 16"}, "layer 'fc1' (Linear) has in_features = 8, which 16 ranks cannot share evenly"),
+    "a maximum of norms": ({"maxed": "row"}, "layer 'maxed' (Embedding) has max_norm = 1.0: leave it whole"),
     "a norm": ({"norm": "column"}, "layer 'norm' is a LayerNorm, which cannot be split by column: Linear, Conv1d"),
     "rows of a convolution": ({"conv": "row"}, "'conv' is a Conv2d, which cannot be split by row: split it by column"),
     "columns of words": ({"words": "column"}, "is a Embedding, which cannot be split by column: split it by row"),
-    "groups": ({"grouped": "column"}, "layer 'grouped' (Conv2d) has 2 groups of channels: leave it whole"),
+    "groups": ({"grouped": "column"}, "layer 'grouped' (Conv2d) has groups = 2: leave it whole"),
     "an attention": ({"heads.out_proj": "row"}, "'heads.out_proj' is a NonDynamicallyQuantizableLinear, which cannot"),
     "a part to nobody": ({"fc1": "column gives part"}, "'fc1' gives a part, which no layer after it takes: leave away"),
-    "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes a part, which no layer before it gives: leave away"),
+    "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes parts of 4 ranks, but no layer before it gives any"),
     "weights inside": (
         {"conv": "column gives part", "fc1": "row takes part"},
-        "layer 'grouped' (Conv2d) has weights, and stands between 'conv', which gives a part of its group's samples, "
-        "and 'fc1', which takes it: leave away 'gives part' and 'takes part'",
+        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'norm' between has weights: leave away",
     ),
     "two sizes": (
         {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
-        "'fc2' takes parts of 4 ranks, and 'fc1' gives those of 2: use one size for both",
+        "layer 'fc2' takes parts of 4 ranks, but 'fc1' gives those of 2: leave away 'takes part'",
     ),
-    "no dropout": ({"fc1": "dropout 2"}, "layer 'fc1' is a Linear: only a Dropout takes 'dropout'"),
+    "no dropout": ({"fc1": "dropout 2"}, "is a Linear, which cannot be split by dropout: split it by column or row"),
     "a convolution's input": ({"conv": "column takes part"}, "takes inputs of own samples: leave away 'takes part'"),
     "a number's part": ({"words": "row takes part"}, "takes inputs of own samples: leave away 'takes part'"),
 }  # fmt: skip
@@ -70,7 +71,7 @@ REFUSALS = {
 def test_refusals_have_one_line_and_the_remedy(why: str) -> None:
     layers, message = REFUSALS[why]
     with pytest.raises(UsageError) as raised:
-        checked(layers)
+        checked(layers, 16 if why == "inputs" else 4)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -99,7 +100,7 @@ def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
     }
     for how, layer in layers.items():
         split = make_plan({"layer": f"{how} {ranks}"}).layers[0][1]
-        assert KINDS[type(layer), split.how].refusal(layer, split) is None
+        assert not KINDS[type(layer), split.how].refusal(layer, split)
         for member in range(ranks):
             for name, part in parts_of(layer, split, member).items():
                 whole = layer.get_parameter(name)

@@ -7,13 +7,13 @@ import copy
 import torch
 from torch import nn
 
-from unisono.tensor_parallel.layers import SampleDropout, mixed, use_sample_dropout
+from unisono.tensor_parallel.layers import SampleDropout, use_sample_dropout
 from unisono.tensor_parallel.layouts import SampleNumbers
 
 
 def dropouts(seed: SampleNumbers) -> nn.Sequential:
     model = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3, inplace=True), nn.Dropout(0.0))
-    assert list(use_sample_dropout(model, seed)) == ["0", "1", "2"]
+    use_sample_dropout(model, seed)
     return model
 
 
@@ -55,15 +55,3 @@ def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
 def set_p(layer: nn.Module, p: float) -> nn.Module:
     layer.p = p
     return layer
-
-
-def test_the_hash_spreads() -> None:
-    found = {
-        mixed(seed, step, sample, layer)
-        for seed in range(5)
-        for step in range(5)
-        for sample in range(50)
-        for layer in range(3)
-    }
-    assert len(found) == 5 * 5 * 50 * 3
-    assert all(0 <= one < 1 << 64 for one in found)

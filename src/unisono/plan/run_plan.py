@@ -60,9 +60,6 @@ from unisono.step.rule import RankState
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
 
-MAX_BUCKETS_OF_A_CHOICE = 64
-"""Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
-
 MAX_PLAYED_RANKS = 64
 """Largest number of ranks of a played program: one is played, and others count where they share its updates alone."""
 
@@ -202,14 +199,9 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
 
 
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
-    """Return the inputs of the choice of splits for a step that is predicted in data parallelism.
-
-    Splits are compared in the setting with which a run begins, in at most MAX_BUCKETS_OF_A_CHOICE buckets.
-    """
+    """Return the inputs of the choice of splits for a step that is predicted in data parallelism."""
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
     weights = {layer.name: layer.parameter_bytes for layer in run.layers if layer.parameters}
-    setting = initial_setting(step.rule, step.buckets, placement.ranks)
-    least = sum(weights.values()) // MAX_BUCKETS_OF_A_CHOICE
 
     def of_sent(nodes: int, wire: str | None) -> Cost:
         """Return the cost of an allreduce by the bytes that a rank sends."""
@@ -217,14 +209,6 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
         sent = gradient_bytes(1.0, nodes * run.ranks_per_node, 1)
         return Cost(cost.latency, cost.per_byte / sent if sent else 0.0)
 
-    gradients, activations = (
-        LinkCosts(of_sent(run.nodes, wire), of_sent(1, wire)) for wire in (step.rule.exchange.wire, None)
-    )
-    return SplitInputs(
-        facts,
-        step,
-        setting._replace(bucket_bytes=max(setting.bucket_bytes, least)),
-        weights,
-        run.samples_of_rank,
-        known_links(placement, gradients, activations),
-    )
+    wires = step.rule.exchange.wire, None  # of gradients, of activations
+    costs = (LinkCosts(of_sent(run.nodes, wire), of_sent(1, wire)) for wire in wires)
+    return SplitInputs(facts, step, weights, run.samples_of_rank, known_links(placement, *costs))

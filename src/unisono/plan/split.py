@@ -1,9 +1,5 @@
 """Split layers in the prediction of a step: their exchanges as tasks of its program, with the costs of their groups.
 
-    4 ranks, their own samples    │ s0  │ s1  │ s2  │ s3  │     in each unsplit layer, forward and backward
-    a column layer, groups of 2   │ s0 s1     │ s2 s3     │     all-gather of a group's samples, half of the outputs
-    its output, own again         │ s0  │ s1  │ s2  │ s3  │     all-to-all; nothing where a row layer takes the parts
-
 A layer in groups of G computes G times the samples and a G-th of the outputs: as long as in data parallelism. With x
 and y bytes of its input and output on a rank's own samples, w bytes of weights, N ranks, a rank sends
 
@@ -13,9 +9,7 @@ and y bytes of its input and output on a rank's own samples, w bytes of weights,
 
 forward, and the same backward, in reverse order: nothing for y where it "gives part" (column), for x where it "takes
 part" (row) or needs no gradient (backward). Tasks that send activations keep computing waiting; those of gradients hide
-behind it. So the step is what `step/predict.py` plays.
-
-A worked example is in `docs/tensor_parallel.md`.
+behind it. So the step is what `step/predict.py` plays. A worked example is in `docs/tensor_parallel.md`.
 
 Layers to split, and the sizes of their groups, are chosen by the predicted step:
 
@@ -33,13 +27,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import Candidate, PredictionInputs, Setting, predicted
+from unisono.plan.choose import Candidate, PredictionInputs, Setting, initial_setting, predicted
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
@@ -54,6 +49,9 @@ or cost more than their share of a bucket."""
 LEAST_GAIN = 1.1
 """Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off
 by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
+
+MAX_BUCKETS = 64
+"""Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
 
 
 class LayerFacts(NamedTuple):
@@ -103,18 +101,24 @@ def known_links(placement: Placement, gradients: LinkCosts, activations: LinkCos
     return GroupLinks(placement, gradients, LinkCosts(*halves))
 
 
-class SplitInputs(NamedTuple):
+@dataclass(frozen=True)
+class SplitInputs:
     """Inputs of a prediction besides the splits."""
 
     layers: tuple[LayerFacts, ...]
     step: PredictionInputs
     """Step in data parallelism."""
-    setting: Setting
     weights: Mapping[str, int]
     """Bytes of each layer's parameters by its name, in the order of their numbers in the step program."""
     samples: float
     """Samples of a rank."""
     links: GroupLinks
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Setting in which splits are compared: that with which a run begins, in at most MAX_BUCKETS buckets."""
+        first = initial_setting(self.step.rule, self.step.buckets, self.links.placement.ranks)
+        return first._replace(bucket_bytes=max(first.bucket_bytes, sum(self.weights.values()) // MAX_BUCKETS))
 
 
 class LayerSent(NamedTuple):
@@ -275,16 +279,17 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
         return sent.activations + weight * sent.gradients
 
     for name, layer in by_name.items():
-        before, ends = giver.get(name, ""), list[tuple[float, list[_Unit]]]()
+        before = giver.get(name, "")
         units = [(before, {name: f"{how} {size}"}) for how, sizes in layer.sizes.items() for size in sizes]
         for size in by_name[before].sizes.get(COLUMN, ()) if before else ():
             if size in layer.sizes.get(ROW, ()):
                 pair = {before: f"{COLUMN} {size} {GIVES}", name: f"{ROW} {size} {TAKES}"}
                 units.append((giver.get(before, ""), pair))
+        ends = [best[before]]
         for behind, unit in units:
             gain = sum(seconds(one) - seconds(one, words) for one, words in unit.items())
             ends.append((best[behind][0] + gain, [*best[behind][1], (gain, unit)]))
-        best[name] = max([best[before], *ends], key=lambda end: end[0])
+        best[name] = max(ends, key=lambda end: end[0])
     return [unit for layer in inputs.layers if not layer.partner for unit in best[layer.name][1]]
 
 

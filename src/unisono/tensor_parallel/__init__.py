@@ -10,6 +10,7 @@ follow it (`layers.py`). Every rank has its own samples; a split layer exchanges
 from typing import TYPE_CHECKING
 
 from unisono.registry import lazy_attributes
+from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 
 if TYPE_CHECKING:
     from unisono.tensor_parallel.model import (
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         whole_optimizer_state,
         whole_state_dict,
     )
-    from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 
 __all__ = [
     "ParallelPlan",
@@ -32,9 +32,5 @@ __all__ = [
     "whole_state_dict",
 ]
 
-_OF_PLAN = {"ParallelPlan", "Split", "make_plan"}
-"""Names in `plan.py`, which needs no PyTorch; all others are in `model.py`."""
-
-__getattr__ = lazy_attributes(
-    __name__, {name: f"{__name__}.{'plan' if name in _OF_PLAN else 'model'}" for name in __all__}
-)
+__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, f"{__name__}.model"))
+"""All but those of `plan.py` need PyTorch."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +23,14 @@ from torch import Tensor, nn
 
 from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
-from unisono.plan.choose import PredictionInputs, initial_setting
+from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
 from unisono.plan.split import (
     GroupLinks,
     LayerFacts,
     LinkCosts,
     SplitInputs,
+    allreduce_cost,
     choose_splits,
     describe_split,
     gradient_bytes,
@@ -38,11 +38,9 @@ from unisono.plan.split import (
 )
 from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
 from unisono.processor import HOST
-from unisono.rules import BSP, BaseRule
+from unisono.rules import BSP
 from unisono.step.costs import Cost, fit
-from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS
-from unisono.tensor_parallel.model import LAYERWISE, NEEDS_WHOLE
 from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 from unisono.world import World
 
@@ -65,15 +63,12 @@ NAMES = (
 ELEMENTWISE = {getattr(nn, name) for name in NAMES.split()}
 """Modules without weights that work on each feature by itself."""
 
-NONE = "layers split by prediction: none"
-"""Beginning of a line about a plan that is empty."""
-
 
 class PlanChoice(NamedTuple):
     """Plan that was chosen, and lines about it for the log."""
 
     plan: ParallelPlan | None
-    """Plan, empty where nothing is split; None where the rule takes none."""
+    """Plan, empty where nothing is split; None where the rule or the optimizer takes none."""
     lines: list[str]
     inputs: SplitInputs | None = None
     """Inputs of the prediction, with the bytes of this rank's activations; None where nothing was measured."""
@@ -86,6 +81,7 @@ def choose_plan(
     cost: Cost | None = None,
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     deferred: bool = False,
+    whole: str = "",
 ) -> PlanChoice:
     """Return the plan that is predicted to be fastest, the same on all ranks, which call this together; it is empty
     where no split is predicted to be faster.
@@ -93,11 +89,12 @@ def choose_plan(
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
     that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
     model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
-    end of the backward pass. The model stays as it is: a copy is traced. Raises UsageError for a model that cannot be
-    copied or traced.
+    end of the backward pass. `whole` is a reason to split nothing. The model stays as it is: a copy is traced. Raises
+    UsageError for a model that cannot be copied or traced.
     """
-    if world.size == 1:
-        return PlanChoice(ParallelPlan(), [f"{NONE}, there is one rank"])
+    if whole or world.size == 1:
+        reason = whole or "there is one rank"
+        return PlanChoice(None if whole else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]
@@ -146,26 +143,14 @@ def inputs_of(
 
     A model `on_device` has its gradients copied back, too, in as many seconds.
     """
-    placement, costs = links.placement, links.gradients
-    ranks, (forward, backward) = placement.ranks, ([seconds[layer.name][k] for layer in facts] for k in range(2))
-    weights = {layer.name: layer.weights for layer in facts if layer.weights}
-    cost = Cost(costs.network.latency, costs.network.per_byte * gradient_bytes(1, ranks, 1))
+    ranks, weights = links.placement.ranks, {layer.name: layer.weights for layer in facts if layer.weights}
+    forward, backward = ([seconds[layer.name][k] for layer in facts] for k in range(2))
     computing = computing_in_order(forward, backward, [place for place, layer in enumerate(facts) if layer.weights])
     pack, update = (seconds / (sum(weights.values()) or 1) for seconds in (after.pack, after.update))
     computing = replace(computing, update=update, pack=pack, unpack=on_device * pack, streams=on_device)
-    buckets = partial(buckets_of, list(weights.values()))
-    step = PredictionInputs(BSP(), computing, buckets, cost, deferred, ranks, nodes=len(placement.nodes))
-    return SplitInputs(facts, step, initial_setting(step.rule, buckets, ranks), weights, samples / ranks, links)
-
-
-def whole_layers(rule: BaseRule, optimizer: str) -> PlanChoice | None:
-    """Return the choice to split nothing where a rule, or an optimizer by its name, needs whole weights; else None."""
-    if not rule.traits.groups:
-        return PlanChoice(None, [f"{NONE}, {type(rule).__name__} does not take split layers"])
-    needs = set(NEEDS_WHOLE) - set(LAYERWISE if rule.traits.state is RankState.SHARDED else ())
-    if optimizer.upper() in {name.upper() for name in needs}:
-        return PlanChoice(ParallelPlan(), [f"{NONE}, {optimizer} needs whole weights"])
-    return None
+    buckets, nodes = partial(buckets_of, list(weights.values())), len(links.placement.nodes)
+    step = PredictionInputs(BSP(), computing, buckets, allreduce_cost(links, 1), deferred, ranks, nodes=nodes)
+    return SplitInputs(facts, step, weights, samples / ranks, links)
 
 
 def measure_links(world: World, device: torch.device) -> GroupLinks:
@@ -180,21 +165,20 @@ def measure_links(world: World, device: torch.device) -> GroupLinks:
 def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
     """Return the cost of an allreduce by the bytes that a rank sends: of buckets, which are on the host; where it
     `gathers`, of an all-gather: of activations, which are on the device. Each took its median on the slowest rank."""
-    sent, seconds = list[float](), list[float]()
-    for nbytes in ALL_GATHER_BYTES if gathers else ALLREDUCE_BYTES:
-        ranks, place = (world.size, device) if gathers else (1, torch.device(HOST))
-        own, took = torch.zeros(nbytes // 4 // ranks, device=place), list[float]()
-        gather = partial(world.all_gather, own, own.new_empty(ranks * len(own)))
-        collective = gather if gathers else partial(world.allreduce, own)
-        for _ in range(1 + REPETITIONS):
+    ranks, place = (world.size, device) if gathers else (1, torch.device(HOST))
+    sizes = ALL_GATHER_BYTES if gathers else ALLREDUCE_BYTES
+    took = torch.zeros(len(sizes), REPETITIONS, dtype=torch.float64)
+    for row, nbytes in zip(took, sizes, strict=True):
+        own = torch.zeros(nbytes // 4 // ranks, device=place)
+        whole = own.new_empty(ranks * len(own))
+        for number in range(-1, REPETITIONS):  # the last overwrites the first, which does not count
             world.barrier()
             begun = time.perf_counter()
-            collective()
+            world.all_gather(own, whole) if gathers else world.allreduce(own)
             synchronize(place)
-            took.append(time.perf_counter() - begun)
-        sent.append((ranks - 1) * own.nbytes if gathers else gradient_bytes(own.nbytes, world.size, 1))
-        seconds.append(float(world.allreduce(torch.tensor(median(took[1:]), dtype=torch.float64), op="maximum")))
-    return fit(sent, seconds)
+            row[number] = time.perf_counter() - begun
+    sent = [gradient_bytes(nbytes, world.size, 1) / (1 + gathers) for nbytes in sizes]
+    return fit(sent, world.allreduce(took.median(1).values, op="maximum").tolist())
 
 
 def facts_of(
@@ -227,15 +211,14 @@ def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
 
     `once` has the modules that a forward pass calls once, by their own names: others are in no pair.
     """
-    names, pairs = {id(module): name for name, module in model.named_modules()}, dict[str, str]()
+    pairs = dict[str, str]()
     for name, module in model.named_modules():
         if type(module) is not nn.Sequential or name not in once or module._forward_hooks:
             continue
         first = ""
-        for key, child in module._modules.items():  # with those that stand there twice
+        for key, child in zip(module._modules, module, strict=True):  # with those that stand there twice
             own = f"{name}.{key}".lstrip(".")
-            assert child is not None, "a Sequential calls all its modules"
-            alone = names[id(child)] == own and own in once and not child._forward_hooks
+            alone = own in once and not child._forward_hooks
             if alone and type(child) is nn.Linear:
                 pairs |= {first: own} if first else {}
                 first = own

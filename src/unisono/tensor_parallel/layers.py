@@ -2,18 +2,15 @@
 
     nn.Linear(8, 12), weight (12, 8)  ── become ──▶  ColumnParallelLinear(8, 12), weight (6, 8) on each of two ranks
 
-    y = x W' + b,  2 ranks                   4 ranks, 8 ─▶ 12 features, b samples each, n = 8 bytes a float64
+    y = x W' + b                                                       weights on each of 4 ranks
 
-    column   W (12, 8) = [W0; W1]            weight (3, 8), bias (3) on each
-             y = [x W0', x W1']              x to all: 4 b 8 n x 3/4;  y to its samples' rank: 4 b 12 n x 3/16
+    column   W (12, 8) = [W0; W1]    y = [x W0', x W1']                weight (3, 8), bias (3)
+    row      W (12, 8) = [W0, W1]    y = x0 W0' + x1 W1' + b           weight (12, 2), bias (12)
 
-    row      W (12, 8) = [W0, W1]            weight (12, 2) on each, bias (12) on all
-             y = x0 W0' + x1 W1'             x to its part's rank: 4 b 8 n x 3/16;  sum of y: 4 b 12 n x 3/4
-
-A backward pass sends as much as the forward pass. A column that gives its part and a row that takes it are a pair: x to
-all, then the sum of y, and nothing between (Megatron-LM section 3). Convolutions are split by output channels (PCL-DNN
-section 3.2: by feature maps), embeddings by rows. Names, modules and parameters stay the same objects, so optimizers
-and tied weights still refer to them; `load_state_dict` takes whole tensors, of which each rank cuts its part.
+A column that gives its part and a row that takes it are a pair: x to all, then the sum of y, and nothing between
+(Megatron-LM section 3). Convolutions are split by output channels (PCL-DNN section 3.2: by feature maps), embeddings by
+rows. Names, modules and parameters stay the same objects, so optimizers and tied weights still refer to them;
+`load_state_dict` takes whole tensors, of which each rank cuts its part.
 
 A dropout's random numbers follow from (seed, step, sample, layer), whatever the ranks and the split:
 
@@ -30,13 +27,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UsageError
 from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, SampleNumbers, change_layout
-from unisono.tensor_parallel.plan import COLUMN, PART, ROW, Split
+from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, Split
 
 
 class WeightPart(NamedTuple):
@@ -75,9 +73,9 @@ class WeightPart(NamedTuple):
 class ParallelLayer(nn.Module):
     """Base of the layers that are split: their products are between two changes of layout (`layouts.py`)."""
 
-    split: Split
+    split: Split = Split(DROPOUT, ranks=1)
     link: GroupLink
-    parts: dict[str, WeightPart]
+    parts: Mapping[str, WeightPart] = {}
     """Parts that this rank holds, by the names of parameters."""
     dim: ClassVar[int] = 0
     """Dimension along which its weight is cut."""
@@ -85,24 +83,27 @@ class ParallelLayer(nn.Module):
     """Layouts of what its products take and give."""
     features: ClassVar[int] = -1
     """Dimension of its output's features."""
-    inputs: ClassVar[tuple[str, str] | None] = None
-    """Number that parts of its input share evenly: its attribute, and what it counts; None: it is never a part."""
-    outputs: ClassVar[tuple[str, str]]
-    """Number that parts of its output share evenly."""
+    inputs: ClassVar[str] = ""
+    """Attribute with the number that parts of its input share evenly; empty: it is never a part."""
+    outputs: ClassVar[str]
+    """Attribute with the number that parts of its output share evenly."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Attributes, with the value that a layer has to have to be split."""
 
     @classmethod
     def refusal(cls, layer: Any, split: Split) -> str | None:
         """Return why a layer cannot be split so, with the remedy; None where it can."""
-        if split.takes == PART and cls.inputs is None:
+        if split.takes == PART and not cls.inputs:
             return "takes inputs of own samples: leave away 'takes part'"
+        for name, value in cls.options.items():
+            if getattr(layer, name) != value:
+                return f"has {name} = {getattr(layer, name)}: leave it whole"
         shared = [cls.outputs] if split.how == COLUMN or split.gives == PART else []
-        if cls.inputs is not None and (split.how == ROW or split.takes == PART):
-            shared.append(cls.inputs)
-        for attribute, words in shared:
-            length, ranks = getattr(layer, attribute), split.ranks
-            if length % ranks:
+        shared += [cls.inputs] if cls.inputs and (split.how == ROW or split.takes == PART) else []
+        for name in shared:
+            if (length := getattr(layer, name)) % split.ranks:
                 fits = ", ".join([str(size) for size in range(2, length + 1) if length % size == 0][:6])
-                return f"has {length} {words}, which {ranks} ranks cannot share evenly: groups of {fits} ranks can"
+                return f"has {name} = {length}, which {split.ranks} ranks cannot share evenly: groups of {fits} can"
         return None
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -122,14 +123,14 @@ class ParallelLayer(nn.Module):
 class ColumnParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some output features: weight (out / G, in), bias (out / G)."""
 
-    inputs, outputs = ("in_features", "input features"), ("out_features", "output features")
+    inputs, outputs = "in_features", "out_features"
 
 
 class RowParallelLinear(ParallelLayer, nn.Linear):
     """Linear layer of which each rank has some input features: weight (out, in / G), bias (out)."""
 
     dim, layouts = 1, (PART, PARTIAL)
-    inputs, outputs = ColumnParallelLinear.inputs, ColumnParallelLinear.outputs
+    inputs, outputs = "in_features", "out_features"
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return this rank's part of the sum, without the bias."""
@@ -139,13 +140,7 @@ class RowParallelLinear(ParallelLayer, nn.Linear):
 class ColumnParallelConvolution(ParallelLayer):
     """Convolution of which each rank has some output channels: weight (out / G, in, ...), bias (out / G)."""
 
-    features, outputs = 1, ("out_channels", "output channels")
-
-    @classmethod
-    def refusal(cls, layer: Any, split: Split) -> str | None:
-        """Return why a layer cannot be split so."""
-        grouped = f"has {layer.groups} groups of channels: leave it whole" if layer.groups != 1 else None
-        return grouped or super().refusal(layer, split)
+    features, outputs, options = 1, "out_channels", {"groups": 1}
 
 
 class RowParallelEmbedding(ParallelLayer, nn.Embedding):
@@ -156,16 +151,8 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
                                                 rank 3     0        row 9    0       ┴ sum: to the rank of the sample
     """
 
-    layouts, outputs = (WHOLE, PARTIAL), ("embedding_dim", "features")
-
-    @classmethod
-    def refusal(cls, layer: Any, split: Split) -> str | None:
-        """Return why a layer cannot be split so."""
-        if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
-            return "has max_norm, sparse or scale_grad_by_freq, which need whole weights: leave it whole"
-        if split.ranks > layer.num_embeddings:
-            return f"has {layer.num_embeddings} rows for {split.ranks} ranks: use a smaller group"
-        return super().refusal(layer, split)
+    layouts, outputs = (WHOLE, PARTIAL), "embedding_dim"
+    options: ClassVar[Mapping[str, Any]] = {"max_norm": None, "sparse": False, "scale_grad_by_freq": False}
 
     def multiply(self, x: Tensor) -> Tensor:
         """Return the vectors that this rank has, and zeros for those of other ranks."""
@@ -180,10 +167,36 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
         return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
+class SampleDropout(ParallelLayer, nn.Dropout):
+    """Dropout of activations (samples, ...), whole or in parts along a dimension."""
+
+    numbers: SampleNumbers
+    layer: int
+    """Number of the layer among the model's dropouts."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
+        """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
+        if not self.training or self.p == 0:
+            return input
+        shape, ranks, member = list(input.shape), self.split.ranks, 0
+        firsts, rows = [self.numbers.first_of(len(input))], len(input)
+        if ranks > 1:
+            firsts, rows, member = self.link.firsts, self.link.block, self.link.world.rank
+        shape[self.split.dim] *= ranks
+        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
+        for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
+            draw = np.random.SeedSequence((self.numbers.seed, self.numbers.step, sample, self.layer))
+            generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
+            torch.rand(shape[1:], generator=generator, out=mask[place])
+        scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
+        return input * (mask.chunk(ranks, self.split.dim)[member] >= self.p).to(input.dtype).mul_(scale)
+
+
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {
     (nn.Linear, COLUMN): ColumnParallelLinear,
     (nn.Linear, ROW): RowParallelLinear,
     (nn.Embedding, ROW): RowParallelEmbedding,
+    (nn.Dropout, DROPOUT): SampleDropout,
 } | {
     (kind, COLUMN): type(f"ColumnParallel{kind.__name__}", (ColumnParallelConvolution, kind), {})
     for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -198,8 +211,10 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
     """
     cuts = {"weight": KINDS[type(layer), split.how].dim}
     cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
-    named = [(name, tensor.shape) for name, tensor in layer.named_parameters(recurse=False) if name in cuts]
-    return {name: WeightPart(split.ranks, member, cuts[name], shape) for name, shape in named}
+    named = dict(layer.named_parameters(recurse=False))
+    return {
+        name: WeightPart(split.ranks, member, dim, named[name].shape) for name, dim in cuts.items() if name in named
+    }
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
@@ -211,9 +226,10 @@ def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, Wei
         parameter = layer.get_parameter(name)
         if parameter.shape == part.shape:
             parameter.data, parameter.grad = part.cut(parameter.data), None
-    layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
-    # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
-    layer.register_forward_pre_hook(_check_samples)
+    if parts:
+        layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
+        # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
+        layer.register_forward_pre_hook(_check_samples)
 
 
 def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
@@ -234,49 +250,9 @@ def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) ->
             state[prefix + name] = part.cut(value)
 
 
-class SampleDropout(nn.Dropout):
-    """Dropout of activations (samples, ...), whole or in parts along a dimension."""
-
-    numbers: SampleNumbers
-    layer: int
-    """Number of the layer among the model's dropouts."""
-    link: GroupLink | None = None
-    """Model group of which the input is a part; None where it is of own samples."""
-    dim: int = -1
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  PyTorch's
-        """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
-        if not self.training or self.p == 0:
-            return input
-        dim, shape, ranks, member = self.dim % input.ndim, list(input.shape), 1, 0
-        firsts, rows = [self.numbers.first_of(len(input))], len(input)
-        if self.link is not None:
-            firsts, rows = self.link.firsts, self.link.block
-            ranks, member = self.link.world.size, self.link.world.rank
-        shape[dim] *= ranks
-        mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
-        for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
-            generator.manual_seed(mixed(self.numbers.seed, self.numbers.step, sample, self.layer) >> 1)
-            torch.rand(shape[1:], generator=generator, out=mask[place])
-        scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-        return input * (mask.chunk(ranks, dim)[member] >= self.p).to(input.dtype).mul_(scale)
-
-
-def mixed(*numbers: int) -> int:
-    """Return a 64-bit hash of numbers, by the mixing of SplitMix64 (Steele, Lea and Flood 2014)."""
-    state = 0
-    for number in numbers:
-        state = (state + number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
-        state ^= state >> 31
-    return state
-
-
-def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> dict[str, SampleDropout]:
-    """Make the model's dropouts draw from `numbers`. Return them by name; modules and names stay."""
-    dropouts: dict[str, Any] = {name: one for name, one in model.named_modules() if type(one) is nn.Dropout}
-    for number, module in enumerate(dropouts.values()):
+def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:
+    """Make the model's dropouts draw from `numbers`; modules and names stay."""
+    dropouts: list[Any] = [module for module in model.modules() if type(module) in (nn.Dropout, SampleDropout)]
+    for number, module in enumerate(dropouts):
         module.__class__ = SampleDropout
         module.numbers, module.layer, module.inplace = numbers, number, False
-    return dropouts

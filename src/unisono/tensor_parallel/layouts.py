@@ -20,9 +20,9 @@ Backward, cut and join change places. For a group's activation of n bytes each o
 all-gather or a reduce-scatter, and n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round each.
 m is the largest b of the group; ranks with fewer samples repeat one, whose gradients are zeros.
 
-The loss of a rank is a mean over its own samples, and that of a group a mean over all of its ranks'. So gradients are
-multiplied by the rank's share of the group's samples where they enter the group, and divided by it where they leave.
-Ranks tell each other their samples once for each average, since programs may declare them behind the forward pass.
+A loss is a mean over its rank's own samples. So gradients are multiplied by the rank's share of the group's samples
+where they enter the group, and divided by it where they leave. Ranks tell each other their samples once for each
+average, since programs may declare them behind the forward pass.
 """
 
 from __future__ import annotations

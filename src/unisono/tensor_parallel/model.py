@@ -2,17 +2,13 @@
 
 Sequential(conv, fc1, relu, drop1, fc2)   ─ split_model(model, world, plan) ─▶   the same modules
 
-before     all ranks have the same whole weights      after     rank r holds its parts of fc1 and fc2, and the rest
-
-States and norms are those of the whole model, under the same names, whatever the split:
+A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
+Every refusal is one line with its remedy. States and norms are those of the whole model, under the same names:
 
     rank 0   fc1.weight (3, 8), its momentum (3, 8) ┐ all-gather in the model group
     rank 1   fc1.weight (3, 8), its momentum (3, 8) ┴──▶ rank 0: fc1.weight (6, 8), its momentum (6, 8)
 
 Loading is local: each rank cuts its own part. One tensor at a time is whole on the ranks beside rank 0.
-
-A plan is checked against the model before (`check_plan`): by names, types and shapes alone, for any number of ranks.
-Every refusal is one line with its remedy.
 """
 
 from __future__ import annotations
@@ -31,6 +27,8 @@ from unisono.errors import UsageError
 from unisono.placement import holders_of, model_groups
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.hooks import reducer_of
+from unisono.rules import BaseRule
+from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
 from unisono.tensor_parallel.plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
@@ -39,11 +37,11 @@ from unisono.world import World
 ATTRIBUTE = "_unisono_split"
 """Attribute of a model that holds its ModelSplit."""
 
-NEEDS_WHOLE = ("LARS", "LAMB", "Adafactor", "LBFGS", "Muon")
-"""Optimizers whose step of an element depends on all elements of its parameter."""
+LAYERWISE = ("LARS", "LAMB")
+"""Optimizers that need norms of whole layers, which `Sharded` sums over the ranks."""
 
-LAYERWISE = NEEDS_WHOLE[:2]
-"""Those of them that need norms of layers, which `Sharded` sums over the ranks."""
+NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
+"""Optimizers whose step of an element depends on all elements of its parameter."""
 
 
 class ModelSplit:
@@ -67,107 +65,89 @@ class ModelSplit:
 
 
 def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan:
-    """Return the plan with all names and sizes, in the order of the model's modules.
+    """Return the plan with all names and sizes, in the order of the model's modules, without groups of one rank.
 
     Wildcards are replaced by the layers that they name, a size of 0 by `ranks`; dropouts between a layer that gives its
     part and one that takes it are added. Raises UsageError for an unknown name, a layer that cannot be split as asked,
     groups that do not divide the ranks, a part that no layer takes, and a weight that is tied to one that is not split
     alike.
     """
-    modules, splits = dict(model.named_modules()), dict[str, Split]()
+    modules, named = dict(model.named_modules()), dict[str, Split]()
     for name, split in plan.layers:
-        sized = replace(split, ranks=split.ranks or ranks)
-        splits |= dict.fromkeys(_matching(name, modules), sized)
-    for name, split in splits.items():
-        if (reason := _refusal(modules[name], split, ranks)) is not None:
+        named |= dict.fromkeys(_matching(name, modules), replace(split, ranks=split.ranks or ranks))
+    for name, split in named.items():
+        if reason := _refusal(modules[name], split, ranks):
             raise UsageError(f"layer {name!r}{reason}")
-    checked = _with_dropouts(splits, modules)
-    _check_ties(checked, model)
-    return checked
+    splits = _with_dropouts({name: split for name, split in named.items() if split.ranks > 1}, modules)
+    _check_ties(splits, modules)
+    return ParallelPlan(tuple(splits.items()))
 
 
 def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
     """Return the modules with a name, which may have wildcards."""
     matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
     if not matching or name == "":
-        able = [own for own, module in modules.items() if any(type(module) is kind for kind, _ in KINDS)]
+        kinds = {kind for kind, how in KINDS if how != DROPOUT}
+        able = [own for own, module in modules.items() if type(module) in kinds]
         near = difflib.get_close_matches(name, able, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
         raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
     return matching
 
 
-def _refusal(layer: nn.Module, split: Split, ranks: int) -> str | None:
-    """Return why a layer cannot be split so, in words behind its name, with the remedy; None where it can."""
-    kind, parallel = type(layer).__name__, KINDS.get((type(layer), split.how))
+def _refusal(layer: nn.Module, split: Split, ranks: int) -> str:
+    """Return why a layer cannot be split so, in words behind its name, with the remedy; empty where it can."""
+    kind, hows = type(layer).__name__, {how: parallel for (of, how), parallel in KINDS.items() if of is type(layer)}
     if ranks % split.ranks:
         fits = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
         return f": groups of {split.ranks} do not divide {ranks} ranks: use one of {fits}"
-    if split.how == DROPOUT:
-        return None if type(layer) is nn.Dropout else f" is a {kind}: only a Dropout takes 'dropout'"
-    if isinstance(layer, ParallelLayer):
-        return " is split already: make the model parallel once"
-    if parallel is None:
-        hows = [how for of, how in KINDS if of is type(layer)]
+    if split.how not in hows:
         remedy = f"split it by {' or '.join(hows)}" if hows else "Linear, Conv1d, Conv2d, Conv3d and Embedding can be"
         return f" is a {kind}, which cannot be split by {split.how}: {remedy}"
-    reason = parallel.refusal(layer, split) if split.ranks > 1 else None
-    return reason and f" ({kind}) {reason}"
+    reason = hows[split.how].refusal(layer, split) if split.ranks > 1 else ""
+    return f" ({kind}) {reason}" if reason else ""
 
 
-def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
-    """Return the plan with the dropouts inside pairs. Raises UsageError for parts that nobody gives, or takes."""
-    layers = list[tuple[str, Split]]()
-    giver = weighted = ""  # the last layer that gives its part, and the first with weights of its own behind it
+def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> dict[str, Split]:
+    """Return the splits in the order of the modules, with the dropouts between a layer that gives its part and the one
+    that takes it. Raises UsageError for parts that nobody gives, or takes."""
+    found = dict[str, Split]()
+    giver = weighted = ""  # the last layer that gives its part, and one with weights of its own behind it
     for name, module in modules.items():
-        split = splits.get(name)
-        if split is None and giver:
-            if any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
-                weighted = weighted or f"{name!r} ({type(module).__name__})"
-            if type(module) is nn.Dropout:
-                kind = KINDS[type(modules[giver]), splits[giver].how]
-                split = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        if split is None:
-            continue
-        layers.append((name, split))
-        if split.how == DROPOUT or split.ranks == 1:
-            continue
-        if split.takes == PART:
-            if not giver:
+        if split := splits.get(name):
+            found[name] = split
+        elif giver and type(module) is nn.Dropout:
+            kind = KINDS[type(modules[giver]), splits[giver].how]
+            found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
+        elif any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
+            weighted = name
+        if split and split.takes == PART:
+            given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
+            if not giver or weighted or splits[giver].ranks != split.ranks:
+                between = f", and {weighted!r} between has weights" if giver and weighted else ""
                 raise UsageError(
-                    f"layer {name!r} takes a part, which no layer before it gives: leave away 'takes part'"
-                )
-            if splits[giver].ranks != split.ranks:
-                raise UsageError(
-                    f"layer {name!r} takes parts of {split.ranks} ranks, and {giver!r} gives those of "
-                    f"{splits[giver].ranks}: use one size for both"
-                )
-            if weighted:
-                raise UsageError(
-                    f"layer {weighted} has weights, and stands between {giver!r}, which gives a part of its group's "
-                    f"samples, and {name!r}, which takes it: leave away 'gives part' and 'takes part'"
+                    f"layer {name!r} takes parts of {split.ranks} ranks, but {given}{between}: leave away 'takes part' "
+                    "and 'gives part', or give it parts of as many ranks, with no weights between"
                 )
             giver = ""
-        if split.gives == PART:
-            weighted, giver = "", name
+        if split and split.gives == PART:
+            giver, weighted = name, ""
     if giver:
         raise UsageError(f"layer {giver!r} gives a part, which no layer after it takes: leave away 'gives part'")
-    return ParallelPlan(tuple(layers))
+    return found
 
 
-def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
+def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> None:
     """Raise UsageError where a weight belongs to two layers that do not cut it alike."""
     cuts: dict[int, tuple[str, WeightPart | None]] = {}
-    splits = {name: split for name, split in plan.layers if name in plan.words}
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         parts = parts_of(module, splits[name], 0) if name in splits else {}
         for parameter, tensor in module.named_parameters(recurse=False):
-            own = parts.get(parameter)
-            other, before = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
-            if before != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own.ranks):
+            other, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", parts.get(parameter)))
+            if cut != parts.get(parameter):
                 raise UsageError(
                     f"{name}.{parameter} and {other} are one weight, but are not split alike: split both over the same "
-                    "ranks and dimension, which they divide, or neither"
+                    "ranks and dimension, or neither"
                 )
 
 
@@ -180,21 +160,14 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    modules, dropouts = dict(model.named_modules()), use_sample_dropout(model, made.numbers)
-    splits = {name: (split, made.links[split.ranks]) for name, split in made.plan.layers if split.ranks > 1}
-    parts = {
-        name: parts_of(modules[name], split, link.world.rank)  # before any tied weight is cut
-        for name, (split, link) in splits.items()
-        if split.how != DROPOUT
-    }
-    for name, (split, link) in splits.items():
-        if name in parts:
-            become(modules[name], split, link, parts[name])
-        else:
-            dropouts[name].link, dropouts[name].dim = link, split.dim
+    modules = dict(model.named_modules())
+    splits = [(modules[name], split, made.links[split.ranks]) for name, split in made.plan.layers]
+    parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
+    for (layer, split, link), own in zip(splits, parts, strict=True):
+        become(layer, split, link, own)
+    use_sample_dropout(model, made.numbers)
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
-    model.register_forward_hook(_free_gathered, always_call=True)
     return model
 
 
@@ -257,15 +230,10 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
     split.numbers.seed, split.numbers.step, split.numbers.first, split.numbers.counts = seed, step, first, False
 
 
-def _free_gathered(model: nn.Module, *_: object) -> None:
-    """Free activations that were gathered in a forward pass."""
-    for link in links_of(model):
-        link.gathered = None
-
-
 def _begin_pass(model: nn.Module, _: object) -> None:
     """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
-    _free_gathered(model)
+    for link in links_of(model):
+        link.gathered = None  # of a pass that has failed
     split = split_of(model)
     recomputes = torch._C._current_graph_task_id() != -1
     if split is not None and split.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
@@ -331,17 +299,23 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     if split is None:
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     parts = {key: part.ranks for key, (part, _) in named_parts(model).items()}
-    norm = norm_of_all(((parameter.grad, parts.get(id(parameter), 1)) for parameter in parameters), split.world)
+    norm = norm_of_all(((one.grad, parts.get(id(one), 1)) for one in parameters), split.world)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
 
 
-def check_split_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
-    """Raise UsageError for an optimizer that needs whole parameters, where the model has parts of some.
+def refusal(rule: BaseRule, optimizer: str) -> str:
+    """Return why a rule, or an optimizer of that name, takes no split layers, with the remedy; empty where both do."""
+    name, shards = optimizer.upper(), rule.traits.state is RankState.SHARDED
+    if not rule.traits.groups:
+        return f"{type(rule).__name__} does not take split layers: use BSP or Sharded, or no plan"
+    if name not in NEEDS_WHOLE or (shards and name in LAYERWISE):
+        return ""
+    sharded = "the rule Sharded, or " if name in LAYERWISE else ""
+    return f"{optimizer} needs whole weights, not parts of split layers: use {sharded}SGD, Adam or AdamW, or no plan"
 
-    A `sharded` rule gives it norms of whole ones.
-    """
-    name = type(optimizer).__name__
-    if name in NEEDS_WHOLE and named_parts(model) and not (sharded and name in LAYERWISE):
-        remedy = "the rule Sharded, or SGD, Adam or AdamW" if name in LAYERWISE else "SGD, Adam or AdamW, or no plan"
-        raise UsageError(f"{name} needs whole weights, and some layers are split: use {remedy}")
+
+def check_split_optimizer(model: nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer that needs whole weights, where the model has parts of some."""
+    if links_of(model) and (reason := refusal(rule, type(optimizer).__name__)):
+        raise UsageError(reason)

@@ -10,19 +10,15 @@ rows of Embedding), as in Megatron-LM and DTensor. A layer takes and gives each 
 there. Each layer has a size of groups of its own; one that is left out is all ranks. "dropout" names a Dropout that
 works on parts, along the dimension `dim`. Names may have wildcards, as in `layers.*.fc1`.
 
-Styles of DTensor's `parallelize_module`, where they say the same:
-
-    ColwiseParallel()                                "column gives part"     Replicate ─▶ Shard(-1)
-    ColwiseParallel(output_layouts=Shard(0))         "column"                Replicate ─▶ Shard(0)
-    RowwiseParallel()                                "row takes part"        Shard(-1) ─▶ Replicate
-    RowwiseParallel(input_layouts=Shard(0))          "row"                   Shard(0) ─▶ Replicate
-
-Shard(0) is "own", and so is Replicate: each rank feeds its own samples, and the layer gathers those of its group.
-Groups are all ranks, as of a mesh with one dimension. Activations that are split along a sequence have no words here.
+Styles of DTensor's `parallelize_module` say the same: `ColwiseParallel()` is "column gives part", `RowwiseParallel()`
+"row takes part". Their layout Shard(-1) is a part; Shard(0) is "own", and so is Replicate: each rank feeds its own
+samples, and the layer gathers those of its group. Groups are all ranks, as of a mesh with one dimension. Activations
+that are split along a sequence have no words here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,16 +26,17 @@ from typing import Any
 from unisono.errors import UsageError
 
 COLUMN, ROW, DROPOUT = "column", "row", "dropout"
-HOWS = (COLUMN, ROW, DROPOUT)
 OWN, PART = "own", "part"
 
 AUTO = "auto"
 """Plan that is chosen by prediction (`choose_plan.py`)."""
 
-STYLES = "torch.distributed.tensor."
-"""Beginning of the names of DTensor's modules."""
-
+WORDS = re.compile(r"(column|row|dropout)(?: (\d+))?(?: dim (-?\d+))?(?: takes (own|part))?(?: gives (own|part))?")
 FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
+
+STYLES = {"ColwiseParallel": COLUMN, "RowwiseParallel": ROW}
+LAYOUTS = {"(Replicate(),)": OWN, "(Shard(dim=0),)": OWN, "(Shard(dim=-1),)": PART}
+"""Flows of a plan, by the words of DTensor's layouts."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,13 @@ class Split:
     """Dimension of the parts that a dropout takes: -1 for features, 1 for channels or heads."""
 
     def __post_init__(self) -> None:
-        if self.how not in HOWS:
-            raise UsageError(f"a split is by {' or '.join(HOWS[:2])}, not by {self.how!r}; it reads like {FORM}")
-        if self.ranks < 0 or {self.takes, self.gives} - {OWN, PART}:
-            raise UsageError(f"{self!r}: ranks is 0 or more, takes and gives are {OWN!r} or {PART!r}")
+        if not WORDS.fullmatch(str(self)):
+            raise UsageError(f"{self!r} is no split; it reads like {FORM}")
 
     def __str__(self) -> str:
-        flows = [f"{verb} {PART}" for verb in ("takes", "gives") if getattr(self, verb) == PART]
-        dim = [f"dim {self.dim}"] if self.how == DROPOUT else []
-        return " ".join([self.how, str(self.ranks), *dim, *flows])
+        dim = f" dim {self.dim}" if self.how == DROPOUT else ""
+        flows = (f" {verb} {flow}" for verb, flow in (("takes", self.takes), ("gives", self.gives)) if flow != OWN)
+        return f"{self.how} {self.ranks}{dim}{''.join(flows)}"
 
 
 @dataclass(frozen=True)
@@ -77,13 +72,13 @@ class ParallelPlan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups, ascending, without 1."""
-        return tuple(sorted({split.ranks for _, split in self.layers} - {1}))
+        """Sizes of the groups, ascending."""
+        return tuple(sorted({split.ranks for _, split in self.layers}))
 
     @property
     def words(self) -> dict[str, str]:
-        """Splits of layers in words, by name, without dropouts and groups of one rank."""
-        return {name: str(split) for name, split in self.layers if split.how != DROPOUT and split.ranks > 1}
+        """Splits of layers in words, by name, without dropouts."""
+        return {name: str(split) for name, split in self.layers if split.how != DROPOUT}
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {split}" for name, split in self.layers)
@@ -109,35 +104,24 @@ def parse_split(value: Any, layer: str) -> Split:
     """Return a split from its words, or from DTensor's style. Raises UsageError, naming the layer."""
     if isinstance(value, Split):
         return value
-    if any(kind.__module__.startswith(STYLES) and kind.__name__ == "ParallelStyle" for kind in type(value).__mro__):
+    if "ParallelStyle" in (kind.__name__ for kind in type(value).__mro__):
         return _split_of_style(value, layer)
-    words = value.split() if isinstance(value, str) else []
-    fields: dict[str, Any] = {"how": words.pop(0) if words else ""}
-    if words and words[0].isdigit():
-        fields["ranks"] = int(words.pop(0))
-    while len(words) >= 2 and words[0] in ("takes", "gives", "dim") and words[0] not in fields:
-        key, word = words.pop(0), words.pop(0)
-        fields[key] = int(word) if key == "dim" and word.removeprefix("-").isdigit() else word
-    if words or fields["how"] not in HOWS or not isinstance(fields.get("dim", -1), int):
+    match = WORDS.fullmatch(" ".join(value.split())) if isinstance(value, str) else None
+    if match is None:
         raise UsageError(f"the plan of layer {layer!r} is {value!r}; it reads like {FORM}")
-    return Split(**fields)
+    how, ranks, dim, takes, gives = match.groups()
+    return Split(how, int(ranks or 0), takes or OWN, gives or OWN, int(dim or -1))
 
 
 def _split_of_style(style: Any, layer: str) -> Split:
     """Return the split that a style of DTensor says, of which nothing is imported."""
-    name = type(style).__name__
-    how = {"ColwiseParallel": COLUMN, "RowwiseParallel": ROW}.get(name)
-    if how is None:
+    name, flows = type(style).__name__, dict[str, str]()
+    if name not in STYLES:
         raise UsageError(f"layer {layer!r}: {name} is not supported: use ColwiseParallel or RowwiseParallel")
-    takes = _flow(style.input_layouts, layer, f"{name}(input_layouts=...)")
-    return Split(how, takes=takes, gives=_flow(style.output_layouts, layer, f"{name}(output_layouts=...)"))
-
-
-def _flow(layouts: Any, layer: str, where: str) -> str:
-    layout = layouts[0] if isinstance(layouts, tuple) and len(layouts) == 1 else layouts
-    kind = type(layout).__name__
-    if kind == "Replicate" or (kind == "Shard" and layout.dim == 0):
-        return OWN
-    if kind == "Shard" and layout.dim == -1:
-        return PART
-    raise UsageError(f"layer {layer!r}: {where} is {layouts}; it has to be Replicate(), Shard(0) or Shard(-1)")
+    for flow, side in (("takes", "input_layouts"), ("gives", "output_layouts")):
+        layouts = repr(getattr(style, side))
+        if layouts not in LAYOUTS:
+            where = f"layer {layer!r}: {name}({side}=...) is {layouts}"
+            raise UsageError(f"{where}; it has to be Replicate(), Shard(0) or Shard(-1)")
+        flows[flow] = LAYOUTS[layouts]
+    return Split(STYLES[name], **flows)  # type: ignore[arg-type]

@@ -40,8 +40,8 @@ from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
-from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan, whole_layers
-from unisono.tensor_parallel.model import split_model
+from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
+from unisono.tensor_parallel.model import refusal, split_model
 from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
 from unisono.training.recipe import Recipe
@@ -261,13 +261,12 @@ def choose_layers(
 
     `feed` gives the shapes of the network's inputs; nothing is read from it.
     """
-    whole = whole_layers(rule, recipe.optimizer.name)
-    if whole is not None:
-        return whole
     model = make_model(recipe, feed, device).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
-    return choose_plan(model, world, example, within=context_of(recipe, device), deferred=True)
+    return choose_plan(
+        model, world, example, None, context_of(recipe, device), True, refusal(rule, recipe.optimizer.name)
+    )
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:

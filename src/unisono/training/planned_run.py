@@ -40,8 +40,8 @@ from unisono.plan.trace import Trace, trace_shapes
 from unisono.processor import HOST
 from unisono.rules import BaseRule
 from unisono.tables import number
-from unisono.tensor_parallel.choose_plan import facts_of, whole_layers
-from unisono.tensor_parallel.model import LAYERWISE, check_plan
+from unisono.tensor_parallel.choose_plan import facts_of
+from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_check import make_rule
@@ -256,9 +256,9 @@ def split_model_of(
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
     layers all the same; planning raises one for splits that the network or the ranks do not allow.
     """
-    by_hand, whole = (parallel.layers or AUTO) != AUTO, whole_layers(rule, optimizer) is not None
+    by_hand, whole = (parallel.layers or AUTO) != AUTO, refusal(rule, optimizer)
     if by_hand and whole:
-        raise UsageError("[parallel] names layers, but this rule or this optimizer takes no split ones: plan bsp")
+        raise UsageError(f"[parallel] names layers, but {whole}")
 
     def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, str] | None]:
         splits: Mapping[str, str] | None = {} if whole else None

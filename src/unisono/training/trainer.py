@@ -67,7 +67,7 @@ class Trainer:
         self.reducer = reducer_of(model) or attach(model, world, rule, None, virtual_ranks, threads)
         self.reducer.structure.check(model)
         sharded = self.reducer.traits.state is RankState.SHARDED
-        check_split_optimizer(model, optimizer, sharded)
+        check_split_optimizer(model, self.reducer.rule, optimizer)
         self.reducer.clip = clip
         if sharded:
             self.reducer.shard(optimizer, own_loop=False)
