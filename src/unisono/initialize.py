@@ -13,7 +13,7 @@ import torch
 from unisono import uncaught, witness
 from unisono.binding import shares_of
 from unisono.errors import LaunchError, TableError
-from unisono.launch import available_cores, describe_mismatch, ranks_started, timeout_of
+from unisono.launch import MEMORY_VARIABLE, available_cores, describe_mismatch, ranks_started, timeout_of
 from unisono.mpi import MPI, start
 from unisono.network.choice import ScheduleTable, read_table
 from unisono.placement import place
@@ -99,7 +99,8 @@ def _call_witness(node: MPI.Comm, comm: MPI.Comm) -> None:
     address = ""
     if seats:
         ranks, processes = zip(*seats, strict=True)
-        address = witness.start(ranks, processes, comm.size)
+        wait = MEMORY_VARIABLE not in os.environ  # else others go on in any case
+        address = witness.start(ranks, processes, comm.size, wait)
     witness.set_address(node.bcast(address, 0))
     atexit.register(witness.notify, comm.rank)
 

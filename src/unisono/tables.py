@@ -27,6 +27,7 @@ import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, field
+from functools import lru_cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -35,6 +36,9 @@ from unisono.errors import RecipeError, UsageError
 Value = TypeVar("Value")
 
 MAX_NUMBER = (1 << 63) - 1
+
+types_of = lru_cache(maxsize=256)(get_type_hints)
+"""Types of a dataclass's fields, by their names."""
 
 LIMITS = {"above": ("above", operator.gt), "at_least": ("at least", operator.ge), "below": ("below", operator.lt)}
 """Limits of a number: their names in a field, their words, and the comparison that holds within them."""
@@ -155,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
     content, prefix = _table(content, name), f"{name}." if name else ""
-    fields, hints = {_key(each): each for each in dataclasses.fields(kind)}, get_type_hints(kind)
+    fields, hints = {_key(each): each for each in dataclasses.fields(kind)}, types_of(kind)
     for key in content if strict else ():
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)

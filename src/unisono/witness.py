@@ -80,10 +80,11 @@ class Listener:
             self._channel.close()
 
 
-def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
+def start(ranks: Sequence[int], processes: Sequence[int], size: int, wait: bool = True) -> str:
     """Start the witness for these ranks of this node, of `size` in all; return the address at which it listens.
 
-    `processes` are those of the ranks, in their order. Return an empty string where this system has no witness.
+    `processes` are those of the ranks, in their order. If not `wait`, of several that die before it is ready it may not
+    know the first. Return an empty string where this system has no witness.
     """
     if not hasattr(os, "pidfd_open"):
         return ""
@@ -97,7 +98,7 @@ def start(ranks: Sequence[int], processes: Sequence[int], size: int) -> str:
         quiet, passed = subprocess.DEVNULL, [channel.fileno(), is_ready]
         subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=passed, start_new_session=True)
         os.close(is_ready)
-        select.select([ready], [], [], READY_TIMEOUT_SECONDS)  # from here on every death is noticed
+        select.select([ready], [], [], READY_TIMEOUT_SECONDS if wait else 0.0)  # from here on every death is noticed
         os.close(ready)
     return address
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -89,11 +90,19 @@ def _commands(
     """Make the functions commands, even where there is only one: Typer needs a callback for that."""
 
 
+@cache  # a process from which others are forked makes it for all of them
+def command() -> CommandGroup:
+    """Return the command of all commands."""
+    made = typer.main.get_command(app)
+    assert isinstance(made, CommandGroup), "that of the app"
+    return made
+
+
 def main() -> None:
     """Run a command. A usage error prints one line and exits with code 2."""
     shutdown = Shutdown()
     try:
-        code = typer.main.get_command(app)(standalone_mode=False)  # called itself, Typer puts a hook before ours
+        code = command()(standalone_mode=False)  # called itself, Typer puts a hook before ours
     except (UsageError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         if message:

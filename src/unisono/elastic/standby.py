@@ -29,10 +29,10 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mpi4py
-import typer
 
 from unisono.elastic.attach import LENGTH, PEER, PMI_VARIABLE
 from unisono.launch import MEMORY_VARIABLE
@@ -57,7 +57,14 @@ GENERATION_VARIABLE, FOLDER_VARIABLE = "UNISONO_GENERATION", "UNISONO_FOLDER"
 SET_DEATH_SIGNAL = 1
 """Request of Linux's `prctl`: the signal that a process gets when its parent dies."""
 
-PRELOADED = ("torch", "torch._dynamo", "unisono.training.run", "unisono.initialize")
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "unisono.training.run",
+    "unisono.initialize",
+    "unisono.models.convnet",
+    "encodings.idna",
+)
 """Modules that a rank needs."""
 
 
@@ -206,8 +213,11 @@ def main(name: str) -> None:
     mpi4py.rc(initialize=False, finalize=True)  # MPI begins in the ranks
     for module in PRELOADED:
         importlib.import_module(module)
-    app = importlib.import_module("unisono.cli").app
-    typer.main.get_command(app).make_context("unisono", ["train"])  # typer imports more once it reads words
+    command = importlib.import_module("unisono.cli").command()
+    command.make_context("unisono", ["train"])  # typer imports more once it reads words
+    recipes = importlib.import_module("unisono.training.recipe_file")
+    recipes.read_recipe(recipes.find_recipe(Path("digits")))  # what it needs once: the types of tables
+    importlib.import_module("unisono.network.choice").read_table()
     os.dup2(1, 2)  # errors so far went where the rank's go that has started it; the launcher waits for its end
     gc.freeze()  # so that a rank's garbage collection does not copy what it shares with others
     standby = Standby(listener)

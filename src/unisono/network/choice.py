@@ -12,7 +12,7 @@ import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,11 +189,16 @@ def read_table(path: Path | None = None) -> ScheduleTable:
 
     Raises TableError naming the file, the row and the error in it.
     """
-    default = replace(_read(DEFAULT), measured=frozenset())
+    default = _default()
     if path is None:
         return default
     table = _read(path)
     return ScheduleTable({**default.rows, **table.rows}, table.network, table.supernodes, table.measured)
+
+
+@cache
+def _default() -> ScheduleTable:
+    return replace(_read(DEFAULT), measured=frozenset())
 
 
 def _read(path: Path) -> ScheduleTable:
