@@ -6,7 +6,7 @@
     for step in loop.steps(1000):             from the step that was kept, 0 at first
         ...
 
-    rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        every half second, or at most 2% of the time
+    rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        at most 2% of the time
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
 
 What is kept has a `state_dict` that is the same on all ranks, and `load_state_dict`. The samples of a step are the
@@ -73,6 +73,7 @@ class Loop:
             stops = self._world.allreduce(torch.tensor(int(self._stop)), op="maximum")
             self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
             if stops:
+                self._copies.wait()
                 sys.exit(STOPPED)
             steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
             due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))

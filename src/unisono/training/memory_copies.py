@@ -3,30 +3,36 @@
     host a   /dev/shm/unisono-run-KEY/step-000000118/     rank 0's state
     host b   /dev/shm/unisono-run-KEY/step-000000118/     the same, by the first rank of the second host
 
-They have the files and checksums of a checkpoint. If both hosts are lost, the newest checkpoint of the run's folder is
-used. A rank whose state only rank 0 gathers (shards, split layers, weights of ranks) leaves one copy, on rank 0's host.
+A thread writes them beside the steps, as often as that is cheap. They have the files and checksums of a checkpoint. If
+both hosts are lost, the newest checkpoint of the run's folder is used. A rank whose state only rank 0 gathers (shards,
+split layers, weights of ranks) leaves one copy, on rank 0's host.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from unisono.errors import CheckpointError
 from unisono.files import check_own
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_newest, save
+from unisono.training.checkpoint.files import copied, load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.world import World
 
 COPIES_KEPT = 2
 """Copies on a host: one is whole while the next is written."""
 
-MIN_SECONDS, MAX_SHARE = 0.5, 0.02
-"""Least seconds between two copies, and largest share of the run's time that they take."""
+MAX_SHARE = 0.02
+"""Largest share of the run's time that copies take."""
+
+THREAD = "unisono copies"
+"""Name of the thread that writes a copy."""
 
 
 class MemoryCopies:
@@ -41,18 +47,22 @@ class MemoryCopies:
         own = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
         self._folder, self._home, self._world, self._warn = folder, home, world, warn
-        self._first = True
+        self._first, self._saving = True, 0.0
         self._writes = world.rank in ((0, second) if alike else (0,))
         self._began = time.monotonic()
+        self._thread = threading.Thread(name=THREAD)
+        for one in threading.enumerate():  # of a generation that this process has survived
+            one.join() if one.name == THREAD else None
         self.seconds = 0.0
         """Seconds between two copies; at first none: a generation that makes a step has not been for nothing."""
 
     def due(self) -> bool:
         """Return True if it is time for a copy. Rank 0 asks all others for it."""
-        return time.monotonic() - self._began > self.seconds
+        return not self._thread.is_alive() and time.monotonic() - self._began > self.seconds
 
     def write(self, make: Callable[[], Checkpoint]) -> None:
-        """Write a copy of what `make` returns, which all ranks call together."""
+        """Write a copy of what `make` returns, which all ranks call together. It is written beside the steps, but for
+        the first one."""
         began = time.monotonic()
         checkpoint = make()
         if self._world.rank == 0:
@@ -60,17 +70,32 @@ class MemoryCopies:
                 line = {"first_step": checkpoint.step, "ranks": self._world.size, "time": time.time()}
                 run_directory.add_line(self._home / run_directory.GENERATIONS, line)
             (self._home / run_directory.ALIVE).touch()
-        self._first = False
+        first, self._first = self._first, False
+        self.wait()
         if self._writes:
-            try:
-                check_own(self._folder)
-                save(self._folder, checkpoint, COPIES_KEPT)
-            except CheckpointError as error:
-                self._writes = False
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
+            states = {"weights": copied(checkpoint.weights), "optimizer": copied(checkpoint.optimizer)}
+            self._thread = threading.Thread(target=self._save, args=(replace(checkpoint, **states),), name=THREAD)
+            self._thread.start()
         self._began = time.monotonic()
-        self.seconds = max(MIN_SECONDS, (self._began - began) / MAX_SHARE)
+        self.seconds = (self._began - began + self._saving) / MAX_SHARE
+        if first:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last copy is written."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        began = time.thread_time()  # of the processor: other processes may have it meanwhile
+        try:
+            check_own(self._folder)
+            save(self._folder, checkpoint, COPIES_KEPT)
+        except CheckpointError as error:
+            self._writes = False
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
+        self._saving = time.thread_time() - began
 
 
 def newest_copy(folder: Path, world: World, newer_than: int = -1) -> Checkpoint | None:

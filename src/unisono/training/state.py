@@ -24,7 +24,7 @@ from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_newest, remove_newer, rename_damaged
+from unisono.training.checkpoint.files import copied, load_newest, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.events import RunPoint
 from unisono.training.memory_copies import newest_copy
@@ -95,15 +95,6 @@ def load_rank(
         for group, option in zip(trainer.optimizer.param_groups, options, strict=True):
             group.update(option)
     trainer.reducer.programs.resume(step, rule)
-
-
-def copied(value: Any, to: str | None = None) -> Any:
-    """Return a state with copies of its tensors, on a device if one is named; what is there already is not copied."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if to is None else value.detach().to(to)
-    if isinstance(value, dict):
-        return {key: copied(one, to) for key, one in value.items()}
-    return [copied(one, to) for one in value] if isinstance(value, list) else value
 
 
 def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:

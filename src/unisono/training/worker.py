@@ -39,7 +39,7 @@ from unisono.schedules.pieces import bounds
 from unisono.step import program
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, LossSum, accuracy_of
-from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.files import copied, save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.cut import (
     Beginning,
@@ -57,7 +57,7 @@ from unisono.training.player import EventPlayer, Run, Timer
 from unisono.training.recipe import Recipe
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import check_change, copied, load_rank
+from unisono.training.state import check_change, load_rank
 from unisono.uncaught import THREAD_PREFIX
 
 

@@ -44,6 +44,7 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
     for step in range(1, COPIES_KEPT + 2):
         copies.write(lambda step=step: checkpoint(step))
         assert not copies.due()
+    copies.wait()
     written = world.all_gather_object(len(checkpoint_names(own)))
     assert [rank for rank, count in enumerate(written) if count] == ([0, 1] if alike and on.nodes > 1 else [0])
     assert max(written) == COPIES_KEPT

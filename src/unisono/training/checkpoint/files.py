@@ -276,6 +276,16 @@ def unflatten_state(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
     return parts if kind == "list" else tuple(parts)
 
 
+def copied(value: Any, to: str | None = None) -> Any:
+    """Return a state with copies of its tensors, on a device if one is named; what is there already is not copied."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if to is None else value.detach().to(to)
+    if isinstance(value, dict):
+        return {key: copied(one, to) for key, one in value.items()}
+    kind = type(value)
+    return kind(copied(one, to) for one in value) if kind in (list, tuple) else value
+
+
 def check_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise CheckpointError, naming the entry, where a checkpoint cannot hold the model's or the optimizer's state."""
     base = torch.nn.Module
