@@ -51,6 +51,20 @@ def test_while_ranks_keep_states_no_host_is_asked(hosts: Hosts, up: Path) -> Non
     assert hosts.there == ["a", "b"]
 
 
+def test_silence_to_which_all_answer_is_twice_as_long_the_next_time(
+    hosts: Hosts, up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_SILENT_SECONDS", 0.03)
+    found = [hosts.patience]
+    while hosts.patience < 0.03:
+        assert not hosts.look(math.inf)
+        found += [hosts.patience] * (hosts.patience > found[-1])
+    assert found == [0.01, 0.02, 0.03]
+    (up / "b").unlink()
+    assert until_changed(hosts, math.inf) == ["a"]
+    assert hosts.patience == 0.03
+
+
 def test_a_host_that_answers_late_is_gone_unless_ranks_keep_states_meanwhile(
     hosts: Hosts, up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 unisono train --elastic ──┬── mpiexec ── ranks of this generation
                           ├── unisono join RUN: so many more ranks
-                          └── host h2, every 10 s: do you start programs?
+                          └── host h2, every 2 s: do you start programs?
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ from unisono.startup import remove_leftover_files
 from unisono.training.run_directory import ALIVE, GENERATIONS, RunLock, add_line
 from unisono.witness import LISTENER_VARIABLE, Listener
 
-POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
+POLL_SECONDS, ASK_SECONDS = 0.1, 2.0
 """Seconds between two looks at the hosts, and between two questions to those that are not there."""
 
-SILENT_SECONDS, ANSWER_SECONDS = 1.5, 4.0
-"""Seconds without a kept state after which hosts are asked; and in which one answers that is not gone."""
+SILENT_SECONDS, MAX_SILENT_SECONDS, ANSWER_SECONDS = 0.75, 6.0, 4.0
+"""Seconds without a kept state after which hosts are asked, twice as many after each time that all have answered, up to
+a maximum; and in which one answers that is not gone."""
+
+START_SECONDS = 1.0
+"""Seconds that ranks take to begin, which are no silence."""
 
 REPORT_SECONDS = 3.0
 """Seconds in which the witness of a rank that has died on this machine reports it."""
@@ -70,6 +74,8 @@ class Hosts:
         """Hosts that train, as far as is known."""
         self._asked: dict[str, subprocess.Popen[bytes]] = {}
         self._since = time.monotonic()
+        self.patience = SILENT_SECONDS
+        """Seconds without a kept state after which all are asked next."""
 
     def look(self, silence: float) -> bool:
         """Ask hosts if that is due: those that are not there, and all once ranks keep no state for `silence` seconds.
@@ -78,9 +84,9 @@ class Hosts:
         """
         now = time.monotonic()
         if not self._asked:
-            silent = silence > SILENT_SECONDS
+            silent = silence > self.patience
             hosts = [host for host in self._run.hosts if silent or host not in self.there]
-            if hosts and now - self._since > (SILENT_SECONDS if silent else ASK_SECONDS):
+            if hosts and now - self._since > (self.patience if silent else ASK_SECONDS):
                 self._ask(hosts)
             return False
         waits = [process for process in self._asked.values() if process.poll() is None]
@@ -90,10 +96,12 @@ class Hosts:
             process.kill()
             process.wait()
         before = self.there
-        if silence > SILENT_SECONDS:  # else a host is only slow to answer
+        if silence > self.patience:  # else a host is only slow to answer
             self.there = [host for host in before if host not in self._asked]
         back = [host for host, process in self._asked.items() if process.returncode == 0]
         self.there = [host for host in self._run.hosts if host in self.there or host in back]
+        if self._asked.keys() == set(before) == set(self.there):
+            self.patience = min(2 * self.patience, MAX_SILENT_SECONDS)
         self._asked.clear()
         return self.there != before
 
@@ -188,7 +196,7 @@ class Supervisor:
 
     def _train(self, generation: Generation, begun: bool, requests: socket.socket) -> End:
         """Start the ranks of a generation, and wait for their end."""
-        run, began = self._run, time.time()
+        run, began, self._hosts.patience = self._run, time.time(), SILENT_SECONDS
         with closing(Listener()) as listener:
             environment = launch_environment(os.environ, sys.stdout.isatty())
             environment |= {MEMORY_VARIABLE: str(run.memory), LISTENER_VARIABLE: listener.address}
@@ -221,8 +229,8 @@ class Supervisor:
         if code not in (0, BAD_INPUT):
             code = stopped or (code if code > 0 else 128 - code)
             remove_leftover_files(began)
-            if not stopped and not joins:
-                self._hosts.find()
+            if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
+                self._hosts.find()  # else the next generation goes on with them at once
         there = self._each * len(self._hosts.there) if run.hosts else self._ranks
         return End(code, run.kept(), there, joins, bool(stopped))
 
@@ -231,11 +239,12 @@ class Supervisor:
         """Exit code for the signal by which the user has ended the run; 0 for none."""
         return next((STOP_SIGNALS[number] for number in self._received if number in STOP_SIGNALS), 0)
 
-    def _silence(self, began: float) -> float:
-        """Return the seconds since ranks that began then have last kept a state."""
+    def _last_kept(self, began: float) -> float:
+        """Return when ranks that began then have last kept a state; at least when they could make a step."""
+        kept = 0.0
         with suppress(FileNotFoundError):
-            began = max(began, (self._run.home / ALIVE).stat().st_mtime)
-        return time.time() - began
+            kept = (self._run.home / ALIVE).stat().st_mtime
+        return max(began + START_SECONDS, kept)
 
     def _wait(self, process: subprocess.Popen[bytes], requests: socket.socket) -> bool:
         """Wait for the end of a generation. Return True if it was ended for others to join, or without some."""
@@ -247,7 +256,7 @@ class Supervisor:
                     joins = True
                     process.send_signal(signal.SIGTERM)
                 before = self._hosts.there
-                if self._run.hosts and self._hosts.look(self._silence(began)):
+                if self._run.hosts and self._hosts.look(time.time() - self._last_kept(began)):
                     gone = set(before) - set(self._hosts.there)  # their ranks would not hear of a signal
                     if gone or not joins:
                         joins = True
