@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,15 @@ def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, di
     steps, made = int(newest.name.partition("-")[2]), [one for one in disturber.made if one["time"] < lines[-1]["time"]]
     for one in made:
         one["seconds"] = min((at for at in first if at > one["time"]), default=math.inf) - one["time"]
+    ends = [line["time"] for line in lines if "generation" in line]
+    lost = {"noticing": 0.0, "between_generations": 0.0}
+    for before, end in pairwise(ends):
+        lost["between_generations"] += min([end, *(at for at in first if at > before)]) - before
+    for one in made:  # a host that is back is asked while the others train
+        ended = min((at for at in ends if at > one["time"]), default=one["time"])
+        lost["noticing"] += (ended - one["time"]) * (one["kind"] != "host back")
     return {
+        "lost_seconds": lost,
         "code": lines[-1]["code"],
         "hosts": hosts,
         "seconds": lines[-1]["time"] - first[0],
@@ -166,6 +175,8 @@ def inside(options: argparse.Namespace) -> None:
     same = found["undisturbed"]["sha256"] == disturbed["sha256"]
     print(f"{disturbed['steps']} steps in {disturbed['seconds']:.0f} s; same bits as on one rank, undisturbed: {same}")
     print(f"{found['useful']:.1%} of the {possible:.0f} steps that the hosts that were there could make")
+    lost = {**disturbed["lost_seconds"], "all": disturbed["seconds"] - disturbed["seconds"] * found["useful"]}
+    print("seconds lost: " + ", ".join(f"{seconds:.1f} {kind.replace('_', ' ')}" for kind, seconds in lost.items()))
     made = disturbed["disturbances"]
     for kind in [*sorted({one["kind"] for one in made}), "all"]:
         seconds = [one["seconds"] for one in made if kind in (one["kind"], "all")]
