@@ -68,7 +68,7 @@ def test_silence_to_which_all_answer_is_twice_as_long_the_next_time(
 def test_a_host_that_answers_late_is_gone_unless_ranks_keep_states_meanwhile(
     hosts: Hosts, up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.5)
     (up / "a").write_text("late")
     assert until_changed(hosts, math.inf) == ["b"]
     hosts.there = ["a", "b"]
