@@ -111,8 +111,9 @@ class Passes:
         control: Any = SimpleNamespace(check=lambda: None)
         self.runner = PassRunner(self.programs, control)
 
-    def begin(self, message: ControlMessage | None = None) -> BackwardPass:
-        replica = ModelReplica(self.programs, self.layout, Agreement(message or ControlMessage(1.0)))
+    def begin(self, message: ControlMessage | None = None, expected_weight: float | None = None) -> BackwardPass:
+        agreement = Agreement(message or ControlMessage(1.0), expected_weight=expected_weight)
+        replica = ModelReplica(self.programs, self.layout, agreement)
         tasks = self.rule(Step(0), 0, self.layout)
         program = tuple(PreparedTask(task, task.operation.act or (lambda *_: None), (), (), None, "") for task in tasks)
         begun = BackwardPass(replica, program, self.programs, Accumulation(self.memory), self.runner.arrivals)
@@ -176,6 +177,21 @@ def test_gradients_are_taken_from_the_parameters() -> None:
     passes.ready(3)
     assert passes.parameters[3].grad is None
     assert torch.equal(begun.replica.gradients[3], torch.full((16,), 3.0))  # type: ignore[arg-type]
+
+
+def test_gradients_go_to_their_buckets_at_once_where_their_weight_is_known() -> None:
+    passes = Passes()
+    begun = passes.begin(expected_weight=0.5)
+    view = passes.memory.views[3]
+    passes.ready(3)
+    assert begun.replica.gradients[3] is view
+    assert torch.equal(view, torch.full((16,), 1.5))
+    begun.add(3, torch.ones(16))  # of another part of the backward pass
+    assert torch.equal(view, torch.full((16,), 2.0))
+    passes.end()
+    begun.replica.weight = 0.25  # another rank has no samples of its own
+    begun.replica.pack(1)
+    assert torch.equal(view, torch.full((16,), 1.0))
 
 
 def test_ranks_with_weights_of_their_own_keep_their_gradients() -> None:

@@ -184,6 +184,21 @@ def test_the_first_dimension_of_the_last_input_is_sent() -> None:
     assert begin(control).message.first_dimension == 1
 
 
+def test_weights_that_are_expected_leave_no_trace_in_bits() -> None:
+    """Without samples it is that of equal ranks; with samples a power of two, which as many have had before."""
+    assert begin(of(ranks=3)).expected_weight == 1 / 3
+    control = of()
+    assert control.begin(absent=True).expected_weight is None
+    for others, expected in ((4.0, None), (3.0, 0.5), (4.0, None)):  # 4 of 8, then 4 of 7
+        control.add_samples(4)
+        agreement = begin(control)
+        assert agreement.expected_weight == expected
+        arrive(agreement, ControlMessage(others))
+        control.end_pass()
+    control.add_samples(3)
+    assert begin(control).expected_weight is None
+
+
 def test_a_request_is_sent_once() -> None:
     control = of()
     control.request("save")

@@ -301,6 +301,18 @@ def test_small_buckets_at_both_ends_of_an_earlier_release_are_searched_again_on_
     assert fresh("chain").restore(state)
 
 
+@pytest.mark.parametrize(("threads", "overlap"), [(1, "chain"), (2, "none")])
+def test_ranks_that_compute_on_all_cores_send_nothing_meanwhile(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, threads: int, overlap: str
+) -> None:
+    """A chain is predicted to be faster, but here all settings take as long."""
+    monkeypatch.setattr(module, "HOST", "meta")
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "os", SimpleNamespace(cpu_count=lambda: 4))
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: threads)
+    assert tune(ranks=Ranks(nodes=1), cost=SLOW).tuning.setting.overlap == overlap
+
+
 def test_the_slowest_rank_decides(tune: Tune) -> None:
     """Another rank takes a second for each step of this rank's fastest."""
 

@@ -57,7 +57,9 @@ class BackwardPass:
         self._sums, layout = programs.traits.sums, replica.layout
         self._contributes = replica.agreement.message.contributes
         self._takes = self._contributes or programs.traits.state.differs
-        self._releases = any(one.task.operation in TAKING for one in program)
+        operations = {one.task.operation for one in program}
+        self._releases = not operations.isdisjoint(TAKING)
+        self._weight = replica.weight_of_ready(operations)
         self.ended = False
         """True once the backward pass has ended."""
         self.order: list[int] = []
@@ -128,8 +130,13 @@ class BackwardPass:
                     f"parameter {number} got a gradient twice in one backward pass, the first is already submitted: "
                     "activation checkpointing needs use_reentrant=False"
                 )
-            gradients[number] = gradient if before is None or gradient is None else before + gradient
+            if number in self.replica.placed and before is not None and gradient is not None:
+                before.add_(gradient.detach(), alpha=self.replica.placed[number])
+            else:
+                gradients[number] = gradient if before is None or gradient is None else before + gradient
             return
+        if gradient is not None and self._weight is not None:
+            gradient = self.replica.place_gradient(number, gradient, self._weight)
         gradients[number] = gradient
         self.order.append(number)
         for key in keys:

@@ -30,6 +30,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +103,9 @@ class BucketPiece(NamedTuple):
     part: slice
     """Its elements in the parameter, in the order of the parameter's memory."""
 
+
+FREED_BYTES = (32 << 20) - (64 << 10)
+"""Bytes of the largest block by which glibc adapts: those as large or smaller are not returned when they are freed."""
 
 LATEST = 0
 """Key of the newest mark, whichever bucket it was made for."""
@@ -221,6 +225,8 @@ class BucketMemory:
         """Copies of the buckets, where the parameters are on a device."""
         if device.type != "cpu":
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
+        else:
+            keep_freed_memory()
         self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
@@ -344,8 +350,19 @@ class BucketMemory:
         if self.copies is not None:
             self.copies.join()
 
-    def pack(self, key: int, fresh: Mapping[int, torch.Tensor | None], weight: float) -> None:
-        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero."""
+    def place_gradient(self, number: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
+        """Write a gradient, times `weight`, to where it lies in its buckets, and return it there."""
+        return torch.mul(gradient, weight, out=self.views[number])
+
+    def pack(
+        self,
+        key: int,
+        fresh: Mapping[int, torch.Tensor | None],
+        weight: float,
+        placed: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
+        """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero;
+        those that are `placed` lie there, times that weight."""
         flat = self._sums(key, self._own)
         if self.copies is not None:
             with self.copies.outgoing(key) as stream:
@@ -358,6 +375,9 @@ class BucketMemory:
                 gradient = fresh[number]
                 if gradient is None:
                     flat[here].zero_()
+                elif number in placed:
+                    if weight != placed[number]:
+                        flat[here].mul_(weight / placed[number])
                 elif weight != 1 or not lies_in(gradient, self.views[number]):
                     torch.mul(self.in_order(gradient, number)[part], weight, out=flat[here])
         ends = self.place(key).ends
@@ -440,6 +460,12 @@ class BucketMemory:
     def in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
         return in_order(tensor, self.views[number].stride())
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 64 MB of freed memory, as it does once a program has freed a tensor of half as much: else
+    the gradients of each step have new pages, each of which costs the kernel a microsecond or two."""
+    torch.empty(FREED_BYTES, dtype=torch.uint8)
 
 
 def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:

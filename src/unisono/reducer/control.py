@@ -121,6 +121,8 @@ class Agreement:
     message: ControlMessage
     result: ControlResult | None = None
     """Sum of all ranks' messages; None until it is known."""
+    expected_weight: float | None = None
+    """Factor of this rank's gradients that the result will most likely give; None where nothing may be expected."""
 
 
 def encode(message: ControlMessage, rank: int, size: int) -> list[float]:
@@ -265,7 +267,7 @@ class StepControl:
             self._requests |= self._last.message.requests
         message = ControlMessage(self.samples, absent, self._first_dimension, frozenset(self._requests), changes)
         self._requests -= message.requests
-        self._last = Agreement(message)
+        self._last = Agreement(message, expected_weight=self._expected_weight(message))
         return self._last
 
     def end_pass(self) -> None:
@@ -294,6 +296,17 @@ class StepControl:
         if warning is not None and not self._warned and self._rank == 0:
             self._warned = True
             warnings.warn(warning, stacklevel=2)
+
+    def _expected_weight(self, message: ControlMessage) -> float | None:
+        """Return the weight of a message if all ranks are like it. With samples it is the last one of as many, if that
+        is a power of two: a product with it and then with what it lacks has the bits of one, so that no gradient
+        depends on steps before."""
+        if not message.contributes or message.samples is None:
+            return 1.0 / self._ranks if message.contributes else None
+        if self._last is None or self._last.message.samples != message.samples or self._result is None:
+            return None
+        weight = self._result.weight_of(self._last.message)
+        return weight if math.frexp(weight)[0] == 0.5 else None
 
     @property
     def _result(self) -> ControlResult | None:

@@ -32,6 +32,8 @@ class Programs:
     """Player that runs the programs."""
     by_main: bool
     """True where the main thread runs collectives."""
+    beside_main: bool
+    """True where a backward pass in another thread goes on meanwhile."""
     exact: ExactSums | None = None
     """Sums of integers, with the wire "exact"."""
     virtual: VirtualRanks | None = None
@@ -159,7 +161,8 @@ class Programs:
         self._made.clear()
         self._prepared.clear()
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
-        self.by_main = self._rule.found_overlap.by_main
+        overlap = self._rule.found_overlap
+        self.by_main, self.beside_main = overlap.by_main, overlap.beside_main
         if self.communicators != self._rule.communicators:
             self.communicators = self._rule.communicators
             pool, user = self.collectives.pool, self.collectives.user

@@ -139,7 +139,7 @@ class Reducer:
         self._step = step
         try:
             self.prepare_for_backward()
-            if self.programs.by_main:
+            if self.programs.beside_main:
                 self.runner.run_beside_main(run)
             else:
                 run()

@@ -5,7 +5,7 @@ Operations of step programs (`step/operations.py`, `rules/sharded.py`, `rules/ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -23,6 +23,8 @@ from unisono.reducer.programs import Programs
 from unisono.reducer.scattered_gradient import GradientUse, StepResult, step_numbers, step_result
 from unisono.reducer.structure import digest
 from unisono.step.layout import Layout
+from unisono.step.operations import PACK, PACK_SUM
+from unisono.step.program import Operation
 from unisono.step.shard_work import ShardWork
 from unisono.transports.exact import Gradients, Terms, integers
 from unisono.world import World
@@ -44,6 +46,8 @@ class ModelReplica:
         self._buffers, self._update = programs.buffers, update
         self.gradients: Gradients = {}
         """Gradient of each parameter that is ready; None where there is none."""
+        self.placed: dict[int, float] = {}
+        """Weight of each gradient that lies in its buckets since it was ready."""
         self.weight = 1.0
         """Factor of the gradients before they are summed; known once all ranks' samples are."""
         self.discarded = False
@@ -81,6 +85,22 @@ class ModelReplica:
         return None
 
     # Gradients
+
+    def place_gradient(self, number: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
+        """Write a gradient that is ready to its buckets, times the weight that it will most likely have: it is in the
+        caches, and its memory is free for the next one. Return it there."""
+        self.placed[number] = weight
+        with torch.no_grad():
+            return self.memory.place_gradient(number, gradient, weight)
+
+    def weight_of_ready(self, operations: Set[Operation]) -> float | None:
+        """Return the weight with which gradients are placed when they are ready, for a program with these operations;
+        None where they wait for `pack`: on a device, as integers, and where each part has a weight of its own."""
+        if self.memory.copies is not None or self._exact is not None or self.memory.parts.groups:
+            return None
+        if PACK_SUM in operations:
+            return 1.0
+        return self.agreement.expected_weight if PACK in operations else None
 
     def agree(self, world: World) -> None:
         message = self.agreement.message
@@ -130,7 +150,7 @@ class ModelReplica:
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
         if self._exact is None:
-            self.memory.pack(key, self.gradients, weight)
+            self.memory.pack(key, self.gradients, weight, self.placed)
         else:
             terms, flags = self.terms(scaled), integers(self.memory.flags(key))
             self._exact.pack(key, terms)

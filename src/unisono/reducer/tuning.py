@@ -8,6 +8,9 @@
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
+Where the ranks of one node compute on all of its cores, collectives have none of their own: "none" is then tried first,
+and is the simplest one.
+
 Options that are given are not searched. All ranks see the same numbers, so they make the same plan.
 
 The times of steps, of this rank and as means over ranks, are those of `StepTimes`.
@@ -16,6 +19,7 @@ The times of steps, of this rank and as means over ranks, are those of `StepTime
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +32,7 @@ import torch
 from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UsageError
+from unisono.launch import cores
 from unisono.plan.choose import (
     MEASURED_BUCKET_BYTES,
     Candidate,
@@ -43,7 +48,7 @@ from unisono.plan.choose import (
     sizes_of,
 )
 from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
-from unisono.processor import Counters, processor_use, read_counters, use_since
+from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, fit
@@ -227,7 +232,11 @@ class Tuning:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
-        best, *others = candidates(inputs)
+        found, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
+        if self._computes_on_all_cores():
+            simple = "none"
+            found.sort(key=lambda one: one.setting.overlap != simple)
+        best, *others = found
         variants = (finer(best, inputs), in_equal_buckets(best, inputs))
         predicted = [best, *(variant for variant in variants if variant is not None), *others]
         trials = list[Trial]()
@@ -242,7 +251,7 @@ class Tuning:
             slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             trials.append(Trial(candidate, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))
-        chosen, self.choice = choose(trials, initial_setting(self._rule, self._buckets, ranks).overlap, use)
+        chosen, self.choice = choose(trials, simple, use)
         self._finished = True
         if world.rank == 0:
             for line in _report(computing, cost, chosen, self.choice.doubt, trials, predicted):
@@ -250,6 +259,15 @@ class Tuning:
         if chosen.candidate.setting != self.setting:
             self.setting = chosen.candidate.setting
             yield True
+
+    def _computes_on_all_cores(self) -> bool:
+        """Return True where the ranks of one node compute on all of its cores. Predictions know nothing of it, but what
+        runs beside computing there takes its cores, and ranks wait for ranks that have none."""
+        world, threads = self._world, torch.get_num_threads()
+        if world.nodes > 1 or self._memory.parameters[0].device.type != HOST:
+            return False
+        full = threads >= cores() or world.size * threads >= (os.cpu_count() or 1)
+        return bool(world.allreduce(torch.tensor([float(full)]), op="maximum"))
 
     def _buckets(self, size: int, end_ratio: int) -> list[Bucket]:
         return self._memory.plan(self.order, size, end_ratio)

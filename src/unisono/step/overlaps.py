@@ -43,11 +43,16 @@ class Overlap(NamedTuple):
     lane: str
     """Lane of the collectives."""
     by_main: bool = False
-    """True where the main thread runs collectives or barriers: a deferred backward pass then has another thread."""
+    """True where the main thread runs collectives or barriers."""
     several: bool = False
     """True where several collectives may run at once, each on its own communicator."""
     after: bool = False
     """True where nothing is sent before the backward pass has ended."""
+
+    @property
+    def beside_main(self) -> bool:
+        """True where a deferred backward pass has another thread: the main one runs collectives meanwhile."""
+        return self.by_main and not self.after
 
     def communicators(self, outstanding: int) -> int:
         """Return the number of communicators for at most `outstanding` collectives at once."""

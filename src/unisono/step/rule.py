@@ -145,7 +145,7 @@ class BaseRule:
 
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
         """Return the tasks of an event on one rank. Pure: each rank can compute those of all others."""
-        lane = COMPUTING if self.found_overlap.by_main and layout.deferred else MAIN
+        lane = COMPUTING if self.found_overlap.beside_main and layout.deferred else MAIN
         forward, backward = build.forward(layout, rank), build.backward(layout, lane, rank)
         follow = self.follow(event, rank, layout) if event.synchronize else ()
         return (*forward, *build.merge(backward, follow))
