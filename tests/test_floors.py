@@ -48,30 +48,30 @@ MAX_LINES = {
     "bench": 1_559,
     "cli": 2_443,
     "collectives": 4_061,
-    "compute": 1_240,
+    "compute": 1_238,
     "data": 6_231,
     "elastic": 1_043,
-    "engine": 630,
+    "engine": 626,
     "foresight": 822,
     "horovod": 1_005,
-    "lab": 485,
+    "lab": 483,
     "measure": 1_497,
     "models": 762,
     "network": 1_783,
     "optimizers": 527,
     "papers": 658,
-    "plan": 3_450,
+    "plan": 3_439,
     "reducer": 3_944,
     "rules": 1_226,
     "schedules": 1_639,
     "step": 2_722,
-    "tensor_parallel": 1_243,
+    "tensor_parallel": 1_156,
     "testing": 1_678,
-    "torch_backend": 1_960,
+    "torch_backend": 1_954,
     "training": 7_422,
     "transports": 3_123,
     "view": 983,
-    "wires": 275,
+    "wires": 274,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
@@ -79,7 +79,7 @@ else simpler; what has become smaller is entered here. The goal is 40,000 in 330
 MAX_FILES = 344
 
 SPLIT_LAYERS = {
-    "plan/run_plan.py": {"MAX_BUCKETS_OF_A_CHOICE", "WITH_SPLITS", "_with_split_layers", "split_inputs"},
+    "plan/run_plan.py": {"WITH_SPLITS", "_with_split_layers", "split_inputs"},
     "plan/planned_run.py": {"memory_with"},
     "training/planned_run.py": {"split_model_of"},
     "training/build.py": {"choose_layers"},
@@ -87,7 +87,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside `tensor_parallel/` and `plan/split.py`: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_688
+MAX_LINES_OF_SPLIT_LAYERS = 1_590
 """Lines of split layers with their planning. The goal is 1,500."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
