@@ -21,6 +21,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def in_the_docs(name: str) -> Placement:
     """Where the 8 ranks of a picture in the docs sit."""
+    if name == "supernodes":
+        return regular(2, 4, 1)
     return regular(1, 4, 2) if SCHEDULES[name].by_node else one_rank_per_node(8)
 
 
