@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.progress import poll_until
 
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
@@ -56,7 +58,14 @@ def group_of(world: World, where: str) -> Group:
 
 
 def end_soon(group: Group) -> None:
-    threading.Timer(WAIT_SECONDS, group.calls.fail, (LateError, "late")).start()
+    """End the group's calls a while after this rank has begun one, however late that is on a busy machine."""
+
+    def end() -> None:
+        poll_until(lambda: group.calls.current, bool)
+        time.sleep(WAIT_SECONDS)
+        group.calls.fail(LateError, "late")
+
+    threading.Thread(target=end, name="end soon").start()
 
 
 @pytest.mark.parametrize("where", PLACEMENTS)
