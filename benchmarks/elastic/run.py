@@ -155,7 +155,7 @@ def inside(options: argparse.Namespace) -> None:
     """Measure in the lab's head."""
     os.environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": f"{HOME}/enter", "OMP_NUM_THREADS": "1"}
     folder, count = options.out.with_suffix(""), options.hosts
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"processor": processor().name, "hosts": count, "every": options.every}
     rates: list[list[float]] = []
     for when in ("before", "after"):  # a machine's speed changes in half an hour
