@@ -65,10 +65,10 @@ MAX_LINES = {
     "rules": 1_226,
     "schedules": 1_639,
     "step": 2_722,
-    "tensor_parallel": 1_156,
+    "tensor_parallel": 1_157,
     "testing": 1_678,
     "torch_backend": 1_954,
-    "training": 7_422,
+    "training": 7_423,
     "transports": 3_123,
     "view": 983,
     "wires": 274,
@@ -87,7 +87,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside `tensor_parallel/` and `plan/split.py`: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_590
+MAX_LINES_OF_SPLIT_LAYERS = 1_591
 """Lines of split layers with their planning. The goal is 1,500."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

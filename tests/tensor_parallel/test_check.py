@@ -90,6 +90,16 @@ def test_ties_are_split_alike_or_not_at_all() -> None:
             checked(layers, model=Tied(12))
 
 
+def test_a_weight_of_two_layers_is_divided_evenly() -> None:
+    """Each layer would pad its own parts."""
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Embedding(10, 8))
+    both = {"0": "row 4", "1": "row 4"}
+    assert [name for name, _ in checked(both, model=model).layers] == ["0", "1"]
+    model[1].weight = model[0].weight
+    with pytest.raises(UsageError, match=r"one weight, but are not split alike: .*, which they divide, or neither"):
+        checked(both, model=model)
+
+
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
     layers = {

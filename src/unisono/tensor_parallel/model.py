@@ -143,11 +143,12 @@ def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -
     for name, module in modules.items():
         parts = parts_of(module, splits[name], 0) if name in splits else {}
         for parameter, tensor in module.named_parameters(recurse=False):
-            other, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", parts.get(parameter)))
-            if cut != parts.get(parameter):
+            own = parts.get(parameter)
+            other, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
+            if cut != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own.ranks):
                 raise UsageError(
                     f"{name}.{parameter} and {other} are one weight, but are not split alike: split both over the same "
-                    "ranks and dimension, or neither"
+                    "ranks and dimension, which they divide, or neither"
                 )
 
 

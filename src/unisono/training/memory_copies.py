@@ -52,7 +52,8 @@ class MemoryCopies:
         self._began = time.monotonic()
         self._thread = threading.Thread(name=THREAD)
         for one in threading.enumerate():  # of a generation that this process has survived
-            one.join() if one.name == THREAD else None
+            if one.name == THREAD:
+                one.join()
         self.seconds = 0.0
         """Seconds between two copies; at first none: a generation that makes a step has not been for nothing."""
 
