@@ -65,7 +65,7 @@ MAX_LINES = {
     "rules": 1_226,
     "schedules": 1_639,
     "step": 2_722,
-    "tensor_parallel": 1_157,
+    "tensor_parallel": 1_164,
     "testing": 1_678,
     "torch_backend": 1_954,
     "training": 7_423,
@@ -87,7 +87,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside `tensor_parallel/` and `plan/split.py`: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_591
+MAX_LINES_OF_SPLIT_LAYERS = 1_598
 """Lines of split layers with their planning. The goal is 1,500."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

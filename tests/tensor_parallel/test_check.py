@@ -90,6 +90,11 @@ def test_ties_are_split_alike_or_not_at_all() -> None:
             checked(layers, model=Tied(12))
 
 
+def test_each_rank_has_a_row_of_an_embedding() -> None:
+    with pytest.raises(UsageError, match="has 3 rows for 4 ranks: use a smaller group"):
+        checked({"0": "row 4"}, model=nn.Sequential(nn.Embedding(3, 8)))
+
+
 def test_a_weight_of_two_layers_is_divided_evenly() -> None:
     """Each layer would pad its own parts."""
     model = nn.Sequential(nn.Embedding(10, 8), nn.Embedding(10, 8))

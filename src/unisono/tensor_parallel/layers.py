@@ -154,6 +154,13 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
     layouts, outputs = (WHOLE, PARTIAL), "embedding_dim"
     options: ClassVar[Mapping[str, Any]] = {"max_norm": None, "sparse": False, "scale_grad_by_freq": False}
 
+    @classmethod
+    def refusal(cls, layer: Any, split: Split) -> str | None:
+        """Return why a layer cannot be split so."""
+        if split.ranks > layer.num_embeddings:
+            return f"has {layer.num_embeddings} rows for {split.ranks} ranks: use a smaller group"
+        return super().refusal(layer, split)
+
     def multiply(self, x: Tensor) -> Tensor:
         """Return the vectors that this rank has, and zeros for those of other ranks."""
         if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.num_embeddings:
@@ -185,7 +192,7 @@ class SampleDropout(ParallelLayer, nn.Dropout):
         shape[self.split.dim] *= ranks
         mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
         for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
-            draw = np.random.SeedSequence((self.numbers.seed, self.numbers.step, sample, self.layer))
+            draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), self.numbers.step, sample, self.layer))
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
             torch.rand(shape[1:], generator=generator, out=mask[place])
         scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
