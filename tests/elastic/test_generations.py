@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unisono.elastic import generations
 from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
 from unisono.launch import SURVIVAL
+from unisono.training.run_directory import ALIVE
 
 
 def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
@@ -76,3 +77,14 @@ def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monk
     assert run.kept() == 7
     (tmp_path / "memory" / "step-000000009").mkdir(parents=True)
     assert run.kept() == 9
+
+
+def test_a_copy_on_another_host_is_a_kept_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_in(tmp_path)
+    monkeypatch.setattr(ElasticRun, "memory", tmp_path / "memory")
+    (tmp_path / "checkpoints" / "step-000000007").mkdir(parents=True)
+    assert run.kept_anywhere() == 7
+    (tmp_path / ALIVE).touch()
+    assert run.kept_anywhere() == 7, "the first copy is being written"
+    (tmp_path / ALIVE).write_text("11")
+    assert (run.kept(), run.kept_anywhere()) == (7, 11)

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 from unisono.elastic import attach
 from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
 from unisono.training.checkpoint.layout import checkpoint_names, step_of
-from unisono.training.run_directory import CHECKPOINTS, RECIPE
+from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
 
 MAX_FRUITLESS = 5
 """Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
@@ -120,6 +121,13 @@ class ElasticRun:
         """Return the newest step that is kept on this host or on the disk; -1 for none."""
         names = [*checkpoint_names(self.memory), *checkpoint_names(self.home / CHECKPOINTS)]
         return max(map(step_of, names), default=-1)
+
+    def kept_anywhere(self) -> int:
+        """Return the newest step that is kept on any host, as rank 0 has told, or on the disk; -1 for none."""
+        told = -1
+        with suppress(FileNotFoundError, ValueError):  # touched only: no copy is whole yet
+            told = int((self.home / ALIVE).read_text())
+        return max(told, self.kept())
 
     def command(self, ranks: int, hosts: Sequence[str], begun: bool) -> list[str]:
         """Return the command that starts a generation; `begun` is true if one before it has made a step."""

@@ -145,6 +145,7 @@ class Supervisor:
             lock = RunLock()
             lock.take(run.home)
             shutil.rmtree(run.memory, ignore_errors=True)  # of a run that was here before
+            (run.home / ALIVE).unlink(missing_ok=True)
             try:
                 return self._play(requests)
             finally:
@@ -232,7 +233,7 @@ class Supervisor:
             if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
                 self._hosts.find()  # else the next generation goes on with them at once
         there = self._each * len(self._hosts.there) if run.hosts else self._ranks
-        return End(code, run.kept(), there, joins, bool(stopped))
+        return End(code, run.kept_anywhere(), there, joins, bool(stopped))
 
     @property
     def _stopped(self) -> int:

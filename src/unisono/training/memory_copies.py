@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.errors import CheckpointError
-from unisono.files import check_own
+from unisono.files import check_own, temporary_beside
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import copied, load_newest, save
 from unisono.training.checkpoint.layout import Checkpoint
@@ -92,6 +92,11 @@ class MemoryCopies:
         try:
             check_own(self._folder)
             save(self._folder, checkpoint, COPIES_KEPT)
+            if self._world.rank == 0:
+                alive = self._home / run_directory.ALIVE
+                with temporary_beside(alive) as path:
+                    path.write_text(f"{checkpoint.step}")
+                    path.replace(alive)
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)

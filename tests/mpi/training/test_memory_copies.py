@@ -50,7 +50,7 @@ def test_two_hosts_have_copies_of_what_all_ranks_have(
     assert max(written) == COPIES_KEPT
     line = json.loads((folder / GENERATIONS).read_text())
     assert (line["first_step"], line["ranks"]) == (1, world.size)
-    assert (folder / ALIVE).exists()
+    assert (folder / ALIVE).read_text() == str(COPIES_KEPT + 1)
     on.free()
 
 
