@@ -20,6 +20,8 @@ from hypothesis import settings
 from PIL import Image
 from tests.persistent_ranks import PersistentRanks
 from tests.progress import SILENCE_SECONDS, Run, run
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from unisono.launch import MALLOC_ENVIRONMENT, find_mpiexec, launch_environment, ranks_started
 
@@ -60,6 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("device") is not None, last
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Give a file to one worker, whose fixtures start ranks once; but each number of ranks of tests/mpi to any."""
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if LONGEST[0] in nodeid else super()._split_scope(nodeid)
+
+    return Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def clean_environment() -> dict[str, str]:
