@@ -54,7 +54,6 @@ class Group:
         placement: Placement,
         table: ScheduleTable,
         ranks: Sequence[int] | None = None,
-        interruptible: bool = False,
         dup: Group | None = None,
         watch: Watch | None = None,
         name: str = "world",
@@ -62,7 +61,7 @@ class Group:
     ) -> None:
         """`ranks` are the ranks' numbers in messages; `dup` is a group of the same ranks whose windows are used too.
 
-        `calls.fail` ends every wait, with `interruptible` that for a short sum by the MPI library, too. The group can
+        `calls.fail` ends every wait, but those in collectives of the MPI library that are no short sums. The group can
         then only be abandoned (`abandon`).
 
         `watch` is the watch of the job, in which this group is registered as `name`. Without one, the group makes its
@@ -71,7 +70,7 @@ class Group:
         self.rank, self.size, self.comm = comm.rank, comm.size, comm
         self.ranks = ranks or range(comm.size)
         self.placement, self.table, self.one_node = placement, table, placement.one_node
-        self.interruptible, self._dup = interruptible, dup
+        self._dup = dup
         self._owns_watch = watch is None and comm.size > 1
         self.watch: Watch | None = watch
         if self._owns_watch:

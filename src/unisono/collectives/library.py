@@ -254,17 +254,15 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
 def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
     """Return a function that sums a buffer in place in the call; its result is False for a truncated message.
 
-    Where the wait of the group can be interrupted, it is our own.
+    The wait is our own, which lets go of the library between its polls. One in the library keeps its lock most of the
+    time: messages of other threads, such as those of split layers beside an exchange of gradients, then took seconds.
     """
-    calls, words, interruptible = group.calls, call.words, group.interruptible
+    calls, words = group.calls, call.words
 
     def carry_out(buffer: Any) -> bool:
-        outer = calls.begin(words + group.label, not interruptible)
+        outer = calls.begin(words + group.label, in_library=False)
         try:
-            if interruptible:
-                group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
-            else:
-                group.comm.Allreduce(MPI.IN_PLACE, buffer)
+            group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
         except MPI.Exception as error:
             if error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
                 raise

@@ -89,7 +89,6 @@ class MpiJob:
             place(nodes, supernodes),
             world.table,
             ranks=range(len(members)),
-            interruptible=True,
             watch=world.watch,
             name=f"process group {name}",
         )

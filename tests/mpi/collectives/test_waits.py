@@ -54,7 +54,7 @@ WAIT_SECONDS = 0.05
 
 
 def group_of(world: World, where: str) -> Group:
-    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table, interruptible=True)
+    return Group(world.comm.Dup(), PLACEMENTS[where](world.size), world.table)
 
 
 def end_soon(group: Group) -> None:
