@@ -123,11 +123,11 @@ class ElasticRun:
         return max(map(step_of, names), default=-1)
 
     def kept_anywhere(self) -> int:
-        """Return the newest step that is kept on any host, as rank 0 has told, or on the disk; -1 for none."""
-        told = -1
+        """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""
+        announced = -1
         with suppress(FileNotFoundError, ValueError):  # touched only: no copy is whole yet
-            told = int((self.home / ALIVE).read_text())
-        return max(told, self.kept())
+            announced = int((self.home / ALIVE).read_text())
+        return max(announced, self.kept())
 
     def command(self, ranks: int, hosts: Sequence[str], begun: bool) -> list[str]:
         """Return the command that starts a generation; `begun` is true if one before it has made a step."""
