@@ -32,7 +32,6 @@ def call_of(words: str) -> Call:
 
 
 def call_to_choose(call: Call) -> Call:
-    """Return the call in which ranks choose the algorithm of a collective."""
     return call_of(f"{call.words}, whose algorithm is being chosen")
 
 
@@ -66,5 +65,4 @@ def encode_words(call: Call) -> bytes:
 
 
 def decode_words(encoded: bytes) -> str:
-    """Return the words that `encode_words` has encoded."""
     return encoded.decode(errors="replace").strip()

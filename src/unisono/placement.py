@@ -41,7 +41,6 @@ class Placement:
         return tuple(nodes_of_ranks[rank] for rank in range(self.ranks))
 
     def node_of(self, rank: int) -> int:
-        """Return the number of the node of `rank`."""
         return self.node_of_rank[rank]
 
     def supernode_of(self, rank: int) -> int:

@@ -99,7 +99,6 @@ ALONE = ProcessorUse()
 
 
 def read_counters() -> Counters:
-    """Return the counters of this process now."""
     used, machine = resource.getrusage(resource.RUSAGE_SELF), ""
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -203,7 +202,6 @@ class Processor(NamedTuple):
 
 
 def processor() -> Processor:
-    """Return the processor that this process runs on."""
     return parse(CPUINFO.read_text()) if CPUINFO.is_file() else Processor(platform.processor() or platform.machine())
 
 

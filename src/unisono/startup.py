@@ -155,7 +155,6 @@ class Startup:
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """Stop the supervision."""
         self.active = False
         self._poller.close()
         for descriptor in (self._ended, *self._watched, *self._helpers.values()):

@@ -179,7 +179,6 @@ def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
 
 
 def _parsed(kind: Any, value: Any, name: str, limits: Mapping[str, Any], strict: bool) -> Any:
-    """Return a value of this type, called `name`."""
     kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) and "texts_or" not in limits else kind
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, name, strict)

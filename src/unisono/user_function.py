@@ -81,7 +81,6 @@ class UserFunction:
                 raise self.error(f"it is called as {word}({self.parameters}), which gives {error}") from error
 
     def error(self, words: str) -> RecipeError:
-        """Return an error that names the key."""
         return RecipeError(f"{self.table}.name = {self.name!r}: {words}")
 
     def _spec(self) -> tuple[str, ModuleSpec | None]:

@@ -75,7 +75,6 @@ class Listener:
         return ""
 
     def close(self) -> None:
-        """Stop listening."""
         if self.address:
             self._channel.close()
 

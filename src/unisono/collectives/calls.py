@@ -39,7 +39,6 @@ class CallProgress:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent in this call."""
         return time.monotonic() - self._since
 
 

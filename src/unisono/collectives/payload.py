@@ -91,7 +91,6 @@ def move_dtype_of(tensor: torch.Tensor) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -74,7 +74,6 @@ class Plans:
         return self._schedules[key]
 
     def program(self, algorithm: Algorithm) -> Program:
-        """Return this rank's program of a schedule."""
         if algorithm not in self._programs:
             self._programs[algorithm] = algorithm(self._rank, self._placement.ranks)
         return self._programs[algorithm]

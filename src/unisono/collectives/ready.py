@@ -63,7 +63,6 @@ class ReadyInPython:
             self._starts[_without_addresses(key, parameters)] = start
 
     def clear(self) -> None:
-        """Drop all that is kept."""
         self._plays.clear()
         self._starts.clear()
 

@@ -152,7 +152,6 @@ class SocketCalls:
         self._barrier(self._token(call), 0, 0)
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Prepare a plan of this transport."""
         group, calls, words = self._group, self._group.calls, plan.call.words
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)

@@ -198,7 +198,6 @@ class NodeStates:
         return news
 
     def write(self, state: State) -> None:
-        """Write the state of this rank."""
         content = encode(state)
         if len(content) > MAX_STATE_BYTES:
             content = encode(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))

@@ -59,7 +59,6 @@ def encode(state: State) -> bytes:
 
 
 def decode(content: bytes) -> State:
-    """Return the state that `encode` has encoded."""
     call_site, waits, numbers, broken, ended = json.loads(content)
     return State(call_site, tuple(Wait(*wait) for wait in waits), numbers, broken, ended)
 
@@ -106,7 +105,6 @@ def is_reporter(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
 def report(
     rank: int, size: int, wait: Wait, call_site: str, missing: Sequence[int], answers: Mapping[int, Answer]
 ) -> str:
-    """Return a line about a rank that waits for the `missing` ranks."""
     waited = f"rank {rank} of {size} has waited {wait.seconds:.0f} s in {describe(wait)}{_at(call_site)}"
     return f"{waited}; {_describe_missing(wait, missing, answers)}"
 
@@ -119,7 +117,6 @@ def failure(report: str, hopeless: bool, timeout: float | None) -> str:
 
 
 def describe(wait: Wait) -> str:
-    """Return a description of the call in which a rank waits."""
     return f"{wait.words}, call {wait.number} of {wait.world}"
 
 

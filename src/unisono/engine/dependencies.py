@@ -40,7 +40,6 @@ class Variable:
         self._mutating = False
 
     def enter(self, operation: PendingOperation, mutates: bool) -> None:
-        """Append an operation to the queue."""
         self._queue.append((operation, mutates))
 
     def leave(self, operation: PendingOperation, mutates: bool) -> None:

@@ -119,7 +119,6 @@ class ThreadPool:
         self._size = max(self._size, threads)
 
     def _start(self) -> None:
-        """Start the missing threads."""
         with self._lock:
             added = [
                 threading.Thread(target=_work, args=(self._queue,), name=f"unisono {self._name} {number}", daemon=True)

@@ -211,7 +211,6 @@ class PassRunner:
         """Queue that wakes the main thread when a gradient is ready; None where no other thread runs a pass."""
 
     def end_backward(self) -> BackwardPass:
-        """End the backward pass that has begun, and return it."""
         begun = self.current
         assert begun is not None, "a pass has begun"
         begun.end()

@@ -278,11 +278,9 @@ class BucketMemory:
 
     @property
     def keys(self) -> range:
-        """Keys of the buckets."""
         return range(1, len(self._places) + 1)
 
     def place(self, key: int) -> BucketSlice:
-        """Return the place of a bucket."""
         return self._places[key - 1]
 
     def bucket(self, key: int) -> torch.Tensor:
@@ -443,7 +441,6 @@ class BucketMemory:
                     parameter.copy_(dense)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
-        """Copy a tensor like a bucket into it."""
         self.bucket(key).copy_(flat)
 
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:

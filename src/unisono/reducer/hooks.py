@@ -85,14 +85,12 @@ class Attachment:
 
 
 def attach(model: torch.nn.Module, reducer: Reducer) -> None:
-    """Attach a reducer to its model."""
     attachment = Attachment(reducer)
     attachment.handle = model.register_forward_pre_hook(attachment, with_kwargs=True)
     setattr(model, ATTRIBUTE, attachment)
 
 
 def detach(model: torch.nn.Module) -> None:
-    """Detach a model from its reducer."""
     attachment: Attachment = getattr(model, ATTRIBUTE)
     attachment.handle.remove()
     delattr(model, ATTRIBUTE)

@@ -156,7 +156,6 @@ class StepResult:
         return frozenset(number for number, counts in self.uses.items() if counts[GradientUse.REMOVED] == self.ranks)
 
     def is_made(self) -> bool:
-        """Return True where the step is made."""
         return not self.missing and self.error(()) is None
 
     def error(self, names: Sequence[str]) -> UsageError | MismatchError | None:

@@ -76,7 +76,6 @@ class Structure:
 
 
 def trainable(model: torch.nn.Module) -> tuple[list[str], list[torch.nn.Parameter]]:
-    """Return the names of the trainable parameters, and the parameters."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return list(named), list(named.values())
 

@@ -113,7 +113,6 @@ class BaseAsynchronousRule(BaseRule, ABC):
 
 
 def has_servers(rule: BaseRule) -> TypeGuard[BaseAsynchronousRule]:
-    """Return True for an asynchronous rule."""
     return rule.traits.members is Members.SERVERS
 
 

@@ -40,7 +40,6 @@ class MatchedMessage(NamedTuple):
 
 
 def rounds_of(programs: Sequence[Program]) -> dict[RoundRef, Round]:
-    """Return all rounds of a schedule."""
     return {
         RoundRef(rank, lane, number): transfers
         for rank, program in enumerate(programs)
@@ -95,5 +94,4 @@ def _waiting(place: RoundRef, transfers: Round) -> ScheduleError:
 
 
 def describe(transfer: Transfer) -> str:
-    """Return a transfer in words."""
     return f"{transfer.action.value} chunk {transfer.chunk} span {transfer.span} peer {transfer.peer}"

@@ -85,7 +85,6 @@ class Player:
         return self._pool.engine
 
     def variable(self, value: Value) -> Variable:
-        """Return the engine's variable for a value."""
         variable = self._variables.get(value)
         if variable is None:
             if value.kind == "order":

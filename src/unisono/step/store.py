@@ -233,5 +233,4 @@ def pair_keys(keys: Keys, tensors: Tensors) -> list[tuple[int, torch.Tensor]]:
 
 
 def key_numbers(keys: Keys) -> list[int]:
-    """Return the keys, of which there may be one, as a list."""
     return [index(keys)] if isinstance(keys, int | Integral) else [index(key) for key in keys]

@@ -126,7 +126,6 @@ class SymbolicState:
             self.weights[parameter] = dict.fromkeys(self.parts_of(parameter), begin)
 
     def error(self, task: Task, words: str) -> StepError:
-        """Return the error of a task on this rank."""
         return StepError(f"rank {self.rank}: {task} {words}")
 
     def parts_of(self, parameter: int) -> tuple[int, ...]:

@@ -117,7 +117,6 @@ class Message(Work):
             super()._await(0)
 
     def source_rank(self) -> int:
-        """Return the rank that the message came from."""
         return self._peer
 
     _source_rank = source_rank

@@ -191,7 +191,6 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     @collective("all_gather_into_tensor_coalesced")
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
-        """Gather several tensors, each as by `all_gather_single`."""
         self._check_apart("all_gather_into_tensor_coalesced", outputs, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             all_gather(self._group, tensor, output)
@@ -224,7 +223,6 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     @collective("reduce_scatter_tensor_coalesced")
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> None:
-        """Reduce and scatter several tensors, each as by `reduce_scatter_single`."""
         self._check_apart("reduce_scatter_tensor_coalesced", outputs, inputs)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._reduce_part(output, tensor, _reduction(opts))

@@ -81,15 +81,12 @@ class ProcessGroup(CollectiveOperations):
         return self._name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Set the name of the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Set the description of the group."""
         self._description = description
 
     group_name = property(getGroupName)
@@ -98,13 +95,11 @@ class ProcessGroup(CollectiveOperations):
     # Point-to-point messages
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        """Send a tensor to a rank of the group."""
         if (beside := self.group_beside(tensors)) is not None:
             return beside.send(tensors, peer, tag)  # type: ignore[no-any-return]
         return self._messages.send(tensors[0].detach(), peer, tag, self._timeout.total_seconds())
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        """Receive a tensor from a rank of the group."""
         if (beside := self.group_beside(tensors)) is not None:
             return beside.recv(tensors, peer, tag)  # type: ignore[no-any-return]
         return self._messages.receive(tensors[0].detach(), peer, tag, self._timeout.total_seconds())

@@ -128,7 +128,6 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
         return self._ended and self._error is None
 
     def exception(self) -> BackendError | None:
-        """Return the error of the operation, or None."""
         return self._error
 
     def result(self) -> Any:

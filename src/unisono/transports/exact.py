@@ -235,7 +235,6 @@ class ExactSums:
                 sums[here].zero_()
 
     def integers(self, key: int) -> torch.Tensor:
-        """Return the integers in a memory."""
         return integers(self._sums(key))
 
     def decode(self, key: int, start: int, stop: int) -> None:

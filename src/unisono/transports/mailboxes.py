@@ -119,7 +119,6 @@ class Mailboxes:
         return 2 * ((receiver * MAX_SEATS + seat) * MAX_MESSAGES_PER_PEER + number % MAX_MESSAGES_PER_PEER)
 
     def free(self) -> None:
-        """Free the memory."""
         self.contents.clear()
         for row in self.rows:
             row.release()

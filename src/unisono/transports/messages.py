@@ -75,7 +75,6 @@ def wait_until(
 
 
 def wait(request: MPI.Request, check_interrupt: Callable[[], None]) -> None:
-    """Wait for one operation of the library."""
     wait_until(request.Test, check_interrupt, sleep_after_seconds=SLEEP_AFTER_SECONDS_IN_LIBRARY)
 
 

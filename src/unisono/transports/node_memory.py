@@ -133,7 +133,6 @@ class SharedMemory:
         self._plans[id(plans)] = plans
 
     def clear_plans(self) -> None:
-        """Clear the plans for this memory."""
         for plans in self._plans.values():
             plans.clear()
         self._plans.clear()

@@ -87,7 +87,6 @@ class Payload(NamedTuple):
     """Address of its second half, if that lies elsewhere."""
 
     def address_of(self, region: slice) -> int:
-        """Return the address of a region of elements."""
         half, itemsize = self.cut.length // 2, self.arithmetic.itemsize
         if self.received is not None and region.start >= half:
             return self.received + int(region.start - half) * itemsize

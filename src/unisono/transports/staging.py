@@ -106,7 +106,6 @@ def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None
 
 
 def _segments(into: int, source: int, ends: Sequence[int], ranks: Sequence[int]) -> list[Row]:
-    """Return the copies of the segments of some ranks."""
     return [copy(into + ends[rank], source + ends[rank], ends[rank + 1] - ends[rank]) for rank in ranks]
 
 

@@ -89,7 +89,6 @@ Rounds = Sequence[Sequence[Row]]
 
 
 def copy(into: int, source: int, nbytes: int) -> Row:
-    """Return the row that copies memory."""
     return Row(RowKind.COPY, nbytes, into, source)
 
 
@@ -101,7 +100,6 @@ def reduction(kind: RowKind, into: int, sources: Sequence[int], count: int) -> l
 
 @cache
 def kind_of(dtype: torch.dtype, op: str) -> RowKind:
-    """Return the kind of a reduction."""
     return COMPILED.get((dtype, op), RowKind.OTHER)
 
 
