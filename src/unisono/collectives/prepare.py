@@ -21,7 +21,7 @@ from unisono.mpi import MPI
 from unisono.network.pace import Pace, pace_of
 from unisono.schedules.pieces import bounds, cut_program
 from unisono.schedules.schedule import Action, Algorithm, Program
-from unisono.transports.cross_memory import CROSS
+from unisono.transports.cross_memory import prepare_cross
 from unisono.transports.fused import FUSED
 from unisono.transports.mailboxes import (
     MAX_MESSAGES_PER_PEER,
@@ -64,7 +64,7 @@ def by_cross_memory(group: Group, plan: Plan) -> Prepared:
     """Prepare a collective on the memory of the node's processes; where the kernel forbids it, through windows."""
     cross = group.cross_memory(plan.call)
     otherwise = by_library(group, plan) if plan.collective == "broadcast" else by_windows(group, plan)
-    return otherwise if cross is None else CROSS[plan.collective](cross, plan, otherwise)
+    return otherwise if cross is None else prepare_cross(cross, plan, otherwise)
 
 
 def by_messages(group: Group, plan: Plan) -> Prepared:

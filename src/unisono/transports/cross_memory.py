@@ -166,39 +166,38 @@ Move = Callable[[Sequence[int]], None]
 """Function of the addresses of all ranks' payloads that moves the data of a collective."""
 
 
-def _visit(cross: CrossMemory, plan: Plan, shown: int, move: Move, otherwise: Callable[[], Play]) -> Play:
-    """Return a collective whose `move` is between its two barriers; `otherwise` where memory cannot be copied.
-
-    `shown` is the address of the payload that the others access.
-    """
+def prepare_cross(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
+    """Prepare a collective that moves its data between two barriers; `otherwise` where memory cannot be copied."""
+    make_move, shows_target = MOVES[plan.collective]
     barrier = cross.signals.prepare_barrier(plan.call)
 
-    def play() -> None:
-        addresses = cross.exchange_addresses(barrier, shown, plan.nbytes)
-        if addresses is None:
-            otherwise()()
-            return
-        move(addresses)
-        barrier()
+    def at(source: int, target: int) -> Play:
+        move, shown = make_move(cross, plan, source, target), target if shows_target else source
 
-    return play
+        def play() -> None:
+            addresses = cross.exchange_addresses(barrier, shown, plan.nbytes)
+            if addresses is None:
+                otherwise(source, target)()
+                return
+            move(addresses)
+            barrier()
 
-
-def cross_allreduce(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
-    """Prepare the allreduce of `direct`, in place in the memory of all ranks."""
-
-    def at(address: int, _: int) -> Play:
-        pieces = _plan_pieces(cross, plan, address)
-
-        def move(addresses: Sequence[int]) -> None:
-            for piece in pieces:
-                cross.read_and_reduce(addresses, piece)
-                for rank in cross.others:
-                    cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
-
-        return _visit(cross, plan, address, move, lambda: otherwise(address, address))
+        return play
 
     return at
+
+
+def _allreduce(cross: CrossMemory, plan: Plan, address: int, _: int) -> Move:
+    """Return the allreduce of `direct`, in place in the memory of all ranks."""
+    pieces = _plan_pieces(cross, plan, address)
+
+    def move(addresses: Sequence[int]) -> None:
+        for piece in pieces:
+            cross.read_and_reduce(addresses, piece)
+            for rank in cross.others:
+                cross.write(rank, addresses[rank] + piece.offset, address + piece.offset, piece.nbytes)
+
+    return move
 
 
 def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | None = None) -> list[Piece]:
@@ -216,71 +215,59 @@ def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | Non
     return pieces
 
 
-def cross_reduce_scatter(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
-    """Prepare a reduce_scatter. The target may be the own chunk of the source."""
+def _reduce_scatter(cross: CrossMemory, plan: Plan, source: int, target: int) -> Move:
+    """Return a reduce_scatter. The target may be the own chunk of the source."""
     start, _ = bounds(plan.length, cross.signals.size, cross.signals.rank)
+    in_place = target == source + start * plan.dtype.itemsize
 
-    def at(source: int, target: int) -> Play:
-        in_place = target == source + start * plan.dtype.itemsize
+    def move(addresses: Sequence[int]) -> None:
+        for piece in _plan_pieces(cross, plan, source, None if in_place else target):
+            cross.read_and_reduce(addresses, piece)
 
-        def move(addresses: Sequence[int]) -> None:
-            for piece in _plan_pieces(cross, plan, source, None if in_place else target):
-                cross.read_and_reduce(addresses, piece)
-
-        return _visit(cross, plan, source, move, lambda: otherwise(source, target))
-
-    return at
+    return move
 
 
-def cross_all_gather(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
-    """Prepare an all_gather, in place: the source is the own chunk of the target."""
+def _all_gather(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
+    """Return an all_gather, in place: the source is the own chunk of the target."""
     size, itemsize = cross.signals.size, plan.dtype.itemsize
     ends = [[itemsize * end for end in bounds(plan.length, size, rank)] for rank in range(size)]
 
-    def at(source: int, target: int) -> Play:
-        def move(addresses: Sequence[int]) -> None:
-            for rank in cross.others:
-                start, stop = ends[rank]
-                cross.read(rank, addresses[rank] + start, target + start, stop - start)
+    def move(addresses: Sequence[int]) -> None:
+        for rank in cross.others:
+            start, stop = ends[rank]
+            cross.read(rank, addresses[rank] + start, target + start, stop - start)
 
-        return _visit(cross, plan, target, move, lambda: otherwise(source, target))
-
-    return at
+    return move
 
 
-def cross_all_to_all(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
-    """Prepare an all_to_all, from the source to the target."""
+def _all_to_all(cross: CrossMemory, plan: Plan, source: int, target: int) -> Move:
+    """Return an all_to_all, from the source to the target."""
     own, each = cross.signals.rank, plan.nbytes // cross.signals.size
 
-    def at(source: int, target: int) -> Play:
-        def move(addresses: Sequence[int]) -> None:
-            for rank in cross.others:
-                cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
-            bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
+    def move(addresses: Sequence[int]) -> None:
+        for rank in cross.others:
+            cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
+        bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
 
-        return _visit(cross, plan, source, move, lambda: otherwise(source, target))
-
-    return at
+    return move
 
 
-def cross_broadcast(cross: CrossMemory, plan: Plan, otherwise: Prepared) -> Prepared:
-    """Prepare a broadcast of the root's payload."""
+def _broadcast(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
+    """Return a broadcast of the root's payload."""
 
-    def at(source: int, target: int) -> Play:
-        def move(addresses: Sequence[int]) -> None:
-            if cross.signals.rank != plan.root:
-                cross.read(plan.root, addresses[plan.root], target, plan.nbytes)
+    def move(addresses: Sequence[int]) -> None:
+        if cross.signals.rank != plan.root:
+            cross.read(plan.root, addresses[plan.root], target, plan.nbytes)
 
-        return _visit(cross, plan, target, move, lambda: otherwise(source, target))
-
-    return at
+    return move
 
 
-CROSS: dict[str, Callable[[CrossMemory, Plan, Prepared], Prepared]] = {
-    "allreduce": cross_allreduce,
-    "reduce_scatter": cross_reduce_scatter,
-    "all_gather": cross_all_gather,
-    "all_to_all": cross_all_to_all,
-    "broadcast": cross_broadcast,
+MOVES: dict[str, tuple[Callable[[CrossMemory, Plan, int, int], Move], bool]] = {
+    "allreduce": (_allreduce, False),
+    "reduce_scatter": (_reduce_scatter, False),
+    "all_gather": (_all_gather, True),
+    "all_to_all": (_all_to_all, False),
+    "broadcast": (_broadcast, True),
 }
-"""Functions that prepare a collective on the memory of all ranks, and the collective to play otherwise."""
+"""For each collective, the function (memory, plan, source, target) that returns its move, and whether the others access
+the target instead of the source."""

@@ -23,6 +23,7 @@ Memory traffic of each rank: n bytes read and n written, as for a copy of n byte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from unisono.call import call_in
 from unisono.schedules.pieces import bounds
@@ -74,11 +75,6 @@ def rows_in_place(starts: Sequence[int], rank: int, plan: Plan) -> list[Row]:
     return rows
 
 
-def direct_reduce_scatter(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
-    """Prepare the reduce_scatter of `direct`. The target may be the own chunk of the source."""
-    return lambda source, target: staged_reduce_scatter(memory, plan, source, target)
-
-
 def direct_all_gather(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
     """Prepare the all_gather of `direct`, in place: the source is the own chunk of the target."""
     ends = [[plan.dtype.itemsize * end for end in bounds(plan.length, memory.size, one)] for one in range(memory.size)]
@@ -87,23 +83,12 @@ def direct_all_gather(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared
     )
 
 
-def direct_all_to_all(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
-    """Prepare the all_to_all of `direct`, from the source to the target."""
-    nbytes = plan.nbytes // memory.size
-    return lambda source, target: staged_all_to_all(memory, plan.call, source, target, nbytes)
-
-
-def tree_broadcast(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
-    """Prepare the broadcast of `tree`, whose root writes each piece once; all others read it."""
-    return lambda _, target: staged_broadcast(memory, plan.call, target, plan.nbytes, plan.root)
-
-
 FUSED: Mapping[tuple[str, str], Callable[[NodeMemory, Plan, FindShared], Prepared]] = {
     ("allreduce", "flat"): flat_allreduce,
     ("allreduce", "direct"): direct_allreduce,
-    ("reduce_scatter", "direct"): direct_reduce_scatter,
+    ("reduce_scatter", "direct"): lambda memory, plan, _: partial(staged_reduce_scatter, memory, plan),
     ("all_gather", "direct"): direct_all_gather,
-    ("broadcast", "tree"): tree_broadcast,
-    ("all_to_all", "direct"): direct_all_to_all,
+    ("broadcast", "tree"): lambda memory, plan, _: partial(staged_broadcast, memory, plan),
+    ("all_to_all", "direct"): lambda memory, plan, _: partial(staged_all_to_all, memory, plan),
 }
 """Functions that prepare a fused form, by collective and by the schedule that it equals."""

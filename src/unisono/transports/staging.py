@@ -153,18 +153,16 @@ def staged_all_gather(memory: NodeMemory, call: Call, parts: Sequence[tuple[int,
     return _streamed(memory, call, stream, received, max(nbytes for _, nbytes in parts))
 
 
-def staged_broadcast(memory: NodeMemory, call: Call, address: int, nbytes: int, root: int) -> Play:
-    """Return a function that copies the root's payload into that of all ranks."""
-    part, at_root = StreamPart(0, address, nbytes, root), memory.rank == root
-    return _streamed(memory, call, [part] if at_root else [], [] if at_root else [part], nbytes)
+def staged_broadcast(memory: NodeMemory, plan: Plan, _: int, address: int) -> Play:
+    """Return a function that copies the root's payload into that of all ranks: it writes each piece once."""
+    part, at_root = StreamPart(0, address, plan.nbytes, plan.root), memory.rank == plan.root
+    return _streamed(memory, plan.call, [part] if at_root else [], [] if at_root else [part], plan.nbytes)
 
 
-def staged_all_to_all(memory: NodeMemory, call: Call, sends: int, receives: int, nbytes: int) -> Play:
-    """Return a function that sends row d at `sends` to rank d, and fills row s at `receives` from rank s.
-
-    Each row has `nbytes` bytes.
-    """
+def staged_all_to_all(memory: NodeMemory, plan: Plan, sends: int, receives: int) -> Play:
+    """Return a function that sends row d at `sends` to rank d, and fills row s at `receives` from rank s."""
     rank, size = memory.rank, memory.size
+    nbytes = plan.nbytes // size
     stream = [
         StreamPart(index * nbytes, sends + peer * nbytes, nbytes) for index, peer in enumerate(_after(rank, size))
     ]
@@ -173,7 +171,7 @@ def staged_all_to_all(memory: NodeMemory, call: Call, sends: int, receives: int,
         for source in reversed(_after(rank, size))
     ]
     own = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
-    return _streamed(memory, call, stream, received, (size - 1) * nbytes, [own])
+    return _streamed(memory, plan.call, stream, received, (size - 1) * nbytes, [own])
 
 
 def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receives: Sequence[Array]) -> None:
