@@ -63,7 +63,7 @@ MAX_LINES = {
     "plan": 3_439,
     "reducer": 3_936,
     "rules": 1_225,
-    "schedules": 1_637,
+    "schedules": 1_635,
     "step": 2_719,
     "tensor_parallel": 1_164,
     "testing": 1_678,

@@ -50,7 +50,8 @@ Source: DIMD section 4.2.
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
-from unisono.schedules.schedule import Algorithm, Family, Lane, Program, Round, add, receive, send
+from unisono.schedules.schedule import Algorithm, Family, Lane, Program
+from unisono.schedules.tree import up_and_down
 
 COLORS = 4
 """Number of colors in DIMD."""
@@ -96,8 +97,5 @@ def _lane(rank: int, ranks: int, color: int, colors: int) -> Lane:
     position = (rank - root) % ranks
     first = colors * position + 1
     children = [(root + child) % ranks for child in range(first, min(first + colors, ranks))]
-    parent = (root + (position - 1) // colors) % ranks
-    collect: Lane = (tuple(add(child, color) for child in children),) if children else ()
-    climb: tuple[Round, ...] = ((send(parent, color),), (receive(parent, color),)) if position else ()
-    give: Lane = (tuple(send(child, color) for child in children),) if children else ()
-    return collect + climb + give
+    parent = (root + (position - 1) // colors) % ranks if position else None
+    return up_and_down(parent, children, color)

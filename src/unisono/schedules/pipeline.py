@@ -18,7 +18,8 @@ Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
-from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+from unisono.schedules.schedule import Family, Program
+from unisono.schedules.tree import down, up, up_and_down
 
 
 def family(placement: Placement, _: str) -> Family:
@@ -38,28 +39,21 @@ def worth(collective: str, placement: Placement, _: str) -> bool:
     return collective in ("broadcast", "reduce") or (alone and placement.ranks <= MAX_RANKS)
 
 
+def chain(position: int, positions: int) -> tuple[int | None, list[int]]:
+    """Return the parent and the children of a position in a tree without branches."""
+    return position - 1 if position else None, [position + 1] if position + 1 < positions else []
+
+
 def broadcast(rank: int, ranks: int) -> Program:
     """Return a broadcast from rank 0 along the chain. 2 rounds for a middle rank; all but the last send n bytes."""
-    return Program(1, (_broadcast_rounds(rank, ranks),), steady=True)
+    return Program(1, (down(*chain(rank, ranks)),), steady=True)
 
 
 def reduce(rank: int, ranks: int) -> Program:
     """Return a reduction along the chain to rank 0. 2 rounds for a middle rank; all but the root send n bytes."""
-    return Program(1, (_reduce_rounds(rank, ranks),), steady=True)
+    return Program(1, (up(*chain(rank, ranks)),), steady=True)
 
 
 def pipeline(rank: int, ranks: int) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (_reduce_rounds(rank, ranks) + _broadcast_rounds(rank, ranks),), steady=True)
-
-
-def _reduce_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
-    from_behind: tuple[Round, ...] = ((add(rank + 1, 0),),) if rank + 1 < ranks else ()
-    onward: tuple[Round, ...] = ((send(rank - 1, 0),),) if rank else ()
-    return from_behind + onward
-
-
-def _broadcast_rounds(rank: int, ranks: int) -> tuple[Round, ...]:
-    from_root: tuple[Round, ...] = ((receive(rank - 1, 0),),) if rank else ()
-    onward: tuple[Round, ...] = ((send(rank + 1, 0),),) if rank + 1 < ranks else ()
-    return from_root + onward
+    return Program(1, (up_and_down(*chain(rank, ranks)),), steady=True)

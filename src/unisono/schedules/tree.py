@@ -28,12 +28,12 @@ from functools import partial
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
-from unisono.schedules.schedule import Family, Program, Round, add, receive, send
+from unisono.schedules.schedule import Family, Lane, Program, add, receive, send
 
 VARIANTS = ("binary",)
 
-Links = Callable[[int, int], tuple[int, list[int]]]
-"""Function (position, positions) that returns the parent, of position 0 any number, and the children."""
+Links = Callable[[int, int], tuple[int | None, list[int]]]
+"""Function (position, positions) that returns the parent, None for position 0, and the children."""
 
 
 def family(placement: Placement, variant: str) -> Family:
@@ -48,12 +48,13 @@ def worth(_: str, __: Placement, variant: str) -> bool:
     return not variant
 
 
-def _binomial(position: int, positions: int) -> tuple[int, list[int]]:
-    return parent(position), children(position, positions)
+def _binomial(position: int, positions: int) -> tuple[int | None, list[int]]:
+    return parent(position) if position else None, children(position, positions)
 
 
-def _halves(position: int, positions: int) -> tuple[int, list[int]]:
-    above, first, end = 0, 0, positions
+def _halves(position: int, positions: int) -> tuple[int | None, list[int]]:
+    above: int | None = None
+    first, end = 0, positions
     while True:
         middle = first + 1 + (end - first - 1) // 2
         if first == position:
@@ -63,29 +64,34 @@ def _halves(position: int, positions: int) -> tuple[int, list[int]]:
 
 def broadcast(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return a broadcast from rank 0 down the tree. log2 p steps, p-1 messages in all."""
-    return Program(1, (_down(rank, ranks, links),))
+    return Program(1, (down(*links(rank, ranks)),))
 
 
 def reduce(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return a reduction up the tree to rank 0. log2 p steps, p-1 messages in all."""
-    return Program(1, (_up(rank, ranks, links),), max(1, len(links(0, ranks)[1])))
+    return Program(1, (up(*links(rank, ranks)),), max(1, len(links(0, ranks)[1])))
 
 
 def tree(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (_up(rank, ranks, links) + _down(rank, ranks, links),), max(1, len(links(0, ranks)[1])))
+    return Program(1, (up_and_down(*links(rank, ranks)),), max(1, len(links(0, ranks)[1])))
 
 
-def _up(rank: int, ranks: int, links: Links) -> tuple[Round, ...]:
-    above, below = links(rank, ranks)
-    rounds: tuple[Round, ...] = (tuple(add(child, 0) for child in below),) if below else ()
-    return (*rounds, (send(above, 0),)) if rank else rounds
+def up_and_down(above: int | None, below: list[int], chunk: int = 0) -> Lane:
+    """Return a rank's rounds of an allreduce of a chunk over a tree: `up`, then `down`."""
+    return up(above, below, chunk) + down(above, below, chunk)
 
 
-def _down(rank: int, ranks: int, links: Links) -> tuple[Round, ...]:
-    above, below = links(rank, ranks)
-    rounds: tuple[Round, ...] = (tuple(send(child, 0) for child in below),) if below else ()
-    return ((receive(above, 0),), *rounds) if rank else rounds
+def up(above: int | None, below: list[int], chunk: int = 0) -> Lane:
+    """Return a rank's rounds of a reduction: it sums from its children, and sends the sum to its parent."""
+    rounds: Lane = (tuple(add(child, chunk) for child in below),) if below else ()
+    return rounds if above is None else (*rounds, (send(above, chunk),))
+
+
+def down(above: int | None, below: list[int], chunk: int = 0) -> Lane:
+    """Return a rank's rounds of a broadcast: it receives from its parent, and sends to its children."""
+    rounds: Lane = (tuple(send(child, chunk) for child in below),) if below else ()
+    return rounds if above is None else ((receive(above, chunk),), *rounds)
 
 
 def parent(position: int) -> int:
