@@ -29,6 +29,7 @@ from unisono.collectives.payload import MPI_TYPES, memory_of, share_memory
 from unisono.mpi import MPI
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import HALF_DTYPES, NUMPY_DTYPES
+from unisono.transports.exact import integers
 from unisono.transports.plan import Plan, Play, Prepared
 
 CHECKED_PAYLOAD_BYTES = (128, 1 << 10, 4 << 10, 16 << 10, 64 << 10)
@@ -38,13 +39,6 @@ FINGERPRINT_BITS = {torch.float32: 10, torch.float64: 30, torch.int32: 10, torch
 """Bits in each number of the fingerprint: sums over MAX_CHECKED_RANKS are exact."""
 
 MAX_CHECKED_RANKS = 1 << 14
-
-FINGERPRINT_FIELDS = {torch.float32: 3, torch.float64: 1, torch.int32: 3, torch.int64: 1}
-"""Numbers of a dtype that carry 30 bits: enough beside a payload of one number, which few calls have."""
-
-INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""Integer dtypes of the same width."""
-
 
 OPS = {
     "sum": MPI.SUM,
@@ -69,7 +63,7 @@ def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatyp
     numbers = tensor.float() if tensor.dtype in HALF_DTYPES else tensor
     if tensor.is_floating_point() and op in ("minimum", "maximum"):
         nan = math.copysign(math.nan, 1 if op == "maximum" else -1)  # greater, or less, than all others as an integer
-        numbers = _swap_order(torch.where(numbers.isnan(), nan, numbers).view(INTEGER_DTYPES[numbers.dtype]))
+        numbers = _swap_order(integers(torch.where(numbers.isnan(), nan, numbers)))
     ops = BOOL_OPS if tensor.dtype is torch.bool else OPS
     return numbers, MPI_TYPES[numbers.dtype], ops[op]
 
@@ -77,8 +71,7 @@ def numbers_of(tensor: torch.Tensor, op: str) -> tuple[torch.Tensor, MPI.Datatyp
 def restore(numbers: torch.Tensor, into: torch.Tensor) -> None:
     """Convert a reduced `numbers_of(tensor)` back, into a tensor of the original dtype and the same length."""
     if into.is_floating_point() and not numbers.is_floating_point():
-        numbers = _swap_order(numbers)
-        numbers = numbers.view(next(dtype for dtype, integer in INTEGER_DTYPES.items() if integer is numbers.dtype))
+        numbers = _swap_order(numbers).view(torch.float64 if into.dtype is torch.float64 else torch.float32)
     if numbers.data_ptr() != into.data_ptr():
         into.copy_(numbers)
 
@@ -102,26 +95,12 @@ def _in_library_call(group: Group, call: Call, carry_out: Callable[[], None]) ->
     return play
 
 
-def _allreduce(group: Group, plan: Plan) -> Prepared:
-    if plan.op == "sum" and _carries_check(group, plan):
-        return _checked_sum(group, plan.length, plan.dtype, plan.call)
-
-    def at(_: int, target: int) -> Play:
-        flat = _tensor_at(target, plan.length, plan.dtype)
-
-        def play() -> None:
-            numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-            with group.enter_library_call(plan.call):
-                group.comm.Allreduce(MPI.IN_PLACE, [memory_of(numbers), numbers.numel(), kind], reduction)
-            restore(numbers, flat)
-
-        return play
-
-    return at
-
-
 def _reduce(group: Group, plan: Plan) -> Prepared:
-    is_root = group.rank == plan.root
+    """Prepare an allreduce, or a reduction to the root alone."""
+    root = plan.root if plan.collective == "reduce" else None
+    if root is None and plan.op == "sum" and _carries_check(group, plan):
+        return _checked_sum(group, plan.length, plan.dtype, plan.call)
+    comm, receives = group.comm, root in (None, group.rank)
 
     def at(_: int, target: int) -> Play:
         flat = _tensor_at(target, plan.length, plan.dtype)
@@ -130,8 +109,11 @@ def _reduce(group: Group, plan: Plan) -> Prepared:
             numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
             whole = [memory_of(numbers), numbers.numel(), kind]
             with group.enter_library_call(plan.call):
-                group.comm.Reduce(MPI.IN_PLACE if is_root else whole, whole if is_root else None, reduction, plan.root)
-            if is_root:
+                if root is None:
+                    comm.Allreduce(MPI.IN_PLACE, whole, reduction)
+                else:
+                    comm.Reduce(MPI.IN_PLACE if receives else whole, whole if receives else None, reduction, root)
+            if receives:
                 restore(numbers, flat)
 
         return play
@@ -195,7 +177,7 @@ def _all_to_all(group: Group, plan: Plan) -> Prepared:
 
 
 _CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
-    "allreduce": _allreduce,
+    "allreduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "broadcast": _broadcast,
@@ -214,7 +196,7 @@ def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _carries_check(group: Group, plan: Plan) -> bool:
     """Return True if the payload is short enough, of a supported dtype, and goes across nodes."""
-    fit = plan.dtype in FINGERPRINT_FIELDS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
+    fit = plan.dtype in FINGERPRINT_BITS and 0 < plan.nbytes <= CHECKED_PAYLOAD_BYTES[-1]
     return fit and not group.uses_shared_memory(plan.call) and group.size <= MAX_CHECKED_RANKS
 
 
@@ -276,10 +258,7 @@ def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
     """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
-    fields = FINGERPRINT_FIELDS[dtype] if length == 1 else 2 * FINGERPRINT_FIELDS[dtype]
-    return np.array(fingerprint(call, fields, FINGERPRINT_BITS[dtype]), NUMPY_DTYPES[dtype])
-
-
-def fingerprint(call: Call, fields: int, bits: int) -> list[int]:
-    """Return the lowest bits of the call's number as `fields` numbers of `bits` bits, each plus 1 so that none is 0."""
-    return [(call.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in range(fields)]
+    bits = FINGERPRINT_BITS[dtype]
+    fields = range((30 if length == 1 else 60) // bits)
+    numbers = [(call.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in fields]  # none is 0
+    return np.array(numbers, NUMPY_DTYPES[dtype])
