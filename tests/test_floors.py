@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_206,
+    ".": 3_222,
     "asynchronous": 1_098,
     "bench": 1_559,
     "cli": 2_443,
@@ -62,9 +62,9 @@ MAX_LINES = {
     "papers": 658,
     "plan": 3_439,
     "reducer": 3_936,
-    "rules": 1_225,
+    "rules": 1_199,
     "schedules": 1_635,
-    "step": 2_719,
+    "step": 2_723,
     "tensor_parallel": 1_164,
     "testing": 1_678,
     "torch_backend": 1_944,

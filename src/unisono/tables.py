@@ -40,7 +40,12 @@ MAX_NUMBER = (1 << 63) - 1
 types_of = lru_cache(maxsize=256)(get_type_hints)
 """Types of a dataclass's fields, by their names."""
 
-LIMITS = {"above": ("above", operator.gt), "at_least": ("at least", operator.ge), "below": ("below", operator.lt)}
+LIMITS = {
+    "above": ("above", operator.gt),
+    "at_least": ("at least", operator.ge),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 """Limits of a number: their names in a field, their words, and the comparison that holds within them."""
 
 
@@ -87,6 +92,17 @@ def parse(
     except _UnfitError as unfit:
         raise error(f"{source}: {unfit}") from None
     return value
+
+
+def check(value: Any) -> None:
+    """Raise UsageError if a number or a word of a dataclass that was made in Python does not fit, as `parse` does."""
+    kind: Any = type(value)
+    for each in dataclasses.fields(value):
+        if each.metadata and (held := getattr(value, each.name)) != each.default:
+            try:
+                _value(held, types_of(kind)[each.name], f"{kind.__name__}: {each.name}", each.metadata)
+            except _UnfitError as unfit:
+                raise UsageError(str(unfit)) from None
 
 
 def known(value: Any) -> dict[str, Any]:

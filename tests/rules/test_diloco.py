@@ -70,11 +70,11 @@ def test_the_bytes_of_the_docstring() -> None:
     [
         ({"every": 3}, r"DiLoCo\(every=3, fragments=4, delay=1\): .* 3 // 4 = 0 steps until the next"),
         ({"every": 16, "delay": 4}, r"16 // 4 = 4 steps .* more than the delay; set every to 20 or more"),
-        ({"fragments": 0}, "there is at least 1 fragment"),
-        ({"delay": -1}, "the delay is 0 or more steps"),
-        ({"outer_rate": 0.0}, "the rate must be above 0"),
-        ({"outer_momentum": 1.0}, "the momentum at least 0 and below 1"),
-        ({"every": "often"}, "every='often'"),
+        ({"fragments": 0}, "DiLoCo: fragments = 0, but it has to be at least 1"),
+        ({"delay": -1}, "DiLoCo: delay = -1, but it has to be at least 0"),
+        ({"outer_rate": 0.0}, "DiLoCo: outer_rate = 0.0, but it has to be above 0"),
+        ({"outer_momentum": 1.0}, "DiLoCo: outer_momentum = 1.0, but it has to be below 1"),
+        ({"every": "often"}, "DiLoCo: every = 'often' is not a whole number"),
         ({"exchange": Exchange("halving", "int4")}, "set algorithm to 'direct' or 'auto'"),
     ],
 )

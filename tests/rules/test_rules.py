@@ -56,13 +56,14 @@ def test_rules_are_values(rule: BaseRule) -> None:
 
 
 def test_an_average_every_0_steps_is_refused() -> None:
-    for every in (0, "often"):
-        with pytest.raises(UsageError, match=rf"LocalSGD\(every={every!r}\): every must be 1 or more steps"):
-            LocalSGD(every=every)
+    with pytest.raises(UsageError, match="LocalSGD: every = 0, but it has to be at least 1"):
+        LocalSGD(every=0)
+    with pytest.raises(UsageError, match="LocalSGD: every = 'often' is not a whole number"):
+        LocalSGD(every="often")  # type: ignore[arg-type]
 
 
 def test_an_unknown_scale_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"BSP\(scale='median'\): there are 'mean', 'sum'"):
+    with pytest.raises(UsageError, match="BSP: scale = 'median'; it is one of mean, sum"):
         BSP(scale="median")
 
 

@@ -41,16 +41,12 @@ class BaseAsynchronousRule(BaseRule, ABC):
     bound."""
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        if self.period < 1 or self.servers < 1:
-            raise UsageError(f"{name}(period={self.period}, servers={self.servers}): both must be 1 or more")
+        super().__post_init__()
         if self.exchange.algorithm != AUTO:
             raise UsageError(
-                f"{name}(exchange=Exchange(algorithm={self.exchange.algorithm!r})): workers exchange with servers, not "
-                f"by a collective; leave the algorithm at {AUTO!r} (exchange.algorithm in a recipe)"
+                f"{type(self).__name__}(exchange=Exchange(algorithm={self.exchange.algorithm!r})): workers exchange "
+                f"with servers, not by a collective; leave the algorithm at {AUTO!r} (exchange.algorithm in a recipe)"
             )
-        if self.server not in SERVERS:
-            raise UsageError(f"{name}(server={self.server!r}): there are {', '.join(map(repr, SERVERS))}")
 
     @property
     def traits(self) -> Traits:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.errors import UsageError
 from unisono.step import build
 from unisono.step.layout import Layout, Updates
 from unisono.step.operations import PACK, PACK_SUM, SET_GRADS
@@ -40,10 +39,6 @@ class BSP(BaseRule):
 
     With p equal shares of a batch the sum is p times the mean, so a learning rate tuned for one rank's share need not
     be raised with p. Weight decay is not part of either: it counts once."""
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise UsageError(f"BSP(scale={self.scale!r}): there are {', '.join(map(repr, SCALES))}")
 
     @property
     def traits(self) -> Traits:

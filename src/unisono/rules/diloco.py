@@ -50,7 +50,7 @@ class DiLoCo(LocalSGD):
 
     outer_rate: float = number(0.7, above=0)
     """Learning rate of the outer optimizer."""
-    outer_momentum: float = number(0.9, at_least=0)
+    outer_momentum: float = number(0.9, at_least=0, below=1)
     """Momentum of the outer optimizer; 0 for none."""
     nesterov: bool = True
     """True for Nesterov momentum, False for plain momentum."""
@@ -61,16 +61,6 @@ class DiLoCo(LocalSGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.outer_rate <= 0 or not 0 <= self.outer_momentum < 1:
-            raise UsageError(
-                f"DiLoCo(outer_rate={self.outer_rate}, outer_momentum={self.outer_momentum}): the rate must be above "
-                "0, the momentum at least 0 and below 1"
-            )
-        if self.fragments < 1 or self.delay < 0:
-            raise UsageError(
-                f"DiLoCo(fragments={self.fragments}, delay={self.delay}): there is at least 1 fragment, and the delay "
-                "is 0 or more steps"
-            )
         if self.every // self.fragments <= self.delay:
             raise UsageError(
                 f"DiLoCo(every={self.every}, fragments={self.fragments}, delay={self.delay}): a fragment has "

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from unisono.errors import UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step import build
 from unisono.step.costs import Duration, latency
@@ -176,13 +175,8 @@ class EASGD(BaseAsynchronousRule):
     without a bound.
     """
 
-    alpha: float = number(0.5, above=0)
+    alpha: float = number(0.5, above=0, at_most=1)
     """Moving rate: share of the difference by which each side moves in an exchange; above 0, at most 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise UsageError(f"EASGD(alpha={self.alpha}): alpha must be above 0 and at most 1")
 
     def follow(self, event: Step, worker: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: the exchange runs during the backward pass, updates follow it."""

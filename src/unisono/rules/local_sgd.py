@@ -40,13 +40,12 @@ class LocalSGD(BaseRule):
     """Steps of a period."""
 
     def __post_init__(self) -> None:
-        name, wire, algorithm = type(self).__name__, self.exchange.wire, self.exchange.algorithm
-        if not isinstance(self.every, int) or self.every < 1:
-            raise UsageError(f"{name}(every={self.every!r}): every must be 1 or more steps")
+        super().__post_init__()
+        wire, algorithm = self.exchange.wire, self.exchange.algorithm
         if wire not in (None, EXACT) and algorithm not in (AUTO, "direct"):
             raise UsageError(
-                f"{name} with the wire {wire!r} quantizes once for the sum and once for the result, as {algorithm!r} "
-                "does not: set algorithm to 'direct' or 'auto'"
+                f"{type(self).__name__} with the wire {wire!r} quantizes once for the sum and once for the result, as "
+                f"{algorithm!r} does not: set algorithm to 'direct' or 'auto'"
             )
 
     @property

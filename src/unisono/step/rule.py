@@ -20,6 +20,7 @@ from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, allreduce
 from unisono.step.overlaps import CollectiveTasks, Overlap, find_overlap
 from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Operation, Step, StepProgram, Task, Value
+from unisono.tables import check
 
 ONE_THREAD: Mapping[str, int] = {MAIN: 1, COMPUTING: 1, COMMUNICATION: 1, UPDATE: 1}
 """Number of threads of each lane."""
@@ -142,6 +143,9 @@ class BaseRule:
     "auto" chooses the one that is predicted to be the fastest from the first steps."""
     outstanding: int | None = None
     """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:
         """Return the tasks of an event on one rank. Pure: each rank can compute those of all others."""
