@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 
 from unisono.processor import (
@@ -11,7 +9,6 @@ from unisono.processor import (
     Counters,
     Processor,
     ProcessorUse,
-    RankUse,
     compare_use,
     describe,
     parse,
@@ -24,10 +21,11 @@ from unisono.processor import (
 
 
 def rank(
-    *cores: int, cpu: float, busy: float, stolen: float = 0.0, machine: str = "a", delayed: float = inf
-) -> RankUse:
-    """Return the use of cores over 10 s."""
-    return RankUse(machine, cores, 10.0, cpu, delayed, 100, busy, stolen)
+    *cores: int, cpu: float, busy: float, stolen: float = 0.0, machine: str = "a", delayed: float | None = None
+) -> Counters:
+    """Return the use of cores over 10 s; each has an equal share of `busy` and `stolen`."""
+    share = busy / max(1, len(cores)), stolen / max(1, len(cores))
+    return Counters(machine, 10.0, cpu, delayed, 100, dict.fromkeys(cores, share))
 
 
 @pytest.mark.parametrize(
@@ -55,14 +53,14 @@ def rank(
         "none",
     ],
 )
-def test_what_others_took_of_the_rank_with_the_least(ranks: list[RankUse], others: float, stolen: float) -> None:
+def test_what_others_took_of_the_rank_with_the_least(ranks: list[Counters], others: float, stolen: float) -> None:
     found = processor_use(ranks)
     assert (found.others, found.stolen) == (pytest.approx(others, abs=0.002), pytest.approx(stolen))
     assert found.taken == pytest.approx(others + stolen, abs=0.002)
 
 
 def test_a_tick_of_a_core_does_not_count() -> None:
-    short = RankUse("a", (0,), 0.1, 0.09, inf, 0, 0.1, 0.0)
+    short = Counters("a", 0.1, 0.09, None, 0, {0: (0.1, 0.0)})
     assert processor_use([short]).others == pytest.approx(0.0)
 
 
@@ -70,8 +68,10 @@ def test_the_difference_of_two_readings() -> None:
     before = Counters("a", 1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
     after = Counters("a", 3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
     found = use_between(before, after)
-    assert found == RankUse("a", (1,), 2.0, 1.0, 0.5, 20, 2.0, 0.5), "of the core that the rank was bound to meanwhile"
-    assert use_between(before._replace(delayed=None), after).delayed == inf
+    assert found == Counters("a", 2.0, 1.0, 0.5, 20, {1: (2.0, 0.5)}), (
+        "of the core that the rank was bound to meanwhile"
+    )
+    assert use_between(before._replace(delayed=None), after).delayed is None
 
 
 def test_a_reading_of_this_process() -> None:
@@ -80,8 +80,8 @@ def test_a_reading_of_this_process() -> None:
     found = use_since(before)
     assert found.wall > 0
     assert found.cpu >= 0
-    assert found.busy >= 0
-    assert found.delayed >= 0
+    assert all(busy >= 0 for busy, _ in found.cores.values())
+    assert found.delayed is None or found.delayed >= 0
     assert 0 <= processor_use([found]).taken <= 1
 
 

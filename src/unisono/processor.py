@@ -22,7 +22,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +42,7 @@ TICK = 0.01
 
 
 class Counters(NamedTuple):
-    """Counters of a rank at one time, in seconds."""
+    """Counters of a rank at one time, or their differences between two times, in seconds."""
 
     machine: str
     """Identity of the running kernel: ranks with the same one share cores. Empty where the system has none."""
@@ -56,20 +55,6 @@ class Counters(NamedTuple):
     """Involuntary context switches."""
     cores: dict[int, tuple[float, float]]
     """Busy time of each core that the rank may use, and time that the hypervisor stole from it."""
-
-
-class RankUse(NamedTuple):
-    """Use of the cores of one rank between two times, in seconds."""
-
-    machine: str
-    cores: tuple[int, ...]
-    wall: float
-    cpu: float
-    delayed: float
-    switches: int
-    busy: float
-    """Busy time of all its cores, by whatever process."""
-    stolen: float
 
 
 @dataclass(frozen=True)
@@ -105,22 +90,24 @@ def read_counters() -> Counters:
     return Counters(machine, time.perf_counter(), used.ru_utime + used.ru_stime, _delayed(), used.ru_nivcsw, _cores())
 
 
-def use_since(before: Counters) -> RankUse:
+def use_since(before: Counters) -> Counters:
     """Return the use of this rank's cores since `before` was read."""
     return use_between(before, read_counters())
 
 
-def use_between(before: Counters, after: Counters) -> RankUse:
-    """Return the use of a rank's cores between two readings."""
-    cores = tuple(sorted(after.cores.keys() & before.cores.keys()))
-    busy, stolen = (sum(after.cores[core][kind] - before.cores[core][kind] for core in cores) for kind in (0, 1))
-    known = before.delayed is not None and after.delayed is not None
-    delayed = after.delayed - before.delayed if known else inf  # type: ignore[operator]  # both are numbers then
+def use_between(before: Counters, after: Counters) -> Counters:
+    """Return the use of a rank's cores between two readings: of those that it might use in both."""
+    cores = {
+        core: (busy - before.cores[core][0], stolen - before.cores[core][1])
+        for core, (busy, stolen) in after.cores.items()
+        if core in before.cores
+    }
+    delayed = None if before.delayed is None or after.delayed is None else after.delayed - before.delayed
     wall, cpu, switches = after.wall - before.wall, after.cpu - before.cpu, after.switches - before.switches
-    return RankUse(after.machine, cores, wall, cpu, delayed, switches, busy, stolen)
+    return Counters(after.machine, wall, cpu, delayed, switches, cores)
 
 
-def processor_use(ranks: Sequence[RankUse]) -> ProcessorUse:
+def processor_use(ranks: Sequence[Counters]) -> ProcessorUse:
     """Return the use of the ranks' cores by others, from that of every rank."""
     uses = [_use_of(rank, ranks) for rank in ranks]
     return max(uses, key=lambda use: (use.taken, use.switches), default=ALONE)
@@ -152,17 +139,19 @@ def describe(use: ProcessorUse) -> str:
     return f"other processes took {use.others:.0%} of the ranks' cores{hypervisor}"
 
 
-def _use_of(rank: RankUse, ranks: Sequence[RankUse]) -> ProcessorUse:
+def _use_of(rank: Counters, ranks: Sequence[Counters]) -> ProcessorUse:
     """Return the use of one rank's cores by processes other than the ranks."""
     if not rank.cores or rank.wall <= 0:
         return ALONE
-    mine = set(rank.cores)
+    mine = rank.cores.keys()
+    busy, stolen = map(sum, zip(*rank.cores.values(), strict=True))
     users = [user for user in ranks if user.machine == rank.machine and user.cores]
-    own = sum(user.cpu * len(mine.intersection(user.cores)) / len(user.cores) for user in users)
+    own = sum(user.cpu * len(mine & user.cores.keys()) / len(user.cores) for user in users)
     possible = rank.wall * len(mine)
-    others = max(0.0, rank.busy - own - TICK * len(mine)) / possible
-    others = min(others, max(0.0, rank.delayed / rank.wall))
-    return ProcessorUse(others, min(1.0 - others, rank.stolen / possible), rank.switches / rank.wall)
+    others = max(0.0, busy - own - TICK * len(mine)) / possible
+    if rank.delayed is not None:
+        others = min(others, max(0.0, rank.delayed / rank.wall))
+    return ProcessorUse(others, min(1.0 - others, stolen / possible), rank.switches / rank.wall)
 
 
 def _cores() -> dict[int, tuple[float, float]]:

@@ -14,7 +14,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
-from unisono.processor import RankUse
+from unisono.processor import Counters
 from unisono.reducer import tuning as module
 from unisono.reducer.tuning import STEPS_PER_TRIAL, Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
@@ -53,7 +53,7 @@ class Ranks:
 
     def __init__(self, size: int = 2, rank: int = 0, said: list[int] | None = None, nodes: int = 2) -> None:
         self.size, self.rank, self.said, self.nodes = size, rank, said, nodes
-        self.use = RankUse("", (0,), 1.0, 1.0, 0.0, 0, 1.0, 0.0)
+        self.use = Counters("", 1.0, 1.0, 0.0, 0, {0: (1.0, 0.0)})
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.said is None else torch.tensor(self.said)
@@ -61,7 +61,7 @@ class Ranks:
     def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         return tensor if op == "maximum" else tensor * self.size
 
-    def all_gather_object(self, use: RankUse) -> list[RankUse]:
+    def all_gather_object(self, use: Counters) -> list[Counters]:
         """Return the use of cores that is simulated, in place of this process's."""
         return [self.use]
 
