@@ -47,7 +47,7 @@ MAX_LINES = {
     "asynchronous": 1_098,
     "bench": 1_559,
     "cli": 2_443,
-    "collectives": 4_028,
+    "collectives": 4_015,
     "compute": 1_238,
     "data": 6_231,
     "elastic": 1_052,

@@ -37,8 +37,8 @@ def all_gather(
     if start_ready(group, parameters, shard, out):
         return out
     if is_on_device(shard, out):
-        call = partial(all_gather, group, algorithm=algorithm, wire=wire)
-        return on_host(group, "all_gather", (shard, out), (out,), call)  # type: ignore[no-any-return]
+        on_host(group, "all_gather", (shard, out), (out,), partial(all_gather, group, algorithm=algorithm, wire=wire))
+        return out
     start, stop = bounds(out.numel(), group.size, group.rank)
     with Checks(group, "all_gather"):
         if shard.numel() != stop - start or shard.dtype != out.dtype:

@@ -35,9 +35,9 @@ def all_to_all(
     if start_ready(group, parameters, tensor, result):
         return result
     if is_on_device(tensor):
-        return on_host(  # type: ignore[no-any-return]
-            group, "all_to_all", (tensor, result), (result,), lambda one, into: all_to_all(group, one, algorithm, into)
-        )
+        both = tensor, result
+        on_host(group, "all_to_all", both, (result,), lambda one, into: all_to_all(group, one, algorithm, into))
+        return result
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)
         if tensor.numel() % group.size:

@@ -20,8 +20,8 @@ def broadcast(group: Group, tensor: torch.Tensor, root: int = 0, algorithm: str 
     if start_ready(group, parameters, tensor):
         return tensor
     if is_on_device(tensor):
-        call = partial(broadcast, group, root=root, algorithm=algorithm)
-        return on_host(group, "broadcast", (tensor,), (tensor,), call)  # type: ignore[no-any-return]
+        on_host(group, "broadcast", (tensor,), (tensor,), partial(broadcast, group, root=root, algorithm=algorithm))
+        return tensor
     with Checks(group, "broadcast"):
         check_root(group, root, "broadcast")
         if group.rank != root:

@@ -12,6 +12,8 @@ Bytes sent by each rank: at least n(p-1)/p. The schedule determines the number o
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from unisono.collectives.checks import Checks, check_chunk, check_output
@@ -42,13 +44,9 @@ def reduce_scatter(
     if start_ready(group, parameters, tensor, result):
         return result
     if is_on_device(tensor):
-        return on_host(  # type: ignore[no-any-return]
-            group,
-            "reduce_scatter",
-            (tensor, result),
-            (result,),
-            lambda one, into: reduce_scatter(group, one, algorithm, wire, op, into),
-        )
+        call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
+        on_host(group, "reduce_scatter", (tensor, result), (result,), lambda one, into: call(one, out=into))
+        return result
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)
         plan = group.plan("reduce_scatter", algorithm, tensor, wire, op)

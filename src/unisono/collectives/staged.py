@@ -63,25 +63,20 @@ def on_host(
     name: str,
     tensors: Sequence[torch.Tensor],
     written: Sequence[torch.Tensor],
-    collective: Callable[..., Any],
-) -> Any:
-    """Give `collective` copies of tensors in the host's memory, copy the `written` ones of them back, and return its
-    result: a tensor on the device, where it is one.
+    collective: Callable[..., object],
+) -> None:
+    """Give `collective` copies of tensors in the host's memory, and copy the `written` ones of them back.
 
     Raises TensorError for tensors on several devices, and for written ones that share memory.
     """
     with Checks(group, name):
-        device = device_of(tensors, name)
+        device_of(tensors, name)
         for one in tensors:
             refuse_unsupported(one)
         refuse_shared(name, written)
     staging = Staging(written)
-    result = collective(*map(staging.host, tensors))
+    collective(*map(staging.host, tensors))
     staging.copy_back()
-    if not isinstance(result, torch.Tensor):
-        return result
-    found = staging.device(result)
-    return result.to(device) if found is result else found
 
 
 def refuse_unsupported(tensor: torch.Tensor) -> None:
@@ -131,9 +126,3 @@ class Staging:
         for key, (device, copy) in self._pairs.items():
             if key in self._written:
                 device.detach().copy_(copy, non_blocking=True)
-
-    def device(self, value: Any) -> Any:
-        """Return the value that `host` was given, for the value that it returned."""
-        if isinstance(value, list):
-            return [self.device(item) for item in value]
-        return next((device for device, copy in self._pairs.values() if copy is value), value)
