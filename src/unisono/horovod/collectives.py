@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from unisono.errors import UsageError
 from unisono.horovod.session import rank, session, size
@@ -377,12 +378,6 @@ def _label(function: str, name: str | None, shape: torch.Size) -> str:
 Object = TypeVar("Object")
 
 
-class _Refused(NamedTuple):
-    """Object that could not be pickled."""
-
-    reason: str
-
-
 def broadcast_object(obj: Object, root_rank: int = 0, name: str | None = None) -> Object:
     """Return the object of `root_rank`, pickled, on every rank. Raises UsageError on all where that fails."""
     if not 0 <= root_rank < size():
@@ -392,22 +387,19 @@ def broadcast_object(obj: Object, root_rank: int = 0, name: str | None = None) -
 
 def allgather_object(obj: Object, name: str | None = None) -> list[Object]:
     """Return every rank's object, pickled, in rank order. Raises UsageError on all ranks where that fails on one."""
+
+    def gather(world: World) -> list[bytes]:
+        return world.all_gather_object(world.call_on_all(lambda: _pickled(obj)))
+
     own = session()
-    pickled = _pickled(obj)
-    found = own.wait(own.submit(lambda world: world.all_gather_object(pickled), name))
-    objects: list[Object] = []
-    for source, data in enumerate(found):
-        if isinstance(data, _Refused):
-            raise UsageError(f"the object of rank {source} cannot be pickled: {data.reason}")
-        objects.append(pickle.loads(data))
-    return objects
+    return [pickle.loads(data) for data in own.wait(own.submit(gather, name))]
 
 
-def _pickled(obj: object) -> bytes | _Refused:
+def _pickled(obj: object) -> bytes:
     try:
         return pickle.dumps(obj)
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # what pickle raises for lambdas and the like
-        return _Refused(str(error))
+        raise UsageError(f"the object cannot be pickled: {error}") from error
 
 
 def broadcast_parameters(
@@ -426,24 +418,12 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
     """Load the state and the options (learning rate, ...) of `root_rank`'s optimizer on all ranks."""
-    mine = rank() == root_rank
-    own = optimizer.state_dict()
-    shapes = {key: {name: _shape_of(value) for name, value in entry.items()} for key, entry in own["state"].items()}
-    shapes, groups = broadcast_object((shapes, own["param_groups"]) if mine else ({}, []), root_rank)
-    state = {key: {name: _empty(value) for name, value in entry.items()} for key, entry in shapes.items()}
-    for key, entry in state.items():
-        for name, value in entry.items():
-            if isinstance(value, torch.Tensor):
-                if mine:
-                    value.copy_(own["state"][key][name])
-                broadcast_(value, root_rank)
+    mine, own = rank() == root_rank, optimizer.state_dict()
+    shapes = tree_map_only(torch.Tensor, lambda one: one.to("meta"), own["state"])
+    shapes, groups = broadcast_object((shapes, own["param_groups"]), root_rank)
+    make, whole = (torch.Tensor.cpu, own["state"]) if mine else (partial(torch.empty_like, device="cpu"), shapes)
+    state = tree_map_only(torch.Tensor, make, whole)
+    for one in tree_leaves(state):
+        if isinstance(one, torch.Tensor):
+            broadcast_(one, root_rank)
     optimizer.load_state_dict({"state": state, "param_groups": groups})  # on all: it may change a tensor's dtype
-
-
-def _shape_of(value: Any) -> Any:
-    """Return a tensor without memory in place of a tensor."""
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
-def _empty(value: Any) -> Any:
-    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value

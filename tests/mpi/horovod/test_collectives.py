@@ -151,7 +151,7 @@ def test_an_error_that_nobody_waits_for_is_raised_by_the_next_call() -> None:
 
 
 def test_an_object_that_cannot_be_pickled_is_an_error_on_every_rank() -> None:
-    with pytest.raises(UsageError, match="object of rank 0 cannot be pickled"):
+    with pytest.raises(UsageError, match="rank 0: the object cannot be pickled"):
         hvd.broadcast_object(lambda: 1)
     with pytest.raises(UsageError, match="the ranks are"):
         hvd.broadcast_object(1, hvd.size())
