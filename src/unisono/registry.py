@@ -8,37 +8,29 @@ WIRES.load("bfloat16")     what the module has   imported now
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from unisono.errors import UnisonoError, UsageError
 
 
-class Registry(Mapping[str, str]):
+class Registry(dict[str, str]):
     """Names of one kind, each with its location, `module:attribute`. An entry is a single row."""
 
     def __init__(self, kind: str, locations: Mapping[str, str]) -> None:
-        self.kind, self._locations = kind, dict(locations)
-
-    def __getitem__(self, name: str) -> str:
-        return self._locations[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._locations)
-
-    def __len__(self) -> int:
-        return len(self._locations)
+        super().__init__(locations)
+        self.kind = kind
 
     def check(self, name: str, error: type[UnisonoError] = UsageError) -> None:
         """Raise `error`, listing the known names, for an unknown one."""
-        if name not in self._locations:
-            raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self._locations)}")
+        if name not in self:
+            raise error(f"there is no {self.kind} {name!r}; there are {', '.join(self)}")
 
     def load(self, name: str, error: type[UnisonoError] = UsageError) -> Any:
         """Import and return the object called `name`. Raises `error`, listing the known names, for an unknown one."""
         self.check(name, error)
-        module, _, attribute = self._locations[name].partition(":")
+        module, _, attribute = self[name].partition(":")
         return getattr(import_module(module), attribute)
 
 
