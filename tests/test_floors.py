@@ -69,7 +69,7 @@ MAX_LINES = {
     "testing": 1_678,
     "torch_backend": 1_944,
     "training": 7_428,
-    "transports": 3_085,
+    "transports": 3_081,
     "view": 983,
     "wires": 274,
 }

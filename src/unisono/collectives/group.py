@@ -378,7 +378,8 @@ class Group:
         if self._memory is not None:
             self._memory.free()
             self._memory = None
-        self._free_watch()
+        if self._owns_watch and self.watch is not None:
+            self.watch.free()
         self.messages.Free()
         self._control.Free()
 
@@ -397,7 +398,3 @@ class Group:
     def _forget_calls(self) -> None:
         if self.watch is not None:
             self.watch.remove(self.calls)
-
-    def _free_watch(self) -> None:
-        if self._owns_watch and self.watch is not None:
-            self.watch.free()

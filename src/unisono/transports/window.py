@@ -93,15 +93,11 @@ def plan_slot(free: int | None, ranks: int, other_bytes: int = 0) -> int:
 
 def shortage_message(host: str, folder: str, free: int | None, bytes_needed: int, consequence: str) -> str:
     """Return the line that reports a shortage: free and needed memory, the consequence, and the remedy."""
-    found = "too little memory" if free is None else f"{_megabytes(free)} free"
+    found = "too little memory" if free is None else f"{free / 1e6:.1f} MB free"
     return (
-        f"unisono: {folder} of {host} has {found}, and the ranks would take {_megabytes(bytes_needed)}: {consequence}. "
-        f"Remedy: a larger {folder}: docker run --shm-size=1g, or mount -o remount,size=1g {folder}"
+        f"unisono: {folder} of {host} has {found}, and the ranks would take {bytes_needed / 1e6:.1f} MB: "
+        f"{consequence}. Remedy: a larger {folder}: docker run --shm-size=1g, or mount -o remount,size=1g {folder}"
     )
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
 
 
 def reserve_slots(comm: MPI.Intracomm, other_bytes: int) -> tuple[Window | None, int]:
