@@ -51,7 +51,7 @@ Source: DIMD section 4.2.
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Algorithm, Family, Lane, Program
-from unisono.schedules.tree import up_and_down
+from unisono.schedules.tree import down, up
 
 COLORS = 4
 """Number of colors in DIMD."""
@@ -98,4 +98,4 @@ def _lane(rank: int, ranks: int, color: int, colors: int) -> Lane:
     first = colors * position + 1
     children = [(root + child) % ranks for child in range(first, min(first + colors, ranks))]
     parent = (root + (position - 1) // colors) % ranks if position else None
-    return up_and_down(parent, children, color)
+    return up(parent, children, color) + down(parent, children, color)

@@ -19,7 +19,7 @@ Source: DIMD section 4.2, which names it, a ring reduced to a root and broadcast
 from unisono.placement import Placement
 from unisono.schedules.numbering import locality_order, renumber
 from unisono.schedules.schedule import Family, Program
-from unisono.schedules.tree import down, up, up_and_down
+from unisono.schedules.tree import down, up
 
 
 def family(placement: Placement, _: str) -> Family:
@@ -56,4 +56,4 @@ def reduce(rank: int, ranks: int) -> Program:
 
 def pipeline(rank: int, ranks: int) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (up_and_down(*chain(rank, ranks)),), steady=True)
+    return Program(1, (up(*chain(rank, ranks)) + down(*chain(rank, ranks)),), steady=True)

@@ -74,12 +74,7 @@ def reduce(rank: int, ranks: int, links: Links = _binomial) -> Program:
 
 def tree(rank: int, ranks: int, links: Links = _binomial) -> Program:
     """Return an allreduce: `reduce`, then `broadcast`."""
-    return Program(1, (up_and_down(*links(rank, ranks)),), max(1, len(links(0, ranks)[1])))
-
-
-def up_and_down(above: int | None, below: list[int], chunk: int = 0) -> Lane:
-    """Return a rank's rounds of an allreduce of a chunk over a tree: `up`, then `down`."""
-    return up(above, below, chunk) + down(above, below, chunk)
+    return Program(1, (up(*links(rank, ranks)) + down(*links(rank, ranks)),), max(1, len(links(0, ranks)[1])))
 
 
 def up(above: int | None, below: list[int], chunk: int = 0) -> Lane:
