@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.errors import UsageError
-from unisono.files import cache_folder, write_atomically
+from unisono.errors import CheckpointError, UsageError
+from unisono.files import cache_folder, check_appendable, naming_os_errors, write_atomically
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -45,6 +45,21 @@ def test_a_file_has_its_bytes_before_its_name(tmp_path: Path, monkeypatch: pytes
     with write_atomically(tmp_path / "file") as partial:
         partial.write_text("whole")
     assert seen == [(partial.name, 5)]
+
+
+def test_an_error_of_the_file_system_becomes_one_with_words_and_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught, naming_os_errors("cannot read it", CheckpointError, "; mount it"):
+        (tmp_path / "none").read_bytes()
+    assert str(caught.value) == "cannot read it: No such file or directory; mount it"
+    with pytest.raises(UsageError, match=r"^cannot read it: no reason$"), naming_os_errors("cannot read it"):
+        raise OSError("no reason")
+
+
+def test_a_file_that_takes_no_lines_is_known_before_they_are_written(tmp_path: Path) -> None:
+    check_appendable(tmp_path / "lines", "cannot write")
+    assert (tmp_path / "lines").read_bytes() == b""
+    with pytest.raises(UsageError, match=r"^cannot write the lines: Is a directory$"):
+        check_appendable(tmp_path, "cannot write the lines")
 
 
 def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -43,16 +43,16 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_203,
+    ".": 3_216,
     "asynchronous": 1_098,
     "bench": 1_559,
-    "cli": 2_443,
+    "cli": 2_441,
     "collectives": 4_012,
-    "compute": 1_238,
-    "data": 6_231,
+    "compute": 1_236,
+    "data": 6_229,
     "elastic": 1_052,
     "engine": 624,
-    "foresight": 822,
+    "foresight": 801,
     "horovod": 985,
     "lab": 483,
     "measure": 1_497,
@@ -68,9 +68,9 @@ MAX_LINES = {
     "tensor_parallel": 1_164,
     "testing": 1_678,
     "torch_backend": 1_944,
-    "training": 7_428,
+    "training": 7_392,
     "transports": 3_081,
-    "view": 983,
+    "view": 982,
     "wires": 274,
 }
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something

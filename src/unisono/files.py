@@ -11,10 +11,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from unisono.errors import CheckpointError, UsageError
+from unisono.errors import CheckpointError, UnisonoError, UsageError
 
 PARTIAL = ".partial"
 """End of the names of files that are being written."""
+
+
+@contextmanager
+def naming_os_errors(words: str, kind: type[UnisonoError] = UsageError, remedy: str = "") -> Iterator[None]:
+    """Within the block, turn an OSError into an error of this kind: `words`, its reason, and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{words}: {error.strerror or error}{remedy}") from error
+
+
+def check_appendable(path: Path, words: str) -> None:
+    """Raise UsageError, with `words`, where nothing can be appended to a file, so that this is known before a run."""
+    with naming_os_errors(words):
+        path.open("ab").close()
 
 
 @contextmanager
@@ -50,11 +65,9 @@ def sync(path: Path) -> None:
 
 def check_own(folder: Path) -> None:
     """Make a folder that this user alone may read, unless it is there. Raises CheckpointError for that of another."""
-    try:
+    with naming_os_errors(f"cannot make {folder}", CheckpointError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
-    except OSError as error:
-        raise CheckpointError(f"cannot make {folder}: {error.strerror}") from error
     if about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise CheckpointError(f"{folder} is open to other users: remove it")
 

@@ -149,10 +149,12 @@ def test_a_killed_run_has_its_seal_and_no_measurement(recipe: str, tmp_path: Pat
     assert_one_line_error(in_process("plan", "--check=mine"), "mine has no measurement: the run has not ended")
 
 
-def test_machines_and_ledgers_are_checked_before_the_run(in_process: Run, on_ranks: Run, recipe: str) -> None:
+def test_machines_ledgers_and_timelines_are_checked_before_the_run(in_process: Run, on_ranks: Run, recipe: str) -> None:
     assert_one_line_error(in_process("train", recipe, "--machine=nowhere"), "no machine nowhere: there are ")
     done = on_ranks("train", recipe, "--ledger=none/ledger.jsonl")
     assert_one_line_error(done, "cannot append to the ledger none/ledger.jsonl: No such file or directory")
+    done = on_ranks("train", recipe, "--timeline=none/trace.json")
+    assert_one_line_error(done, "cannot write the timeline none/trace.json: No such file or directory")
     done = on_ranks("train", recipe, UNISONO_MACHINE="nowhere")
     assert done.returncode == 2
     assert "no machine nowhere" in done.stderr

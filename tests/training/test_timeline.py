@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.training.trace_format import check_trace
 
 from unisono.engine import OperationSpan
-from unisono.errors import UsageError
 from unisono.plan.choose import PredictionInputs, Setting, layout_of, predicted
 from unisono.rules import BSP
 from unisono.step import operations as op
@@ -32,7 +31,6 @@ from unisono.training.timeline import (
     Event,
     Timeline,
     TimelineSpan,
-    check_writable,
     document,
     events,
     lane_of,
@@ -83,12 +81,6 @@ def test_measured_and_predicted_spans_of_a_step_are_on_one_clock(
     assert forward[0]["ts"] >= 1e6
     assert sum(one["dur"] for one in forward) == 2 * 0.125 * 1e6
     assert len([one for one in spans if one["name"] == "allreduce 1"]) == 2
-
-
-def test_a_file_that_cannot_be_written_is_known_before_the_run(tmp_path: Path) -> None:
-    check_writable(tmp_path / "trace.json")
-    with pytest.raises(UsageError, match=r"cannot write the timeline .*missing/trace.json: No such file"):
-        check_writable(tmp_path / "missing" / "trace.json")
 
 
 MAIN, COMMUNICATION, UPDATE = "main", "communication 0", "update 0"

@@ -28,7 +28,7 @@ import typer
 
 from unisono import witness
 from unisono.errors import LaunchError, UsageError
-from unisono.files import write_atomically
+from unisono.files import naming_os_errors, write_atomically
 from unisono.launch import (
     RANK_VARIABLES,
     cores,
@@ -234,10 +234,8 @@ def write(world: World, path: Path, action: Callable[[], Result]) -> Result:
 
 def write_alone(path: Path, action: Callable[[], Result]) -> Result:
     """Write something into `path`, in this process. Return its result. Raises UsageError where that fails."""
-    try:
+    with naming_os_errors(f"cannot write {path}"):
         return action()
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def make_folder(path: Path) -> None:

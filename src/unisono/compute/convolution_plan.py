@@ -28,8 +28,8 @@ from torch import Tensor
 from unisono.compute.algorithms import ALGORITHMS, DEFAULT
 from unisono.compute.geometry import Geometry, Pass
 from unisono.device import module_of
-from unisono.errors import TableError, UsageError
-from unisono.files import temporary_beside, write_atomically
+from unisono.errors import TableError
+from unisono.files import naming_os_errors, temporary_beside, write_atomically
 
 MIN_AUTOTUNED_OPERATIONS = 100_000_000
 """Operations of a pass up to which the library's algorithm is used without timing."""
@@ -193,14 +193,12 @@ def write_plan(path: Path, here: Mapping[str, Any], measured: Mapping[str, Times
 
 def check_plan(path: Path) -> None:
     """Raise UsageError when a plan could not be written to `path`, so that this is known before measuring."""
-    try:
+    with naming_os_errors(f"cannot write the plan {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with temporary_beside(path) as temporary:
             temporary.touch()
-    except OSError as error:
-        raise UsageError(f"cannot write the plan {path}: {error.strerror}") from error
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:

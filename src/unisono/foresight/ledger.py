@@ -27,7 +27,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.errors import UsageError
+from unisono.files import naming_os_errors
 from unisono.foresight.compare import errors_of, explain, ms
 from unisono.foresight.seal import Measurement, Seal, SealedPrediction, read_measurement, read_seal, seals_of
 from unisono.formats import text_table
@@ -77,7 +78,7 @@ def append(path: Path, entry: LedgerEntry) -> None:
     """
     content = json.dumps(asdict(entry), sort_keys=True, allow_nan=False).encode()
     line = b'{"check": "%08x", "entry": %s}\n' % (zlib.crc32(content), content)
-    with _appending(path), path.open("ab+", buffering=0) as file:
+    with naming_os_errors(f"cannot append to the ledger {path}"), path.open("ab+", buffering=0) as file:
         with suppress(OSError):  # a file system without locks: the kernel appends one write after another
             fcntl.flock(file, fcntl.LOCK_EX)
         end = file.seek(0, os.SEEK_END)
@@ -89,30 +90,13 @@ def append(path: Path, entry: LedgerEntry) -> None:
         raise UsageError(f"cannot append to the ledger {path}: {written} of {len(line)} bytes written; free space")
 
 
-def check_appendable(path: Path) -> None:
-    """Raise UsageError where nothing can be appended to the ledger, so that this is known before the run."""
-    with _appending(path):
-        path.open("ab").close()
-
-
-@contextmanager
-def _appending(path: Path) -> Iterator[None]:
-    """Within the block, turn an OSError into a UsageError."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"cannot append to the ledger {path}: {error.strerror}") from error
-
-
 def read(path: Path) -> tuple[list[LedgerEntry], list[str]]:
     """Return the entries of a ledger, and a complaint for each line that is none: it names the file and the line.
 
     Raises UsageError where the file cannot be read.
     """
-    try:
+    with naming_os_errors(f"cannot read the ledger {path}"):
         content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read the ledger {path}: {error.strerror}") from error
     entries, complaints = [], []
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():

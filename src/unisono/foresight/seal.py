@@ -32,8 +32,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unisono.errors import UsageError
-from unisono.files import write_atomically
+from unisono.files import naming_os_errors, write_atomically
 from unisono.plan.choose import StepParts
 from unisono.processor import ALONE, ProcessorUse
 from unisono.tables import as_json, from_json
@@ -166,12 +165,10 @@ def write_seal(folder: Path, prediction: SealedPrediction) -> Seal:
     """
     path = _path(folder, len(seals_of(folder)) + 1)
     content = as_json(prediction, step=prediction.step, all_steps=prediction.all_steps)
-    try:
-        with write_atomically(path) as aside:
-            aside.write_bytes(content)
-            aside.chmod(0o444)
-    except OSError as error:
-        raise UsageError(f"cannot seal the prediction in {path}: {error.strerror}; free space there") from error
+    sealing = naming_os_errors(f"cannot seal the prediction in {path}", remedy="; free space there")
+    with sealing, write_atomically(path) as aside:
+        aside.write_bytes(content)
+        aside.chmod(0o444)
     return Seal(path, hashlib.sha256(content).hexdigest(), prediction)
 
 
@@ -183,10 +180,8 @@ def read_seal(path: Path) -> Seal:
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with naming_os_errors(f"cannot read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def seals_of(folder: Path) -> list[Path]:

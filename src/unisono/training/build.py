@@ -31,7 +31,8 @@ from unisono.data.options import DataOptions
 from unisono.data.pack.layout import check_installed
 from unisono.device import module_of
 from unisono.engine import Observe
-from unisono.errors import RecipeError, UsageError
+from unisono.errors import RecipeError
+from unisono.files import naming_os_errors
 from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
@@ -245,10 +246,8 @@ def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
     def write() -> None:
         here = machine(processor().name)
         for path in (own, *([Path(recipe.compute.plan)] if recipe.compute.plan else [])):
-            try:
+            with naming_os_errors(f"cannot write {path}"):
                 write_plan(path, here, plan.measured)
-            except OSError as error:
-                raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
     if plan.measured:
         world.call_on_root(write)

@@ -21,7 +21,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from unisono.errors import AuditError, UsageError
+from unisono.errors import AuditError
+from unisono.files import naming_os_errors
 from unisono.tables import flat
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.run_directory import CHAIN, add_line
@@ -102,10 +103,8 @@ class Chain:
 def read_chain(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a chain; none where there is no file. A line that was cut off when the run was killed is left
     out. Raises AuditError where a line does not follow from those before it."""
-    try:
+    with naming_os_errors(f"cannot read {path}"):
         content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     lines, last = list[dict[str, Any]](), ""
     for number, text in enumerate(content.splitlines(keepends=True), 1):
         if not text.endswith(b"\n"):

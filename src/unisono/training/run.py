@@ -13,7 +13,7 @@ from pathlib import Path
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.data.feed import FeedFacts
 from unisono.errors import UsageError
-from unisono.foresight.ledger import check_appendable
+from unisono.files import check_appendable
 from unisono.models import user_network
 from unisono.plan.split import describe_borders
 from unisono.rules import BaseRule
@@ -29,7 +29,7 @@ from unisono.training.recipe import AuditRecipe, Recipe
 from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.state import check_alike
-from unisono.training.timeline import Timeline, check_writable
+from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.user_function import is_user_function
@@ -77,9 +77,9 @@ def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
 def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | None) -> int:
     began, resume, trace = time.perf_counter(), options.resume, options.trace
     check_run(recipe, world.size)
-    for file, check in ((trace, check_writable), (options.ledger, check_appendable)):
+    for file, words in ((trace, "write the timeline"), (options.ledger, "append to the ledger")):
         if file is not None:
-            world.call_on_root(partial(check, file))
+            world.call_on_root(partial(check_appendable, file, f"cannot {words} {file}"))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
     if options.replay is not None and not has_servers(rule):

@@ -25,8 +25,8 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ import numpy.typing as npt
 import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
-from unisono.files import write_atomically
+from unisono.files import naming_os_errors, write_atomically
 from unisono.training.checkpoint.layout import DamagedCheckpointError, checkpoint_names, read_manifest, step_of
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_file import read_recipe
@@ -52,13 +52,11 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock | None) -> Pat
     Raises UsageError where it cannot be made, another run is active in it, or it holds a run already.
     """
     folder = folder or new_folder(recipe.name)
-    try:
+    with naming_os_errors(f"cannot create the run's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         if lock is not None:
             lock.take(folder)
         check_unused(folder)
-    except OSError as error:
-        raise UsageError(f"cannot create the run's folder {folder}: {error.strerror}") from error
     write_recipe(folder, recipe)
     return folder
 
@@ -86,10 +84,8 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
     """Return the recipe of a run, with changes applied. Raises UsageError where there is none, or it cannot be read."""
-    try:
+    with naming_os_errors(f"cannot read {folder / RECIPE}"):
         there = (folder / RECIPE).exists()
-    except OSError as error:
-        raise UsageError(f"cannot read {folder / RECIPE}: {error.strerror}") from error
     if not there:
         raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
     return read_recipe(folder / RECIPE, changes)
@@ -164,15 +160,10 @@ def replace_file(path: Path, content: bytes) -> None:
         aside.write_bytes(content)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Within the block, turn an OSError into a CheckpointError that names a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; free space or repair the disk, then resume with --resume"
-        ) from error
+def _writing(path: Path) -> AbstractContextManager[None]:
+    """Return a block that turns an OSError into a CheckpointError that names a remedy."""
+    remedy = "; free space or repair the disk, then resume with --resume"
+    return naming_os_errors(f"cannot write {path}", CheckpointError, remedy)
 
 
 def is_finished(run: Path, epochs: int) -> bool:
@@ -227,11 +218,9 @@ class RunLock:
     def take(self, folder: Path) -> None:
         """Take the lock of `folder`. Raises UsageError naming the holder, or the file system's error."""
         path = folder / LOCK
-        try:
+        with naming_os_errors(f"cannot lock the run's folder: {path}"):
             while not self._taken(path):
                 pass  # its holder has just removed the file, or has died
-        except OSError as error:
-            raise UsageError(f"cannot lock the run's folder: {path}: {error.strerror}") from error
         self._path = path
 
     def release(self) -> None:

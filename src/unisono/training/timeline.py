@@ -49,7 +49,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unisono.engine import OperationSpan, observed
-from unisono.errors import UsageError
 from unisono.plan.choose import Candidate
 from unisono.step import operations as op
 from unisono.step.clock import TaskSpan, tracks
@@ -111,14 +110,6 @@ class Timeline:
         mine = [*(timeline_span(span, self._zero) for span in self._spans), *predicted]
         everyone = self._world.all_gather_object(mine)
         self._world.call_on_root(lambda: path.write_text(json.dumps(document(everyone))))
-
-
-def check_writable(path: Path) -> None:
-    """Raise UsageError when a timeline cannot be written there, so that this is known before the run."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(f"cannot write the timeline {path}: {error.strerror}") from error
 
 
 class TimelineSpan(NamedTuple):

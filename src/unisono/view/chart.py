@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono.errors import UsageError, install_command
+from unisono.files import naming_os_errors
 from unisono.formats import format_bytes, format_seconds
 from unisono.view.svg import COLORS, FONTS, INK, STYLE
 
@@ -73,10 +74,8 @@ def _follow_scheme(drawn: str) -> str:
 
 def write_picture(path: Path, picture: bytes, option: str) -> None:
     """Write a picture into the file that an option names. Raises UsageError where that is impossible."""
-    try:
+    with naming_os_errors(f"{option} {path}"):
         path.write_bytes(picture)
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from error
 
 
 def color_of(number: int) -> str:

@@ -31,7 +31,7 @@ from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_na
 from unisono.data.pack.stripe import read_stretch, schema, to_batch
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
-from unisono.files import PARTIAL, write_atomically
+from unisono.files import PARTIAL, naming_os_errors, write_atomically
 from unisono.tables import parse
 
 
@@ -227,12 +227,10 @@ def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
     strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in partials]
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
-    try:
+    with naming_os_errors(f"cannot create {folder}", PackError):
         folder.mkdir(parents=True, exist_ok=True)
         for partial in partials:
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise PackError(f"cannot create {folder}: {error.strerror}") from error
 
 
 def as_texts(names: Sequence[str]) -> tuple[str, ...]:

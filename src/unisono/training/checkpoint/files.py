@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
 from unisono.errors import CheckpointError
-from unisono.files import sync
+from unisono.files import naming_os_errors, sync
 from unisono.training.checkpoint.layout import (
     CHECKPOINTS_KEPT,
     DAMAGED_SUFFIX,
@@ -170,7 +170,8 @@ def remove_newer(folder: Path, step: int) -> list[str]:
 
     The run's folder is locked: no other process writes. Raises CheckpointError where the disk refuses.
     """
-    try:
+    words = f"cannot remove what is newer than the checkpoint of step {step} in {folder}"
+    with naming_os_errors(words, CheckpointError, "; remove it, then resume again"):
         for left in folder.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
@@ -182,11 +183,6 @@ def remove_newer(folder: Path, step: int) -> list[str]:
         newer = [name for name in checkpoint_names(folder) if step_of(name) > step]
         for name in newer:
             _remove(folder / name)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot remove what is newer than the checkpoint of step {step} in {folder}: {error.strerror or error}; "
-            "remove it, then resume again"
-        ) from error
     return newer
 
 

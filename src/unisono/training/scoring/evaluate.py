@@ -33,7 +33,7 @@ from unisono.data.options import DataOptions
 from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of
 from unisono.errors import CheckpointError, UsageError
-from unisono.files import write_atomically
+from unisono.files import naming_os_errors, write_atomically
 from unisono.models import user_network
 from unisono.processor import HOST, processor
 from unisono.training import run_directory
@@ -158,13 +158,11 @@ def write_files(evaluation: Evaluation, facts: dict[str, Any], out: Path) -> lis
     title = f"{facts['run']}, step {facts['step']}, on {facts['data']}"
     data = json.dumps({**facts, **evaluation.as_data()}, indent=1) + "\n"
     files = {EVALUATION: data.encode(), **evaluation.images(title)}
-    try:
+    with naming_os_errors(f"cannot write {out}", remedy="; name another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         with ExitStack() as all_written:  # none is renamed before all are
             for name, content in files.items():
                 all_written.enter_context(write_atomically(out / name)).write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; name another folder with --out") from error
     return [out / name for name in files]
 
 

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import tomli_w
 
 from unisono.errors import RecipeError, UsageError
+from unisono.files import naming_os_errors
 from unisono.tables import flat
 from unisono.training.recipe import Recipe, to_dict
 from unisono.training.recipe_check import check_run
@@ -244,10 +245,8 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
 
     Raises UsageError where another sweep is there, or runs without one, or the folder cannot be read or written.
     """
-    try:
+    with naming_os_errors(f"cannot read {given.folder / SWEEP}"):
         there = (given.folder / SWEEP).exists()
-    except OSError as error:
-        raise UsageError(f"cannot read {given.folder / SWEEP}: {error.strerror}") from error
     if there:
         found, outcomes = open_sweep(given.folder)
         check_same(found, given)
@@ -255,10 +254,8 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
     points = given.grid.points()
     if begun := [point.name for point in points if given.is_begun(point)]:
         raise UsageError(f"{given.folder / begun[0]} holds a run, but there is no {SWEEP}; name another --folder")
-    try:
+    with naming_os_errors(f"cannot create the sweep's folder {given.folder}"):
         (given.folder / RECIPES).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create the sweep's folder {given.folder}: {error.strerror}") from error
     for point in points:
         replace_file(given.recipe_file(point), tomli_w.dumps(to_dict(given.recipes[point.name])).encode())
     return given, {point.name: RunOutcome() for point in points}

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from unisono.errors import UsageError
+from unisono.files import naming_os_errors
 from unisono.formats import format_duration
 from unisono.training.measures import draw, finite_part
 from unisono.training.recipe_file import find_recipe
@@ -96,7 +96,8 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
     path, arguments = folder / OUTPUT, ["train", str(sweep.recipe_file(point)), f"--run={folder}"]
     if sweep.is_begun(point):
         arguments = ["train", f"--resume={folder}"]
-    try:
+    remedy = f"; repair that, then resume with --resume {sweep.folder}"
+    with naming_os_errors(f"cannot run {point.name}: {path}", remedy=remedy):
         folder.mkdir(exist_ok=True)
         with path.open("a+b") as output:
             output.write(f"$ unisono {' '.join(arguments)}\n".encode())
@@ -112,10 +113,6 @@ def _run(sweep: Sweep, point: GridPoint, program: Sequence[str], signals: StopSi
             code = signals.wait(process)
             output.seek(begin)
             return outcome_of(code, output.read().decode(errors="replace"))
-    except OSError as error:
-        raise UsageError(
-            f"cannot run {point.name}: {path}: {error.strerror}; repair that, then resume with --resume {sweep.folder}"
-        ) from error
 
 
 def outcome_of(code: int, output: str) -> RunOutcome:
@@ -205,10 +202,8 @@ def run_session(given: Sweep | Path, program: Sequence[str] = PROGRAM) -> int:
     folder = given if isinstance(given, Path) else given.folder
     if isinstance(given, Path):
         open_sweep(given)  # before anything is written there
-    try:
+    with naming_os_errors(f"cannot create the sweep's folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create the sweep's folder {folder}: {error.strerror}") from error
     lock = RunLock()
     try:
         lock.take(folder)
