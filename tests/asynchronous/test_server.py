@@ -101,10 +101,9 @@ def served(
     layout: Layout = even_layout(WORKERS + 1, 2)
     port, lines = ScriptedPort(script, dying, stop), list[str]()
     centre = Centre({key: torch.zeros(3) for key in layout.keys})
-    settings: dict[str, Any] = {"budget": Budget(10**6, 1), "log": EventLog(tmp_path, 0), "report": lines.append}
-    settings |= options
-    budget = settings.pop("budget")
-    server = Server(EASGD(alpha=ALPHA), 0, layout, centre, port, begin(WORKERS), budget, **settings)
+    settings: dict[str, Any] = {"rule": EASGD(alpha=ALPHA), "budget": Budget(10**6, 1)}
+    settings |= {"log": EventLog(tmp_path, 0), "report": lines.append, **options}
+    server = Server(number=0, layout=layout, centre=centre, port=port, state=begin(WORKERS), **settings)
     server.run()
     return server, port, lines
 
@@ -150,7 +149,7 @@ def test_a_signal_closes_the_run_without_a_final_centre(tmp_path: Path) -> None:
 
 def test_a_replay_serves_in_the_recorded_order(tmp_path: Path) -> None:
     """Workers come 0, 1, 2, and 2 once more than was recorded: it is answered, and not applied."""
-    _, port, _ = served(tmp_path, [0, 1, 2, None, None, None, 2, None, *END], recorded=(2, 0, 1))
+    _, port, _ = served(tmp_path, [0, 1, 2, None, None, None, 2, None, *END], replay=Replay((2, 0, 1)))
     assert read_order(tmp_path, 0) == [2, 0, 1]
     order = [worker for worker, _ in port.replies[:4]]
     assert order == [2, 0, 1, 2]
@@ -158,7 +157,7 @@ def test_a_replay_serves_in_the_recorded_order(tmp_path: Path) -> None:
     straight = tmp_path / "straight"
     straight.mkdir()
     server, _, _ = served(straight, [2, None, 0, None, 1, None, *END])
-    replayed, _, _ = served(tmp_path, [1, 0, 2, None, None, None, *END], recorded=(2, 0, 1))
+    replayed, _, _ = served(tmp_path, [1, 0, 2, None, None, None, *END], replay=Replay((2, 0, 1)))
     for key, flat in server.centre.flats.items():
         assert torch.equal(flat, replayed.centre.flats[key])
 
@@ -183,12 +182,12 @@ def test_a_replay_ends_where_a_recorded_worker_does_not_come(
 ) -> None:
     monkeypatch.setattr("unisono.asynchronous.server.IDLE_SECONDS", 0.01)
     with pytest.raises(StallError, match=f"^server 0: the log that is replayed has worker 1 in {why}: replay the run"):
-        served(tmp_path, script, recorded=LOG, **options)
+        served(tmp_path, script, replay=Replay(LOG), **options)
 
 
 def test_a_replay_goes_on_without_a_worker_that_the_log_needs_no_more(tmp_path: Path) -> None:
     script = [2, None, 0, None, 1, None, DEATH, 0, None, (0, Kind.ENDED), (2, Kind.ENDED), (0, Kind.FETCH)]
-    server, _, lines = served(tmp_path, [*script, (0, Kind.DONE)], recorded=(2, 0, 1, 0))
+    server, _, lines = served(tmp_path, [*script, (0, Kind.DONE)], replay=Replay((2, 0, 1, 0)))
     assert lines == ["worker 1 has died: the others go on without it"]
     assert server.gone == {1}
 
@@ -212,7 +211,7 @@ def test_a_run_whose_workers_all_die_ends(tmp_path: Path) -> None:
 
 def test_the_bound_of_staleness_holds_in_the_log(tmp_path: Path) -> None:
     script = [0, None, 0, None, 0, None, 1, None, None, 2, None, None, None, *END]
-    served(tmp_path, script, staleness=2)
+    served(tmp_path, script, rule=EASGD(alpha=ALPHA, staleness=2))
     assert read_order(tmp_path, 0)[:3] == [0, 1, 2]
     assert max(event["stale"] for event in read_events(tmp_path, 0)) <= 2
 

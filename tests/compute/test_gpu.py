@@ -22,9 +22,10 @@ def test_a_step_on_the_gpu_equals_one_on_the_cpu(monkeypatch: pytest.MonkeyPatch
         nn.Conv2d(3, 16, 3, padding=1), nn.LocalResponseNorm(5), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Flatten(),
         nn.Linear(16 * 64, 10),
     )  # fmt: skip
-    there = prepare(copy.deepcopy(here), ConvolutionPlan()).to("cuda")
+    there = copy.deepcopy(here).to("cuda")
+    prepare(there, ConvolutionPlan())
     inputs, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
-    dtype = choose_dtype("auto", torch.float32, "cuda", Processor("any"))
+    dtype = choose_dtype("auto", torch.float32, torch.device("cuda"), Processor("any"))
     assert dtype == torch.bfloat16
     cross_entropy(here(inputs), labels).backward()
     with autocast_to(dtype, torch.float32, "cuda"):

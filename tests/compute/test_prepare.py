@@ -11,7 +11,7 @@ from torch import nn
 
 from unisono.compute.convolution import PlannedConvolution
 from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.compute.prepare import autocast_to, check_precision, choose_dtype, prepare
+from unisono.compute.prepare import autocast_to, choose_dtype, prepare
 from unisono.compute.response_norm import ResponseNorm
 from unisono.errors import UsageError
 from unisono.launch import MALLOC_ENVIRONMENT
@@ -23,7 +23,7 @@ def test_layers_change_and_parameters_stay() -> None:
     before = {name: (one, one.stride()) for name, one in model.named_parameters()}
     inputs = torch.randn(2, 3, 6, 6)
     right = model(inputs)
-    assert prepare(model, ConvolutionPlan()) is model
+    prepare(model, ConvolutionPlan())
     assert [type(one) for one in model[:2]] == [PlannedConvolution, ResponseNorm]
     assert isinstance(model[2][0], PlannedConvolution)
     assert {name: (one, one.stride()) for name, one in model.named_parameters()} == before
@@ -77,9 +77,8 @@ def test_products_are_computed_in_it(dtype: torch.dtype) -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    check_precision("auto")
     with pytest.raises(UsageError, match="precision 'float8'; there are auto, float32, bfloat16"):
-        check_precision("float8")
+        choose_dtype("float8", FLOAT, torch.device("cpu"), PLAIN)
 
 
 PROGRAM = """

@@ -34,7 +34,7 @@ WORLD: Any = Alone()
 
 
 def recipe(shared: Path | None = None) -> Recipe:
-    return parse_recipe({"compute": {"plan": str(shared)}} if shared else {}, "test")
+    return parse_recipe(Recipe, {"compute": {"plan": str(shared)}} if shared else {}, "test")
 
 
 def test_a_new_run_knows_nothing() -> None:

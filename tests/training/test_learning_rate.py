@@ -7,12 +7,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from unisono.training.learning_rate import POLICIES, rate_at, rate_of_step
-from unisono.training.recipe import OptimizerRecipe
+from unisono.training.recipe import OptimizerRecipe, Recipe
 from unisono.training.recipe_file import parse_recipe
 
 
 def options(**keys: Any) -> OptimizerRecipe:
-    return parse_recipe({"optimizer": keys}, "a test").optimizer
+    return parse_recipe(Recipe, {"optimizer": keys}, "a test").optimizer
 
 
 anything = st.builds(

@@ -42,7 +42,7 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
     recipe = read_recipe(DIGITS)
     (tmp_path / "copy.toml").write_text(tomli_w.dumps(to_dict(recipe)))
     assert read_recipe(tmp_path / "copy.toml") == recipe
-    assert parse_recipe({}, "nothing") == Recipe()
+    assert parse_recipe(Recipe, {}, "nothing") == Recipe()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from unisono.training.state import (
 
 
 def recipe(**tables: dict[str, object]) -> Recipe:
-    return parse_recipe(tables, "a test")
+    return parse_recipe(Recipe, tables, "a test")
 
 
 BEFORE = recipe(training={"batch": 64, "seed": 1})

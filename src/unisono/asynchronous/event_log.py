@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from unisono.errors import CheckpointError
-from unisono.files import write_atomically
+from unisono.files import naming_os_errors, write_atomically
 
 FOLDER = "events"
 
@@ -38,11 +38,9 @@ class EventLog:
     def __init__(self, run: Path, server: int) -> None:
         """Open the log to append. Raises CheckpointError where it cannot be written."""
         path = log_path(run, server)
-        try:
+        with naming_os_errors(f"cannot write {path}", CheckpointError):
             path.parent.mkdir(exist_ok=True)
             self._file: TextIO = path.open("a", buffering=1)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
     def add(self, **event: Any) -> None:
         """Append an event."""
@@ -59,10 +57,8 @@ def read_events(run: Path, server: int) -> list[dict[str, Any]]:
     Raises CheckpointError where there are none.
     """
     path = log_path(run, server)
-    try:
+    with naming_os_errors(f"{run} has no events of server {server}", CheckpointError):
         lines = path.read_text().splitlines()
-    except OSError as error:
-        raise CheckpointError(f"{run} has no events of server {server}: {error.strerror or error}") from error
     events = []
     for line in lines:
         try:

@@ -51,12 +51,11 @@ class Server:
     port: MpiPort
     state: RunState
     budget: Budget
-    staleness: int | None = None
     timeout: float = TIMEOUT
     """Seconds after which a worker counts as gone that the others wait for."""
     log: EventLog | None = None
-    recorded: Sequence[int] | None = None
-    """Workers in the order of another run, which is replayed; None serves whoever comes first."""
+    replay: Replay | None = None
+    """Exchanges of another run, which is replayed; None serves whoever comes first."""
     clock: Callable[[], float] = time.perf_counter
     """Function that returns the seconds of the run."""
     due: Callable[[], bool] = lambda: False
@@ -71,9 +70,6 @@ class Server:
     _arrived: deque[tuple[int, WorkerHeader]] = field(default_factory=deque)
     _ended: set[int] = field(default_factory=set)
     _done: bool = False
-
-    def __post_init__(self) -> None:
-        self._replay = None if self.recorded is None else Replay(self.recorded)
 
     def run(self) -> None:
         """Serve until the run is over."""
@@ -97,7 +93,7 @@ class Server:
     def stopped(self) -> bool:
         """True where a signal has ended the run before its last epoch."""
         unfinished = self.state.samples < self.budget.samples * self.budget.epochs
-        return unfinished and self._replay is None and self.state.stopping
+        return unfinished and self.replay is None and self.state.stopping
 
     @property
     def living(self) -> list[int]:
@@ -137,11 +133,11 @@ class Server:
 
     def _choose(self, waiting: Sequence[int]) -> tuple[int | None, bool]:
         """Return the worker to serve next, and False where a replay has no such exchange: it is not applied."""
-        if self._replay is not None:
-            return self._replay.choose(waiting)
+        if self.replay is not None:
+            return self.replay.choose(waiting)
         last = [progress.exchange for progress in self.state.workers]
         living = [worker for worker in self.living if worker not in self._ended]
-        return next_worker(waiting, last, self.state.number, self.staleness, living), True
+        return next_worker(waiting, last, self.state.number, self.rule.staleness or None, living), True
 
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
         """Reply to a worker and carry out the program of its exchange."""
@@ -168,8 +164,8 @@ class Server:
         self.observe(span)
 
     def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
-        if self._replay is not None:
-            self._replay.popleft()
+        if self.replay is not None:
+            self.replay.popleft()
         if self.log is not None:
             stale = missed(reply.number, self.state.workers[worker].exchange)
             self.log.add(number=reply.number, worker=worker, sent=header.step, applied=header.step, stale=stale)
@@ -213,9 +209,9 @@ class Server:
 
     def _check_replay(self, seconds: float) -> None:
         """Raise StallError where the worker of the next recorded exchange will not come."""
-        if not self._replay:
+        if not self.replay:
             return
-        worker = self._replay[0]
+        worker = self.replay[0]
         if worker in self._ended:
             why = "has ended"
         elif self.port.stopped(worker) and seconds > IDLE_SECONDS:
@@ -224,12 +220,12 @@ class Server:
             why = f"has not come for {seconds:.0f} s"
         else:
             return
-        raise self._replay.error(self.number, worker, why, self.state.number)
+        raise self.replay.error(self.number, worker, why, self.state.number)
 
     def _mark_absent(self, seconds: float) -> None:
         """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
         or have not come for long."""
-        awaited = self._replay is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
+        awaited = self.replay is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
         if not awaited or seconds < IDLE_SECONDS:
             return
         here = {worker for worker, _ in self._arrived} | self._ended
@@ -240,8 +236,8 @@ class Server:
     def _mark_gone(self, worker: int, why: str) -> None:
         if worker in self.gone:
             return
-        if self._replay is not None and worker in self._replay:
-            raise self._replay.error(self.number, worker, why, self.state.number)
+        if self.replay is not None and worker in self.replay:
+            raise self.replay.error(self.number, worker, why, self.state.number)
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})

@@ -342,15 +342,14 @@ def layers(
 
     from unisono.bench.layers import layers_of, measure_layers, measure_peak
     from unisono.compute.convolution_plan import ConvolutionPlan, check_plan, machine, read_plan, write_plan
-    from unisono.compute.prepare import check_precision, choose_dtype
+    from unisono.compute.prepare import choose_dtype
     from unisono.compute.response_norm import use_response_norms
     from unisono.models import make_network
     from unisono.processor import processor
 
-    check_precision(precision)
+    here, dtype = processor(), choose_dtype(precision, torch.float32, torch.device("cpu"), processor())
     if plan is not None:
         check_plan(plan)
-    here, dtype = processor(), choose_dtype(precision, torch.float32, torch.device("cpu"), processor())
     shape = (batch, *input_shape(model, size))
     wide = None if sys.stdout.isatty() else PLAIN_WIDTH
     console = Console(highlight=False, soft_wrap=True, width=wide)

@@ -28,11 +28,10 @@ from unisono.errors import UsageError
 from unisono.processor import HOST, Processor
 
 
-def prepare(model: nn.Module, plan: ConvolutionPlan) -> nn.Module:
-    """Change the layers of `model` as listed above, convolutions by `plan`. Return it; use channels-last inputs."""
+def prepare(model: nn.Module, plan: ConvolutionPlan) -> None:
+    """Change the layers of `model` as listed above, convolutions by `plan`; use channels-last inputs."""
     plan_convolutions(model, plan)
     use_response_norms(model)
-    return model
 
 
 StepContext = Callable[[], AbstractContextManager[object]]
@@ -42,8 +41,10 @@ StepContext = Callable[[], AbstractContextManager[object]]
 def choose_dtype(requested: str, weights: torch.dtype, device: torch.device, processor: Processor) -> torch.dtype:
     """Return the dtype of products, for weights of dtype `weights` on a device, `processor` where that is the host.
 
-    Raises UsageError for bfloat16 on an accelerator that has none.
+    Raises UsageError for an unknown precision, and for bfloat16 on an accelerator that has none.
     """
+    if requested not in PRECISIONS:
+        raise UsageError(f"precision {requested!r}; there are {', '.join(PRECISIONS)}")
     if weights != torch.float32 or requested == "float32":
         return weights
     fits = processor.bfloat16 if device.type == HOST else has_bfloat16(device)
@@ -61,12 +62,6 @@ def has_bfloat16(device: torch.device) -> bool:
 def autocast_to(dtype: torch.dtype, weights: torch.dtype, device: str) -> AbstractContextManager[object]:
     """Return a context in which a model with weights of dtype `weights` computes its products in `dtype`."""
     return nullcontext() if dtype == weights else torch.autocast(device, dtype)
-
-
-def check_precision(requested: str) -> None:
-    """Raise UsageError for an unknown precision."""
-    if requested not in PRECISIONS:
-        raise UsageError(f"precision {requested!r}; there are {', '.join(PRECISIONS)}")
 
 
 def release_free_memory() -> bool:

@@ -1,6 +1,6 @@
 """Optimizers that a recipe can name, LARS and LAMB among them, and the selection of parameters for weight decay.
 
-Each optimizer has a function that makes it, and one row here.
+Each optimizer is a class with one row here; `build.py` has the options that it takes.
 """
 
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ __all__ = ["LAMB", "LARS", "OPTIMIZERS", "by_decay"]
 OPTIMIZERS = Registry(
     "optimizer",
     {
-        "sgd": "unisono.optimizers.build:make_sgd",
-        "adamw": "unisono.optimizers.build:make_adamw",
-        "lars": "unisono.optimizers.layerwise:make_lars",
-        "lamb": "unisono.optimizers.layerwise:make_lamb",
+        "sgd": "torch.optim:SGD",
+        "adamw": "torch.optim:AdamW",
+        "lars": "unisono.optimizers.layerwise:LARS",
+        "lamb": "unisono.optimizers.layerwise:LAMB",
     },
 )
-"""Optimizers by name. Each is made from groups of parameters with their weight decay, a rate, and a momentum."""
+"""Classes of optimizers by name. Each is made from groups of parameters with their weight decay, and a rate."""
 
 __getattr__ = lazy_attributes(
     __name__,

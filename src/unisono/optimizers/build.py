@@ -1,8 +1,8 @@
-"""Construction of a recipe's optimizer for a model's parameters; those of PyTorch, and which parameters decay."""
+"""Construction of a recipe's optimizer for a model's parameters, and which parameters decay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,17 +20,18 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
     """Return the optimizer of that name for a model's parameters. Those of one dimension have no weight decay.
-    `nesterov` is for "sgd", `betas` are for "adamw".
+    `nesterov` is for "sgd", `betas` are for "adamw"; the momentum is the first beta of "lamb".
 
     Raises UsageError, listing the names, for an unknown one.
     """
-    groups = by_decay(model.parameters(), decay)
-    if nesterov:
-        groups = [{**group, "nesterov": True} for group in groups]
-    if name == "adamw":
-        groups = [{**group, "betas": betas} for group in groups]
-    made: torch.optim.Optimizer = OPTIMIZERS.load(name)(groups, rate, momentum)
-    return made
+    kind: Callable[..., torch.optim.Optimizer] = OPTIMIZERS.load(name)
+    options: dict[str, dict[str, Any]] = {
+        "sgd": {"momentum": momentum, "nesterov": nesterov},
+        "adamw": {"betas": betas},
+        "lars": {"momentum": momentum},
+        "lamb": {"betas": (momentum, 0.999)},
+    }
+    return kind(by_decay(model.parameters(), decay), rate, **options[name])
 
 
 def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -45,14 +46,3 @@ def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dic
     weights = {"params": [parameter for parameter in learning if parameter.ndim > 1], "weight_decay": decay}
     others = {"params": [parameter for parameter in learning if parameter.ndim <= 1], "weight_decay": 0.0}
     return [group for group in (weights, others) if group["params"]]
-
-
-def make_sgd(groups: list[dict[str, Any]], rate: float, momentum: float) -> torch.optim.Optimizer:
-    """Return stochastic gradient descent with momentum."""
-    return torch.optim.SGD(groups, rate, momentum=momentum)
-
-
-def make_adamw(groups: list[dict[str, Any]], rate: float, _: float) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov and Hutter 2019): Adam with weight decay that is not part of the gradient; its groups
-    have the betas."""
-    return torch.optim.AdamW(groups, rate)

@@ -133,13 +133,3 @@ class LAMB(LayerwiseOptimizer):
     def scale(self, weights: float, direction: float, _: State) -> float:
         """Return |w| / |u|."""
         return weights / direction
-
-
-def make_lars(groups: list[State], rate: float, momentum: float) -> LARS:
-    """Return the optimizer of a recipe."""
-    return LARS(groups, rate, momentum=momentum)
-
-
-def make_lamb(groups: list[State], rate: float, momentum: float) -> LAMB:
-    """Return the optimizer of a recipe; the momentum is the first beta."""
-    return LAMB(groups, rate, betas=(momentum, 0.999))

@@ -31,8 +31,6 @@ class Measure:
     higher_is_better: bool
     form: str
     """Format of a value in words."""
-    most: float
-    """Largest value that there is; the smallest is 0."""
     last_form: str
     """Format in the last line of a run, which scripts read."""
     unit: str
@@ -67,9 +65,9 @@ def finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-ACCURACY = Measure("accuracy", "accuracies", True, ".2%", 1.0, ".1%", "samples")
-LOSS = Measure("loss", "losses", False, ".4f", math.inf, ".4f", "samples")
-PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", math.inf, ".2f", "tokens")
+ACCURACY = Measure("accuracy", "accuracies", True, ".2%", ".1%", "samples")
+LOSS = Measure("loss", "losses", False, ".4f", ".4f", "samples")
+PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", ".2f", "tokens")
 
 
 def measure_of(metrics: Iterable[Mapping[str, Any]]) -> Measure:

@@ -45,7 +45,7 @@ from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
 from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
 from unisono.training.recipe_check import make_rule
-from unisono.training.recipe_file import changed_recipe, find_recipe, read_as
+from unisono.training.recipe_file import find_recipe, parse_recipe, read_as
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index
@@ -96,7 +96,7 @@ def plan_recipe(path: Path | None, model: str | None, changes: Sequence[str] = (
         raise UsageError("give a recipe or --model NAME, one of them: unisono plan digits --machine NAME")
     if path is not None:
         return read_as(PlanRecipe, find_recipe(path), changes)
-    return changed_recipe(PlanRecipe, {"model": {"name": model}, "data": {"name": ""}}, "--model", changes)
+    return parse_recipe(PlanRecipe, {"model": {"name": model}, "data": {"name": ""}}, "--model", changes)
 
 
 def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[PlanRecipe, MachineFacts]:
@@ -106,7 +106,7 @@ def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[Plan
     """
     for change in words.split(","):
         if "." in change.partition("=")[0]:
-            recipe = changed_recipe(PlanRecipe, to_dict(recipe), "--what-if", [change])
+            recipe = parse_recipe(PlanRecipe, to_dict(recipe), "--what-if", [change])
         else:
             machine = changed_machine(machine, change)
     return recipe, machine

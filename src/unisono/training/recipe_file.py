@@ -53,7 +53,7 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
         raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
-    recipe = changed_recipe(kind, content, str(path), changes)
+    recipe = parse_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):
             beside = (
@@ -64,7 +64,9 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
     return recipe
 
 
-def changed_recipe(kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str]) -> AnyRecipe:
+def parse_recipe(
+    kind: type[AnyRecipe], content: Mapping[str, Any], source: str, changes: Sequence[str] = ()
+) -> AnyRecipe:
     """Return the recipe of this kind in the tables of `source`, with `changes` of the form key=value applied."""
     tables = dict(renamed(content))
     for wanted in changes:  # one after another, each checked by itself: its error names it
@@ -102,11 +104,6 @@ def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
     found = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, name="rule")))
     name, folder, overlap = (found.pop(key) for key in plain)
     return RuleRecipe(name, folder, overlap, found)
-
-
-def parse_recipe(content: Mapping[str, Any], source: str) -> Recipe:
-    """Return the recipe in a parsed TOML file; `source` names the file in errors."""
-    return _parse(Recipe, renamed(content), source)
 
 
 def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ from unisono.asynchronous.event_log import EventLog
 from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.link import MpiPort, process_failed, survives_deaths
 from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply, reply_length
-from unisono.asynchronous.server import Server
+from unisono.asynchronous.server import Replay, Server
 from unisono.asynchronous.serving import Budget
 from unisono.data.loading import Batch
 from unisono.errors import StallError
@@ -385,11 +385,10 @@ def make_server(
         MpiPort(links.comm, seats.workers, links.timeout, here),
         beginning.states[number],
         Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
-        rule.staleness or None,
         clock=lambda: run.elapsed,
         timeout=links.timeout,
         log=EventLog(run.home, number),
-        recorded=None if beginning.recorded is None else beginning.recorded[number],
+        replay=None if beginning.recorded is None else Replay(beginning.recorded[number]),
         due=Timer(60 * training.checkpoint_minutes).due,
         request=request,
         observe=(lambda _: None) if run.timeline is None else run.timeline.add,

@@ -15,6 +15,7 @@ from unisono.data.builtin import load_digits
 from unisono.errors import AuditError
 from unisono.training.audit import Audit, HashedSums, StepHashes
 from unisono.training.chain import Chain, read_chain
+from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.recompute import recompute
 from unisono.training.run import TrainOptions, train
@@ -140,7 +141,7 @@ RECIPE = {
 
 def test_a_step_of_a_run_is_recomputed(world: World, tmp_path: Path) -> None:
     """On all ranks and on one; then a gradient in the chain is another."""
-    home, recipe = world.call_on_root(lambda: tmp_path) / "run", parse_recipe(RECIPE, "a test")
+    home, recipe = world.call_on_root(lambda: tmp_path) / "run", parse_recipe(Recipe, RECIPE, "a test")
     assert train(recipe, world, TrainOptions(home)) == 0
     words, same = recompute(home, recipe, world, 6)
     assert same

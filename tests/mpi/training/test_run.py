@@ -29,7 +29,7 @@ def recipe_of(packs: Path, hold: str = "even", groups: int = 1) -> Recipe:
         "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 2, "batch": 32, "checkpoint_every": 3},
     }
-    return parse_recipe(content, "a test")
+    return parse_recipe(Recipe, content, "a test")
 
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:

@@ -39,7 +39,7 @@ def recipe_of(packs: Path) -> Recipe:
         "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 2, "batch": BATCH},
     }
-    return parse_recipe(content, "a test")
+    return parse_recipe(Recipe, content, "a test")
 
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.training.trace_format import check_trace, nanoseconds
 
+from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train
 from unisono.training.timeline import PREDICTED, lane_order
@@ -44,7 +45,7 @@ def in_order(spans: list[Event]) -> list[Event]:
 def traced(group: World, content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The trace of a run, checked against the format."""
     home = group.call_on_root(lambda: folder)
-    train(parse_recipe(content, "a test"), group, TrainOptions(home / "run", trace=home / "trace.json"))
+    train(parse_recipe(Recipe, content, "a test"), group, TrainOptions(home / "run", trace=home / "trace.json"))
     group.barrier()
     document: dict[str, Any] = json.loads((home / "trace.json").read_text())
     check_trace(document)

@@ -19,7 +19,7 @@ from unisono.training.recipe_file import parse_recipe
 from unisono.training.scoring.evaluate import load_network, read_run
 
 WORLD: Any = SimpleNamespace(rank=0, size=1)
-RECIPE = parse_recipe({"model": {"name": "small_convnet"}}, "a test")
+RECIPE = parse_recipe(Recipe, {"model": {"name": "small_convnet"}}, "a test")
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path: Path) -> No
 
 def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> None:
     saved(tmp_path, RECIPE, facts)
-    run_directory.write_recipe(tmp_path, parse_recipe({"model": {"name": "resnet8"}}, "a test"))
+    run_directory.write_recipe(tmp_path, parse_recipe(Recipe, {"model": {"name": "resnet8"}}, "a test"))
     with pytest.raises(CheckpointError, match=r"step 6's checkpoint in .* does not fit the recipe's network"):
         load_network(read_run(tmp_path), facts)
 
 
 def test_code_of_the_user_is_reported(tmp_path: Path, facts: Feed) -> None:
     (tmp_path / "mine.py").write_text("from unisono.models.convnet import SmallConvnet\nown = SmallConvnet\n")
-    own = parse_recipe({"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
+    own = parse_recipe(Recipe, {"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
     saved(tmp_path, own, facts)
     (note,) = read_run(tmp_path).notes
     assert note.startswith("the run imports user code: module mine, from ")

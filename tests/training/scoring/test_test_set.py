@@ -59,7 +59,7 @@ def joined(batches: list[Batch]) -> tuple[torch.Tensor, list[int]]:
 
 
 def test_the_digits_are_as_in_training() -> None:
-    recipe, data = parse_recipe({}, "a test"), load_digits().test
+    recipe, data = parse_recipe(Recipe, {}, "a test"), load_digits().test
     (alone,) = shares(recipe, None, 100, 1)
     assert [len(labels) for _, labels in alone] == [100, 100, 100, 60]
     for ranks in (1, 3):
@@ -76,13 +76,13 @@ def test_the_digits_are_as_in_training() -> None:
 
 def test_the_digits_are_no_pack() -> None:
     with pytest.raises(UsageError, match="--pack elsewhere: the run was trained on digits, which is no pack"):
-        shares(parse_recipe({}, "a test"), Path("elsewhere"), 8, 1)
+        shares(parse_recipe(Recipe, {}, "a test"), Path("elsewhere"), 8, 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_samples_of_a_pack_are_those_that_the_run_was_tested_with(packs: Path, ranks: int) -> None:
     """Each rank has the batches of the feed, bit for bit: without random changes."""
-    recipe = parse_recipe({"data": {"pack": str(packs / "own"), "augment": "mirror"}}, "a test")
+    recipe = parse_recipe(Recipe, {"data": {"pack": str(packs / "own"), "augment": "mirror"}}, "a test")
 
     def tested(world: Any) -> list[Batch]:
         options = DataOptions(pack=str(packs / "own"), augment="mirror")
@@ -99,7 +99,7 @@ def test_samples_of_a_pack_are_those_that_the_run_was_tested_with(packs: Path, r
 
 
 def test_another_pack_is_normalised_as_the_run_s(packs: Path) -> None:
-    recipe = parse_recipe({"data": {"pack": str(packs / "own")}}, "a test")
+    recipe = parse_recipe(Recipe, {"data": {"pack": str(packs / "own")}}, "a test")
     train, other = (each.about for each in read_both(packs / "own", packs / "other"))
     inputs, _ = joined(shares(recipe, packs / "other", 99, 1)[0])
     raw = np.frombuffer(np.random.default_rng([2, 0]).bytes(64), np.uint8) / 255
@@ -131,7 +131,7 @@ def packed_texts(folder: Path, windows: int) -> None:
 def test_each_token_but_the_first_of_a_window_is_a_label_once(tmp_path: Path, ranks: int) -> None:
     packed_texts(tmp_path / "train", 2)
     packed_texts(tmp_path / "test", 4)
-    recipe = parse_recipe({"data": {"pack": str(tmp_path)}}, "a test")
+    recipe = parse_recipe(Recipe, {"data": {"pack": str(tmp_path)}}, "a test")
     batches = [batch for share in shares(recipe, None, 3, ranks) for batch in share]
     inputs, labels = joined(batches)
     assert inputs.dtype == torch.int64

@@ -13,6 +13,7 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
+from unisono.training.recipe import Recipe
 from unisono.training.recipe_file import parse_recipe
 from unisono.training.run import TrainOptions, train
 from unisono.training.scoring.evaluate import evaluate
@@ -34,7 +35,7 @@ def test_it_is_that_of_the_run_and_of_one_rank(group: World, packs: Path, tmp_pa
         "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 1, "batch": 32},
     }
-    train(parse_recipe(content, "a test"), group, TrainOptions(home))
+    train(parse_recipe(Recipe, content, "a test"), group, TrainOptions(home))
     lines: list[str] = []
     together, facts = evaluate(home, group, None, False, lines.append)
     assert lines == [f"{home}: step 4, 37 samples of {packs / 'test'}, {group.size} rank{'s' * (group.size > 1)}"]
@@ -61,7 +62,7 @@ def test_the_training_set_and_throughput(group: World, packs: Path, tmp_path: Pa
         "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 1, "batch": 64},
     }
-    train(parse_recipe(content, "a test"), group, TrainOptions(home))
+    train(parse_recipe(Recipe, content, "a test"), group, TrainOptions(home))
     found, facts = evaluate(home, group, packs / "train", True, silent)
     assert (found.samples, facts["data"]) == (101, str(packs / "train"))
     assert [entry.batch for entry in found.throughput] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -93,7 +94,7 @@ def test_a_text_is_that_of_the_run_and_of_one_rank(group: World, tmp_path: Path)
         "exchange": {"bucket_megabytes": 1},
         "training": {"epochs": 1, "batch": 10},
     }
-    train(parse_recipe(content, "a test"), group, TrainOptions(home / "run"))
+    train(parse_recipe(Recipe, content, "a test"), group, TrainOptions(home / "run"))
     together, _ = evaluate(home / "run", group, None, False, silent)
     assert together.confusion is None
     assert together.samples % 2 == 1
