@@ -68,7 +68,6 @@ class RowReader(Reader):
         self._rows, self._observe = samples, observe
 
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:  # noqa: ARG002  nothing is random
-        """Yield the rows with these numbers."""
         for numbers in wanted:
             rows = torch.from_numpy(numbers)
             with observed(self._observe, "read batch", "loading"):

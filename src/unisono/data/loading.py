@@ -253,11 +253,9 @@ class Prefetcher(Reader):
                 self._spare.append(current)
 
     def stop(self) -> None:
-        """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
         self.stop()
         self.sampler.close()
 

@@ -86,7 +86,6 @@ class LARS(LayerwiseOptimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     def direction(self, weights: Tensor, gradient: Tensor, state: State, _: State, __: bool) -> Tensor:
-        """Return the gradient."""
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weights)
         return gradient

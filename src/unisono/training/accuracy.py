@@ -50,7 +50,6 @@ class LossSum:
     """
 
     def __init__(self, before: float = 0.0) -> None:
-        """Begin at a sum."""
         self._sum, self._late = before, deque[tuple[torch.Tensor, Any, int]]()
         self._memory: list[torch.Tensor] = []
         self.last: float | None = None

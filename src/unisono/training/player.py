@@ -270,7 +270,6 @@ class TogetherPlayer(EventPlayer):
         self._due = False  # True where the clock has requested the checkpoint of this step
 
     def begin(self, before: Recipe | None) -> None:
-        """Load the newest checkpoint of a run that is resumed, whose recipe was `before`; None for a new run."""
         run = self.run
         if before is None:
             return
@@ -285,7 +284,6 @@ class TogetherPlayer(EventPlayer):
         run.notes[:0] = [*notes, f"resumes after step {point.step}" if point.step else begins]
 
     def train(self) -> int:
-        """Make the epochs that are left. Return the exit code."""
         run = self.run
         with run.display:
             for note in run.notes:
@@ -326,7 +324,6 @@ class TogetherPlayer(EventPlayer):
         return self.feed.epoch(event.epoch, self.run.recipe.training.batch, event.done)
 
     def step(self, event: TrainStep) -> int:
-        """Train on this rank's share of the next batch."""
         self._due = self.run.world.rank == 0 and self._timer.due()
         if self._due:
             self.run.trainer.request("save")
@@ -365,7 +362,6 @@ class TogetherPlayer(EventPlayer):
             self.run.display.log(f"saved step {self.made} on {event.why}")
 
     def end_epoch(self) -> dict[str, Any]:
-        """Test the weights. Return the metrics of the epoch."""
         run, training, samples = self.run, self.run.recipe.training, self.run.feed.samples
         self._batches = iter(())
         seconds, steps = time.perf_counter() - self._epoch_began, steps_of(samples, training.batch)

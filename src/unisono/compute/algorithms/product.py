@@ -20,13 +20,11 @@ def fits(geometry: Geometry) -> bool:
 
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Return the outputs."""
     outputs = _strided_pixels(geometry, inputs) @ weight.flatten(1).t()
     return to_nchw(outputs.view(geometry.samples, *geometry.output_size, geometry.out_channels))
 
 
 def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the inputs."""
     slopes = to_nhwc(gradient).view(-1, geometry.out_channels) @ weight.flatten(1)
     slopes = slopes.view(geometry.samples, *geometry.output_size, geometry.in_channels)
     if geometry.stride == (1, 1):
@@ -37,7 +35,6 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of the weight."""
     slopes = to_nhwc(gradient).view(-1, geometry.out_channels).t() @ _strided_pixels(geometry, inputs)
     return slopes.view(geometry.out_channels, geometry.in_channels, 1, 1)
 

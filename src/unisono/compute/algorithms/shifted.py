@@ -32,7 +32,6 @@ def fits(geometry: Geometry) -> bool:
 
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Return the outputs."""
     return to_nchw(_convolve(to_nhwc(inputs), geometry.padding, weight.permute(2, 3, 1, 0)))
 
 
@@ -44,7 +43,6 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of the weight."""
     source, slopes = padded(to_nhwc(inputs), geometry.padding), to_nhwc(gradient)
     sums = source.new_zeros(*geometry.kernel, geometry.in_channels, geometry.out_channels)
     slope = source.new_zeros(*source.shape[1:3], geometry.out_channels)

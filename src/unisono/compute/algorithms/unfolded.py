@@ -30,7 +30,6 @@ def fits(geometry: Geometry) -> bool:
 
 
 def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Return the outputs."""
     source, flat = padded(to_nhwc(inputs), geometry.padding), _flat(weight)
     outputs = source.new_empty(geometry.samples, *geometry.output_size, geometry.out_channels)
     for first, last in _blocks(geometry):
@@ -40,7 +39,6 @@ def forward(geometry: Geometry, inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of the inputs."""
     (height, width), (above, left) = geometry.size, geometry.padding
     (down, right), (rows_of, columns) = geometry.stride, geometry.output_size
     source, flat = to_nhwc(gradient), _flat(weight).t()
@@ -57,7 +55,6 @@ def grad_input(geometry: Geometry, gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_weight(geometry: Geometry, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of the weight."""
     source, slopes = padded(to_nhwc(inputs), geometry.padding), to_nhwc(gradient)
     shape = geometry.out_channels, geometry.kernel[0] * geometry.kernel[1] * geometry.in_channels
     sums = source.new_zeros(shape, dtype=_accumulation_dtype(geometry))

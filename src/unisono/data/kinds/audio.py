@@ -243,5 +243,4 @@ class AudioKind(SampleKind):
         return sample
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
-        """Return the function that makes the transform: windows of log-mel frames."""
         return partial(AudioTransform, options)

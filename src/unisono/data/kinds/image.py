@@ -203,7 +203,6 @@ class ImageKind(SampleKind):
         return encode_image(sample, options.short_side, options.quality)
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        """Return the function that makes the transform: decode, crop, scale, normalise."""
         from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
         from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
 
@@ -236,7 +235,6 @@ class RawKind(SampleKind):
     augments = AUGMENTS
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        """Return the function that makes the transform: crop, scale, normalise."""
         from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
         from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
 
@@ -245,6 +243,5 @@ class RawKind(SampleKind):
         return lambda: ImageTransform(found, RawDecoder(shape))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:
-        """Return the values, (height, width, channels)."""
         assert shape is not None, "raw samples have a shape"
         return sample.reshape(*shape[:2], -1)

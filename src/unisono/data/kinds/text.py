@@ -157,7 +157,6 @@ class TextKind(SampleKind):
     class_remedy = "pack texts with the same --tokenizer"
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:  # noqa: ARG002
-        """Return the function that makes the transform: inputs, and labels one token on."""
         return partial(TextTransform, self.labels_per_sample(index.about.shape), len(index.about.classes))
 
     def labels_per_sample(self, shape: tuple[int, ...] | None) -> int:

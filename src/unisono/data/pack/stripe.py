@@ -131,7 +131,6 @@ class OpenStripes:
     """Stripes of a pack, which any thread reads. Each is opened for the first read, and again if it was replaced."""
 
     def __init__(self, index: Index) -> None:
-        """Begin without an open stripe."""
         self._index, self._memory, self._lock = index, BlockMemory(), threading.Lock()
         self._idle: list[StripeFile] = []
         self._kept = KEPT_STRIPES
@@ -280,7 +279,6 @@ class BlockMemory:
     """Memory for blocks; any thread asks for it, and any thread drops the last view."""
 
     def __init__(self) -> None:
-        """Begin without memory."""
         self._spare: list[Bytes] = []
         self._lock = threading.Lock()
 

@@ -241,16 +241,13 @@ class PartitionedStorage(Storage):
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """Numbers of the samples that this rank holds, in ascending order."""
         return self._numbers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples that this rank holds."""
         return self._store.nbytes
 
     def close(self) -> None:
-        """Free the memory of all samples. Collective."""
         self._store.free()
         self._index_rows()
         if self._group is not self.world:

@@ -89,10 +89,8 @@ class ReplicatedStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples that this rank holds for its node."""
         return self._window.nbytes
 
     def close(self) -> None:
-        """Free the memory. Collective."""
         self._parts = []
         self._window.free()

@@ -106,12 +106,10 @@ class StreamedStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples that this rank holds."""
         parts = self._reader, self._ahead, self._cache
         return sum(part.nbytes for part in parts if part is not None)
 
     def close(self) -> None:
-        """Stop the threads and free the memory. Collective."""
         for reader in (self._reader, self._ahead):
             if reader is not None:
                 reader.stop()
