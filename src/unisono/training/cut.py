@@ -106,17 +106,7 @@ def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
-
-    def order(names: list[str]) -> Iterable[str]:
-        if seats is None:
-            return reversed(names)
-        by_cut = {step_of(name): name for name in names}
-        trained = {cut: _who_trained(home, name, seats) for cut, name in by_cut.items()}
-        folders = [worker_folder(home, worker) for worker in range(seats.workers)]
-        kept = [[step_of(name) for name in checkpoint_names(folder)] for folder in folders]
-        return [by_cut[cut] for cut in cuts_to_try(trained, kept)]
-
-    found = find_checkpoint(home, order)
+    found = find_checkpoint(home, None if seats is None else _names_to_try(home, seats))
     if found is None:
         return None
     centre, damaged = found
@@ -126,6 +116,15 @@ def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
             "rule cannot resume: begin a new run"
         )
     return CentrePoint(centre, tuple(map(_reply, centre.progress["servers"])), damaged)
+
+
+def _names_to_try(home: Path, seats: SeatCounts) -> list[str]:
+    """Return the names of the centres in the order in which a run with these seats tries to resume from them."""
+    by_cut = {step_of(name): name for name in checkpoint_names(home / run_directory.CHECKPOINTS)}
+    trained = {cut: _who_trained(home, name, seats) for cut, name in by_cut.items()}
+    folders = [worker_folder(home, worker) for worker in range(seats.workers)]
+    kept = [[step_of(name) for name in checkpoint_names(folder)] for folder in folders]
+    return [by_cut[cut] for cut in cuts_to_try(trained, kept)]
 
 
 def _reply(numbers: Sequence[float]) -> Reply:

@@ -93,7 +93,7 @@ def _load_before(step: int, run: Run) -> RunPoint:
 
     def find() -> Checkpoint | None:
         names = [name for name in reversed(checkpoint_names(folder)) if step_of(name) < step]
-        return load_newest(folder, lambda _: names)[0] if names else None
+        return load_newest(folder, names)[0] if names else None
 
     checkpoint = run.world.call_on_root(find)
     return RunPoint() if checkpoint is None else load_checkpoint(checkpoint, run.trainer, run.world)[0]

@@ -9,7 +9,7 @@ A rank's states are those of its optimizer and of the rule: anchor, outer moment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -137,16 +137,16 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer, world: World) -> t
 
 
 def find_checkpoint(
-    folder: Path, order: Callable[[list[str]], Iterable[str]] = reversed
+    folder: Path, names: Sequence[str] | None = None
 ) -> tuple[Checkpoint, list[DamagedCheckpointError]] | None:
     """Return the first complete checkpoint of the run in `folder`, and the damaged ones before it; None where the run
-    had not written its first one. `order` returns names in the order in which to try them, given oldest first.
+    had not written its first one. `names` are those to try, in order; None: all, the newest first.
 
     Raises CheckpointError where none is complete, one cannot be read, or the metrics show that there were some.
     """
     checkpoints = folder / run_directory.CHECKPOINTS
     if checkpoint_names(checkpoints):
-        return load_newest(checkpoints, order)
+        return load_newest(checkpoints, names)
     if (epochs := run_directory.count_metrics(folder)) > 1:  # one line may be written just before the first checkpoint
         raise CheckpointError(
             f"there is no checkpoint in {checkpoints}, but metrics of {epochs} epochs: is its disk not mounted? "

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -48,16 +48,14 @@ from unisono.training.checkpoint.layout import (
 )
 
 
-def load_newest(
-    folder: Path, order: Callable[[list[str]], Iterable[str]] = reversed
-) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
+def load_newest(folder: Path, names: Sequence[str] | None = None) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
     """Return the newest complete checkpoint in `folder`, and the newer, damaged ones. The disk is not changed.
 
-    `order` returns names in the order in which to try them, given oldest first. Raises CheckpointError when none is
-    complete, or one that was tried before cannot be read or was written by a newer release.
+    `names` are those to try, in order; None: all. Raises CheckpointError when none is complete, or one that was tried
+    before cannot be read or was written by a newer release.
     """
     damaged: list[DamagedCheckpointError] = []
-    for name in order(checkpoint_names(folder)):
+    for name in reversed(checkpoint_names(folder)) if names is None else names:
         try:
             return _load(folder / name), damaged
         except DamagedCheckpointError as error:
