@@ -52,6 +52,28 @@ from unisono.training.trainer import Trainer
 from unisono.world import World
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a run beside its recipe."""
+
+    folder: Path | None = None
+    """Folder of a new run; None for a new one under runs/."""
+    resume: Path | None = None
+    """Folder of the run that is resumed."""
+    trace: Path | None = None
+    """File for the timeline."""
+    replay: Path | None = None
+    """Folder of the asynchronous run that is replayed."""
+    machine: str | None = None
+    """Machine that the run is predicted for before its first step."""
+    ledger: Path | None = None
+    """File for prediction and measurement; None for that beside the run's folder."""
+    memory: Path | None = None
+    """Folder for copies of the state in memory, from which the next ranks go on; None for none."""
+    verbose: bool = False
+    """True to show the details that are otherwise in the run's log file alone."""
+
+
 @dataclass
 class Run:
     """Parts of a run, made on all ranks together."""
@@ -64,8 +86,7 @@ class Run:
     home: Path
     began: float
     """Start of the run on `time.perf_counter`, as if the run had never stopped."""
-    verbose: bool = False
-    """True to show details that are otherwise in the log file alone."""
+    options: TrainOptions = field(default_factory=TrainOptions)
     timeline: Timeline | None = None
     notes: list[str] = field(default_factory=list)
     """Lines to report at the start."""
@@ -77,7 +98,8 @@ class Run:
         """True where each rank tests, writes and reports for itself."""
         self.writes = self.alone or self.world.rank == 0
         log_file = None if self.alone else self.home / run_directory.LOG
-        self.display = ProgressDisplay(self.writes, self.recipe.training.epochs, not self.alone, self.verbose, log_file)
+        epochs, verbose = self.recipe.training.epochs, self.options.verbose
+        self.display = ProgressDisplay(self.writes, epochs, not self.alone, verbose, log_file)
 
     @property
     def elapsed(self) -> float:
@@ -252,15 +274,12 @@ class EventPlayer(ABC):
 class TogetherPlayer(EventPlayer):
     """Player on a rank that has the same events as all others, at the same time."""
 
-    def __init__(self, run: Run, machine: str | None, ledger: Path | None, memory: Path | None) -> None:
-        """Make the player; `machine` predicts the run before its first step, `ledger` is that of `RunForesight`, and
-        `memory` is the folder for copies of the state in memory."""
+    def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._memory = memory
+        memory = run.options.memory
         alike = not run.trainer.reducer.traits.state.differs and run.trainer.reducer.sharded is None
         alike = alike and split_of(run.trainer.model) is None
         self._copies = None if memory is None else MemoryCopies(memory, run.home, run.world, alike, run.warn)
-        self._machine, self._ledger = machine, ledger
         self._first = RunPoint()  # where the run begins
         self.made = 0
         """Steps made."""
@@ -273,7 +292,7 @@ class TogetherPlayer(EventPlayer):
         run = self.run
         if before is None:
             return
-        point, damaged, notes = resume_run(run.home, run.trainer, run.world, self._memory)
+        point, damaged, notes = resume_run(run.home, run.trainer, run.world, run.options.memory)
         check_change(before, run.recipe, point, run.feed.fingerprint)
         self._first, self.losses, self.made = point, LossSum(point.loss), point.step
         run.began -= point.seconds
@@ -289,8 +308,8 @@ class TogetherPlayer(EventPlayer):
             for note in run.notes:
                 run.display.log(note)
             run.trainer.reducer.programs.log_with(run.display.log, run.display.detail)
-            self._foresight = RunForesight(run, self._ledger)
-            self._foresight.begin(self._machine, self.made)
+            self._foresight = RunForesight(run, run.options.ledger)
+            self._foresight.begin(run.options.machine, self.made)
             self._timer.restart()
             with SignalHandlers(
                 run.trainer.request, lambda: run.end_at_once(f", after step {self.made}"), run.warn

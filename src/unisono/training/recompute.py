@@ -64,7 +64,7 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
     assert isinstance(feed, Feed), "ranks that train together have batches"
     run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
-    player, found = StepPlayer(run, None, None, None), list[StepHashes]()
+    player, found = StepPlayer(run), list[StepHashes]()
     point = _load_before(wanted, run)
     run.audit = Audit(trainer, recipe.training.seed, 0.0, found.append)
     source = f"the checkpoint of step {point.step}" if point.step else "the seed"

@@ -6,7 +6,7 @@ lock ─ data ─ network ─ (newest complete checkpoint) ─ events of the run
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from unisono.training import build, run_directory
 from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
-from unisono.training.player import EventPlayer, Run, TogetherPlayer
+from unisono.training.player import EventPlayer, Run, TogetherPlayer, TrainOptions
 from unisono.training.recipe import AuditRecipe, Recipe
 from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
@@ -34,28 +34,6 @@ from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.user_function import is_user_function
 from unisono.world import World
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of a run beside its recipe."""
-
-    folder: Path | None = None
-    """Folder of a new run; None for a new one under runs/."""
-    resume: Path | None = None
-    """Folder of the run that is resumed."""
-    trace: Path | None = None
-    """File for the timeline."""
-    replay: Path | None = None
-    """Folder of the asynchronous run that is replayed."""
-    machine: str | None = None
-    """Machine that the run is predicted for before its first step."""
-    ledger: Path | None = None
-    """File for prediction and measurement; None for that beside the run's folder."""
-    memory: Path | None = None
-    """Folder for copies of the state in memory, from which the next ranks go on; None for none."""
-    verbose: bool = False
-    """True to show the details that are otherwise in the run's log file alone."""
 
 
 def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
@@ -92,12 +70,8 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | 
     home = resume or world.call_on_root(lambda: run_directory.create_run(kept, options.folder, lock))
     on = "1 node" if world.nodes == 1 else f"{world.nodes} nodes"
     lines.insert(0, f"{recipe.name}: {world.size} ranks on {on}, {feed.samples} samples, into {home}")
-    run = Run(recipe, world, feed, trainer, home, began, options.verbose, timeline, lines)
-    player: EventPlayer
-    if has_servers(rule):
-        player = WorkerPlayer(run, rule, options.replay, options.machine)
-    else:
-        player = TogetherPlayer(run, options.machine, options.ledger, options.memory)
+    run = Run(recipe, world, feed, trainer, home, began, options, timeline, lines)
+    player: EventPlayer = WorkerPlayer(run, rule) if has_servers(rule) else TogetherPlayer(run)
     player.begin(before)
     if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -64,26 +63,23 @@ from unisono.uncaught import THREAD_PREFIX
 class WorkerPlayer(EventPlayer):
     """Player on a rank of an asynchronous rule, which trains, serves, or does both. Made on all ranks together."""
 
-    def __init__(
-        self, run: Run, rule: BaseAsynchronousRule, replays: Path | None = None, machine: str | None = None
-    ) -> None:
-        """Make the player; `replays` is the folder of the run that is replayed. A `machine` predicts nothing here."""
+    def __init__(self, run: Run, rule: BaseAsynchronousRule) -> None:
         super().__init__(run)
         links = run.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
-        self.rule, self.links, self.replays, self.number = rule, links, replays, run.world.rank
+        self.rule, self.links, self.number = rule, links, run.world.rank
         self.counters, self.request = WorkerCounters(), Request.NONE
         self._beginning = begin_new(links.seats)
         self._made = 0  # samples of the last step
         self._sent = WorkerHeader()
         self._replies: Sequence[Reply] = ()
-        if machine is not None:
+        if run.options.machine is not None:
             name = run.recipe.rule.name
             run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
     def begin(self, before: Recipe | None) -> None:
         """Load the centre of a run that is resumed, whose recipe was `before`, or the log of one that is replayed."""
-        run, source = self.run, self.replays
+        run, source = self.run, self.run.options.replay
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
             self._beginning = begin_resumed(self.rule, run)
@@ -309,11 +305,12 @@ class WorkerPlayer(EventPlayer):
         if orders & Order.CLOSE and self.signals is not None and self.signals.stop:
             self.run.display.log(f"resume with: unisono train --resume {self.run.home}")
             code = STOPPED
-        if orders & Order.FETCH and self.replays is not None:
-            different = compare(self.run.home, self.replays)
-            found = f"are those of {self.replays}, bit for bit"
+        source = self.run.options.replay
+        if orders & Order.FETCH and source is not None:
+            different = compare(self.run.home, source)
+            found = f"are those of {source}, bit for bit"
             if different is not None:
-                code, found = 1, f"differ from those of {self.replays}: {different} is the first that does"
+                code, found = 1, f"differ from those of {source}: {different} is the first that does"
             self.run.display.log(f"the final weights {found}")
         return code
 

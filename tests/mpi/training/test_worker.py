@@ -21,7 +21,7 @@ from unisono.testing import Batch, InProcessReplica, serve_in_order
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.cut import compare
-from unisono.training.player import Run
+from unisono.training.player import Run, TrainOptions
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
@@ -48,7 +48,8 @@ def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None, 
     model = network().to(device)
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
-    run = WorkerPlayer(Run(RECIPE, world, feed, trainer, home, time.perf_counter()), rule, replays)
+    options = TrainOptions(replay=replays)
+    run = WorkerPlayer(Run(RECIPE, world, feed, trainer, home, time.perf_counter(), options), rule)
     run.begin(None)
     code = run.train()
     world.barrier()
