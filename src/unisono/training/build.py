@@ -26,7 +26,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan,
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
 from unisono.data.feed import Feed, FeedFacts
-from unisono.data.loading import PROCESSOR, InputFacts, cast_inputs, device_of_rank
+from unisono.data.loading import InputFacts, cast_inputs, device_of_rank
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import check_installed
 from unisono.device import module_of
@@ -111,12 +111,7 @@ def _model_of(device: torch.device) -> str:
 
 
 def make_feed(
-    recipe: Recipe,
-    world: World,
-    share: CoreShare,
-    rule: BaseRule,
-    observe: Observe | None = None,
-    device: torch.device = PROCESSOR,
+    recipe: Recipe, world: World, share: CoreShare, rule: BaseRule, observe: Observe | None, device: torch.device
 ) -> FeedFacts:
     """Return the feed of the recipe's data set; for a rank that only serves, its facts. Called by all ranks together.
 
@@ -154,7 +149,7 @@ def decoding_threads(data: DataOptions, share: CoreShare) -> int:
     return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
 
 
-def make_model(recipe: Recipe, facts: InputFacts, device: torch.device = PROCESSOR) -> torch.nn.Module:
+def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch.nn.Module:
     """Return the recipe's network on a device, with weights from the seed, which are the same on all devices.
 
     Raises RecipeError where it does not take the data.
@@ -180,7 +175,7 @@ def make_trainer(
     layers: ParallelPlan | None,
     timeline: Timeline | None,
     plan: ConvolutionPlan,
-    device: torch.device = PROCESSOR,
+    device: torch.device,
 ) -> Trainer:
     """Return the trainer of the recipe's network on a device by a rule, split by the plan `layers`.
 
@@ -253,9 +248,7 @@ def save_plan(recipe: Recipe, own: Path, plan: ConvolutionPlan, world: World) ->
         world.call_on_root(write)
 
 
-def choose_layers(
-    recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device = PROCESSOR
-) -> PlanChoice:
+def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device) -> PlanChoice:
     """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
 
     `feed` gives the shapes of the network's inputs; nothing is read from it.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from unisono.data.loading import PROCESSOR
 from unisono.errors import UsageError
 from unisono.training.accuracy import Accuracy, accuracy_of
 from unisono.training.scoring.evaluate import EVALUATION, forward_of, sum_scores, write_files
@@ -26,7 +27,7 @@ def test_sums_of_batches_are_those_of_all_samples(batch: int) -> None:
     inputs, labels = torch.randn(20, 4, generator=random, dtype=torch.float64), torch.arange(20) % 7
     model = torch.nn.Linear(4, 7).double()
     cuts = [slice(first, first + batch) for first in range(0, 20, batch)]
-    forward = forward_of(model, torch.float64, nullcontext)
+    forward = forward_of(model, torch.float64, nullcontext, PROCESSOR)
     counts, confusion = sum_scores(forward, [(inputs[cut], labels[cut]) for cut in cuts], 7)
     with torch.no_grad():
         scores = model(inputs)
@@ -48,7 +49,7 @@ def test_each_token_counts_once_in_batches_of_any_length(batch: int) -> None:
     torch.manual_seed(0)
     model = torch.nn.Embedding(9, 9).double()
     batches = [(inputs[first : first + batch], labels[first : first + batch]) for first in range(0, 7, batch)]
-    counts, confusion = sum_scores(forward_of(model, torch.float64, nullcontext), batches, None)
+    counts, confusion = sum_scores(forward_of(model, torch.float64, nullcontext, PROCESSOR), batches, None)
     assert confusion is None
     losses, right = [], 0
     with torch.no_grad():

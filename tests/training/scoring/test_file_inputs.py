@@ -16,6 +16,7 @@ from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
 from unisono.data.kinds import AUDIO, IMAGE, RAW
 from unisono.data.kinds.text import TextOptions
+from unisono.data.loading import PROCESSOR
 from unisono.data.options import DataOptions
 from unisono.data.pack.index import About, Index
 from unisono.data.pack.packing import PackOptions, pack
@@ -51,7 +52,7 @@ def evaluated_inputs(recipe: DataOptions) -> torch.Tensor:
     """All test samples of a pack, as an evaluation has them."""
 
     def work(world: Any) -> torch.Tensor:
-        tests = open_test_set(Recipe(data=recipe), None, world, CoreShare((0,), 1, False))
+        tests = open_test_set(Recipe(data=recipe), None, world, CoreShare((0,), 1, False), PROCESSOR)
         ((inputs, _),) = [(inputs.clone(), labels) for inputs, labels in tests.in_turn(99)]
         tests.close()
         return inputs

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from unisono.data.loading import PROCESSOR
 from unisono.data.options import DataOptions
 from unisono.errors import UsageError
 from unisono.training.scoring.evaluate import forward_of
@@ -33,7 +34,7 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
         Image.fromarray(np.full((8, 8), value, np.uint8)).save(tmp_path / name)
     (tmp_path / "text.png").write_text("no image")
     files = [tmp_path / name for name in ("white.png", "missing.png", "text.png", "black.png")]
-    forward = forward_of(Brightness(), torch.float64, nullcontext)
+    forward = forward_of(Brightness(), torch.float64, nullcontext, PROCESSOR)
     found = list(predict(forward, open_inputs(DataOptions(), ""), files, 2))
     assert [one.file for one in found] == files
     white, missing, text, black = found

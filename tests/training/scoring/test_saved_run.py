@@ -9,6 +9,7 @@ import torch
 
 from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.feed import Feed
+from unisono.data.loading import PROCESSOR
 from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
 from unisono.training.build import make_model
@@ -30,7 +31,7 @@ def facts() -> Feed:
 def saved(folder: Path, recipe: Recipe, facts: Feed) -> torch.nn.Module:
     """A run of two checkpoints. Returns the network whose weights the newer one has."""
     run_directory.write_recipe(folder, recipe)
-    model = make_model(recipe, facts)
+    model = make_model(recipe, facts, PROCESSOR)
     for step in (3, 6):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -43,7 +44,7 @@ def test_the_newest_checkpoint_becomes_a_network_in_evaluation_mode(tmp_path: Pa
     expected = saved(tmp_path, RECIPE, facts)
     run = read_run(tmp_path)
     assert (run.recipe, run.step, run.notes, run.timings) == (RECIPE, 6, (), {})
-    network = load_network(run, facts)
+    network = load_network(run, facts, PROCESSOR)
     assert not network.training
     for name, value in network.state_dict().items():
         assert torch.equal(value, expected.state_dict()[name]), name
@@ -73,7 +74,7 @@ def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> N
     saved(tmp_path, RECIPE, facts)
     run_directory.write_recipe(tmp_path, parse_recipe(Recipe, {"model": {"name": "resnet8"}}, "a test"))
     with pytest.raises(CheckpointError, match=r"step 6's checkpoint in .* does not fit the recipe's network"):
-        load_network(read_run(tmp_path), facts)
+        load_network(read_run(tmp_path), facts, PROCESSOR)
 
 
 def test_code_of_the_user_is_reported(tmp_path: Path, facts: Feed) -> None:

@@ -12,7 +12,7 @@ from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
 from unisono.data.kinds import RAW, TEXT
 from unisono.data.kinds.text import ByteTokenizer
-from unisono.data.loading import Batch
+from unisono.data.loading import PROCESSOR, Batch
 from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import packed_feed
@@ -46,7 +46,7 @@ def shares(recipe: Recipe, pack: Path | None, batch: int, ranks: int) -> list[li
     """The batches of each rank."""
 
     def work(world: Any) -> list[Batch]:
-        tests = open_test_set(recipe, pack, world, SHARE)
+        tests = open_test_set(recipe, pack, world, SHARE, PROCESSOR)
         found = [(inputs.clone(), labels) for inputs, labels in tests.in_turn(batch)]
         tests.close()
         return found
@@ -68,7 +68,7 @@ def test_the_digits_are_as_in_training() -> None:
         assert labels == data.labels.tolist()
 
     def facts(world: Any) -> tuple[Any, ...]:
-        tests = open_test_set(recipe, None, world, SHARE)
+        tests = open_test_set(recipe, None, world, SHARE, PROCESSOR)
         return tests.title, tests.names, tests.samples, tests.classes, tests.channels, tuple(tests.blank(2).shape)
 
     assert work_on_ranks(1, facts) == [("digits", tuple("0123456789"), 360, 10, 1, (2, 1, 8, 8))]
@@ -139,7 +139,7 @@ def test_each_token_but_the_first_of_a_window_is_a_label_once(tmp_path: Path, ra
     assert sorted(labels) == [list(range(first, first + 4)) for first in range(1, 5)]
 
     def facts(world: Any) -> tuple[Any, ...]:
-        tests = open_test_set(recipe, None, world, SHARE)
+        tests = open_test_set(recipe, None, world, SHARE, PROCESSOR)
         found = tests.labels_are_tokens, tests.labels_per_sample, tests.bytes_per_label, tests.classes, tests.channels
         tests.close()
         return found

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import ByteTokenizer
+from unisono.data.loading import PROCESSOR
 from unisono.data.pack.index import About, Index
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.scoring.evaluate import forward_of
@@ -58,7 +59,7 @@ def tokens_of(text: str) -> torch.Tensor:
 
 
 def predicted(network: torch.nn.Module, text: str, batch: int = 2, nbytes: int | None = None) -> Prediction:
-    forward = forward_of(network, torch.float64, nullcontext)
+    forward = forward_of(network, torch.float64, nullcontext, PROCESSOR)
     size = len(text.encode()) if nbytes is None else nbytes
     return predict_text(forward, tokens_of(text), size, BYTES, WINDOW, 2, batch)
 

@@ -28,7 +28,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, re
 from unisono.compute.prepare import StepContext, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, RowReader
 from unisono.data.kinds import make_transform
-from unisono.data.loading import PROCESSOR, Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
+from unisono.data.loading import Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of
@@ -118,9 +118,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 """Forward pass of a network on inputs of any number format, on any device."""
 
 
-def forward_of(
-    model: torch.nn.Module, dtype: torch.dtype, within: StepContext, device: torch.device = PROCESSOR
-) -> Forward:
+def forward_of(model: torch.nn.Module, dtype: torch.dtype, within: StepContext, device: torch.device) -> Forward:
     """Return the forward pass of a network of this number format on a device, without gradients."""
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
@@ -206,7 +204,7 @@ def read_run(folder: Path) -> SavedRun:
     return SavedRun(folder, recipe, checkpoint.step, checkpoint.weights, timings, tuple(notes))
 
 
-def load_network(run: SavedRun, facts: InputFacts, device: torch.device = PROCESSOR) -> torch.nn.Module:
+def load_network(run: SavedRun, facts: InputFacts, device: torch.device) -> torch.nn.Module:
     """Return the run's network with the weights of the checkpoint, in evaluation mode, for inputs of these `facts`.
 
     Convolutions on a processor use the algorithms of the run. Raises CheckpointError where the weights do not fit.
@@ -225,9 +223,7 @@ def load_network(run: SavedRun, facts: InputFacts, device: torch.device = PROCES
 # Test set ------------------------------------------------------------------------------------------------------------
 
 
-def open_test_set(
-    recipe: Recipe, pack: Path | None, world: World, share: CoreShare, device: torch.device = PROCESSOR
-) -> Reader:
+def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreShare, device: torch.device) -> Reader:
     """Return the test set of the recipe's data, or of `pack`, to be copied to a device. Called by all ranks together.
 
     Raises PackError where a pack cannot be read, or its classes or samples are others than those of the run's;
