@@ -46,7 +46,7 @@ MAX_LINES = {
     ".": 3_216,
     "asynchronous": 1_090,
     "bench": 1_559,
-    "cli": 2_440,
+    "cli": 2_439,
     "collectives": 4_012,
     "compute": 1_223,
     "data": 6_212,
@@ -68,7 +68,7 @@ MAX_LINES = {
     "tensor_parallel": 1_164,
     "testing": 1_678,
     "torch_backend": 1_944,
-    "training": 7_357,
+    "training": 7_345,
     "transports": 3_081,
     "view": 982,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 344
+MAX_FILES = 343
 
 SPLIT_LAYERS = {
     "plan/run_plan.py": {"WITH_SPLITS", "_with_split_layers", "split_inputs"},

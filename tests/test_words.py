@@ -141,7 +141,7 @@ PHRASES = (
 
 CONVERTERS = {
     "network/choice.py": {"part_reduce", "part_broadcast"},
-    "training/recipe_file.py": {"embedding", "tried"},
+    "training/recipe.py": {"embedding", "tried"},
     "training/state.py": {"meeting"},
 }
 """Files that read what older releases wrote, with the names that stand there in strings."""

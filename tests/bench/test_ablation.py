@@ -12,7 +12,7 @@ from unisono.bench import ablation
 from unisono.bench.ablation import Variant, as_data, ladder, run_variants, storages, table, write_images
 from unisono.papers.figures import MeasuredRow
 from unisono.papers.measure import FigureRun
-from unisono.training.recipe_file import find_recipe, read_recipe
+from unisono.training.recipe import find_recipe, read_recipe
 
 DIGITS = read_recipe(find_recipe(Path("digits")))
 

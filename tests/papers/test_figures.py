@@ -24,7 +24,7 @@ from unisono.papers.figures import (
     find_figure,
 )
 from unisono.papers.measure import runs_of
-from unisono.training.recipe_file import find_recipe, read_recipe
+from unisono.training.recipe import find_recipe, read_recipe
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,7 @@ from unisono.errors import RecipeError, UsageError
 from unisono.models import make_network
 from unisono.processor import processor
 from unisono.training.build import check_fit, load_plan, save_plan, warm_up
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 
 HERE = machine(processor().name)
 

@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from unisono.training.learning_rate import POLICIES, rate_at, rate_of_step
-from unisono.training.recipe import OptimizerRecipe, Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import OptimizerRecipe, Recipe, parse_recipe
 
 
 def options(**keys: Any) -> OptimizerRecipe:

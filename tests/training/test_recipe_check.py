@@ -10,9 +10,8 @@ from unisono.data.kinds import RAW
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import Source
 from unisono.errors import PackError, RecipeError, UsageError
-from unisono.training.recipe import Recipe, differences, to_dict
+from unisono.training.recipe import Recipe, differences, read_recipe, to_dict
 from unisono.training.recipe_check import check_run, plan_of
-from unisono.training.recipe_file import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"

@@ -17,8 +17,7 @@ from unisono.rules import BSP, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.events import RunPoint
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
 from unisono.training.state import (
     check_alike,

@@ -21,7 +21,7 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.asynchronous.event_log import log_path, read_events
 from unisono.launch import launch_environment
-from unisono.training.recipe_file import find_recipe
+from unisono.training.recipe import find_recipe
 
 OPTIONS = (
     *("digits", "--ranks", "3", "--set", "rule.name=easgd", "--set", "training.epochs=3"),

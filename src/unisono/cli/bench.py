@@ -265,7 +265,7 @@ def ablation(
     run into the output folder is not repeated.
     """
     from unisono.bench.ablation import ladder
-    from unisono.training.recipe_file import find_recipe, read_recipe
+    from unisono.training.recipe import find_recipe, read_recipe
 
     check_ranks(ranks)
     parse_rate(rate)

@@ -215,7 +215,7 @@ def main(name: str) -> None:
         importlib.import_module(module)
     command = importlib.import_module("unisono.cli").command()
     command.make_context("unisono", ["train"])  # typer imports more once it reads words
-    recipes = importlib.import_module("unisono.training.recipe_file")
+    recipes = importlib.import_module("unisono.training.recipe")
     recipes.read_recipe(recipes.find_recipe(Path("digits")))  # what it needs once: the types of tables
     importlib.import_module("unisono.network.choice").read_table()
     os.dup2(1, 2)  # errors so far went where the rank's go that has started it; the launcher waits for its end

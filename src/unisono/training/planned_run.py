@@ -43,9 +43,8 @@ from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import facts_of
 from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
 from unisono.tensor_parallel.plan import AUTO, make_plan
-from unisono.training.recipe import ParallelRecipe, Recipe, to_dict
+from unisono.training.recipe import ParallelRecipe, Recipe, find_recipe, parse_recipe, read_as, to_dict
 from unisono.training.recipe_check import make_rule
-from unisono.training.recipe_file import find_recipe, parse_recipe, read_as
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index

@@ -37,8 +37,7 @@ import tomli_w
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.training.checkpoint.layout import DamagedCheckpointError, checkpoint_names, read_manifest, step_of
-from unisono.training.recipe import Recipe, to_dict
-from unisono.training.recipe_file import read_recipe
+from unisono.training.recipe import Recipe, read_recipe, to_dict
 
 RECIPE, METRICS, STEPS, CHECKPOINTS = "recipe.toml", "metrics.jsonl", "steps", "checkpoints"
 CONVOLUTIONS, LOG, GENERATIONS = "convolutions.json", "log.txt", "generations.jsonl"

@@ -16,8 +16,7 @@ from unisono.errors import AuditError
 from unisono.training.audit import Audit, HashedSums, StepHashes
 from unisono.training.chain import Chain, read_chain
 from unisono.training.player import TrainOptions
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.recompute import recompute
 from unisono.training.run import train
 from unisono.training.trainer import Trainer

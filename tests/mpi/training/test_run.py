@@ -14,8 +14,7 @@ import torch
 from unisono.errors import RecipeError
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.player import TrainOptions
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import train
 from unisono.world import World
 

@@ -15,8 +15,7 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.player import TrainOptions
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run import train
 from unisono.world import World
 

@@ -18,8 +18,7 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import Source
 from unisono.errors import PackError, UsageError
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_file import parse_recipe
+from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.scoring.evaluate import open_test_set, read_both
 
 SHARE = CoreShare((0,), 1, False)

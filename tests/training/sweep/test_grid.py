@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import RecipeError
-from unisono.training.recipe_file import find_recipe
+from unisono.training.recipe import find_recipe
 from unisono.training.sweep.grid import MAX_NAME_CHARACTERS, Grid, GridAxis, parse_grid, read_recipes
 
 DIGITS = find_recipe(Path("digits"))

@@ -36,9 +36,8 @@ import tomli_w
 from unisono.errors import RecipeError, UsageError
 from unisono.files import naming_os_errors
 from unisono.tables import flat
-from unisono.training.recipe import Recipe, to_dict
+from unisono.training.recipe import Recipe, read_recipe, renamed_change, to_dict
 from unisono.training.recipe_check import check_run
-from unisono.training.recipe_file import read_recipe, renamed_change
 from unisono.training.run_directory import METRICS, RECIPE, replace_file
 
 MAX_NAME_CHARACTERS = 120

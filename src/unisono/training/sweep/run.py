@@ -26,7 +26,7 @@ from rich.table import Table
 from unisono.files import naming_os_errors
 from unisono.formats import format_duration
 from unisono.training.measures import draw, finite_part
-from unisono.training.recipe_file import find_recipe
+from unisono.training.recipe import find_recipe
 from unisono.training.run_directory import RunLock, replace_file
 from unisono.training.sweep.grid import (
     OUTPUT,
