@@ -37,7 +37,7 @@ from torchft import Manager, Optimizer, ProcessGroupGloo
 from run import AWAY_SECONDS, SETTLED_SECONDS, link
 from unisono.data.builtin import load_digits
 from unisono.lab.plan import HEAD_ADDRESS, HOME
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import small_convnet
 from unisono.processor import processor
 
 SAMPLES, HASH_EVERY, STOPPED_SECONDS = 16, 20, 1.0
@@ -63,7 +63,7 @@ def train(group: int, options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     data, host = load_digits().train, f"h{group}"
     store = torch.distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    model = SmallConvnet(10)
+    model = small_convnet(10)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
     manager = Manager(

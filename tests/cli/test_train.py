@@ -228,9 +228,12 @@ def test_inside_mpiexec_it_is_a_rank(on_ranks: Run, recipe: str) -> None:
 SLOW = """
 import time
 from pathlib import Path
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import Convnet, small_convnet
 
-class Slow(SmallConvnet):
+class Slow(Convnet):
+    def __init__(self, classes, channels):
+        super().__init__(*small_convnet(classes, channels).children())
+
     def forward(self, inputs):
         if Path("is_killed").exists() and any(Path("killed/checkpoints").glob("step-*")):
             time.sleep(0.1)

@@ -13,7 +13,7 @@ from tests.progress import Watched
 
 SLOW = """
 import atexit, os, pathlib, time
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import small_convnet
 
 def end():
     if os.environ.get("PMI_RANK") == "1":
@@ -23,7 +23,7 @@ def end():
 
 def network(classes, channels):
     atexit.register(end)
-    return SmallConvnet(classes)
+    return small_convnet(classes)
 """
 
 

@@ -6,12 +6,13 @@ from torch.nn.functional import cross_entropy
 
 from unisono.models.convnet import (
     CDDNN,
-    VGG,
-    AlexNet,
-    AlexNetBN,
-    OverFeatFast,
-    SmallConvnet,
+    Convnet,
     _Norm,
+    alexnet,
+    alexnet_bn,
+    overfeat_fast,
+    small_convnet,
+    vgg,
     vgg16,
     vgg19,
     vgg_a,
@@ -20,7 +21,7 @@ from unisono.models.convnet import (
 
 def test_parameters_of_each_layer() -> None:
     with torch.device("meta"):
-        model = AlexNet(1000)
+        model = alexnet(1000)
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
     assert [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers] == [
         34_944,
@@ -35,7 +36,7 @@ def test_parameters_of_each_layer() -> None:
 
 
 def test_the_second_convolution_is_in_two_groups() -> None:
-    second = AlexNet(10).features[4]
+    second = alexnet(10).features[4]
     inputs = torch.rand(1, 96, 27, 27)
     before = second(inputs)
     inputs[:, 48:] = 0
@@ -46,7 +47,7 @@ def test_the_second_convolution_is_in_two_groups() -> None:
 
 def test_the_features_are_256_of_6_by_6() -> None:
     with torch.device("meta"):
-        assert AlexNet(10).features(torch.zeros(2, 3, 224, 224)).shape == (2, 256, 6, 6)
+        assert alexnet(10).features(torch.zeros(2, 3, 224, 224)).shape == (2, 256, 6, 6)
 
 
 CONVOLUTIONS = 96 * 3 * 11**2 + 256 * 48 * 5**2 + (384 * 256 + 384 * 192 + 256 * 192) * 3**2
@@ -56,7 +57,7 @@ WIDE = 256 * 6 * 6 * 4096 + 4096 * 4096
 
 def test_size_and_shape_with_norms() -> None:
     with torch.device("meta"):
-        model = AlexNetBN(1000)
+        model = alexnet_bn(1000)
         size = sum(parameter.numel() for parameter in model.parameters())
         assert size == CONVOLUTIONS + NORMS + WIDE + 4096 * 1000 + 1000 == 60_974_792
         assert model(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
@@ -64,7 +65,7 @@ def test_size_and_shape_with_norms() -> None:
 
 def test_it_is_alexnet_with_norms_in_place_of_biases() -> None:
     with torch.device("meta"):
-        model = AlexNetBN(1000)
+        model = alexnet_bn(1000)
     biases = 96 + 256 + 384 + 384 + 256 + 4096 + 4096
     size = sum(parameter.numel() for parameter in model.parameters())
     assert size - NORMS + biases == 60_965_224, "AlexNet's"
@@ -81,7 +82,7 @@ def test_a_single_sample_uses_running_statistics() -> None:
 
 
 @pytest.mark.parametrize(("make", "layers"), [(vgg_a, 11), (vgg16, 16), (vgg19, 19)])
-def test_numbers_of_layers(make: Callable[[int], VGG], layers: int) -> None:
+def test_numbers_of_layers(make: Callable[[int], Convnet], layers: int) -> None:
     with torch.device("meta"):
         model = make(1000)
         assert model.features(torch.zeros(2, 3, 224, 224)).shape == (2, 512, 7, 7)
@@ -93,7 +94,7 @@ def test_numbers_of_layers(make: Callable[[int], VGG], layers: int) -> None:
 def test_convolutions_keep_the_size() -> None:
     """They begin such that the deepest one neither dies away nor blows up."""
     torch.manual_seed(0)
-    model = VGG(10, depths=(2, 2, 4, 4, 4))
+    model = vgg(10, depths=(2, 2, 4, 4, 4))
     with torch.no_grad():
         found = model.features(torch.randn(2, 3, 64, 64))
     assert 0.01 < float(found.std()) < 100
@@ -102,7 +103,7 @@ def test_convolutions_keep_the_size() -> None:
 def test_the_size_after_each_layer() -> None:
     """As the paper's table has them, and PCL-DNN: convolutions from 512 to 1,024 channels at 12 x 12."""
     with torch.device("meta"):
-        model, found = OverFeatFast(1000), torch.zeros(1, 3, 231, 231)
+        model, found = overfeat_fast(1000), torch.zeros(1, 3, 231, 231)
         sizes = [(3, 231)]
         for layer in model.features:
             found = layer(found)
@@ -112,7 +113,7 @@ def test_the_size_after_each_layer() -> None:
 
 
 def test_size_and_shape_of_the_small_one() -> None:
-    model = SmallConvnet(10)
+    model = small_convnet(10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 159_626
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 

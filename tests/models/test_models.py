@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.models import MODELS, input_shape, make_network
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import Convnet
 
 
 class Facts(NamedTuple):
@@ -94,7 +94,7 @@ def test_any_number_of_channels_and_a_gradient_for_every_weight(name: str, sampl
 
 def test_a_name_is_of_the_registry_or_user_defined(tmp_path: Path) -> None:
     (tmp_path / "table_nets.py").write_text("import torch\ndef flat(*sizes): return torch.nn.Bilinear(*sizes, 1)\n")
-    assert isinstance(make_network("small_convnet", "", 10, 1), SmallConvnet)
+    assert isinstance(make_network("small_convnet", "", 10, 1), Convnet)
     own = make_network("table_nets:flat", str(tmp_path), 10, 3)
     assert (own.in1_features, own.in2_features) == (10, 3)
 

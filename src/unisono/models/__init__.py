@@ -20,13 +20,13 @@ CIFAR_LAYERS = (8, 20, 32, 44, 56, 110)
 MODELS = Registry(
     "network",
     {
-        "small_convnet": "unisono.models.convnet:SmallConvnet",
+        "small_convnet": "unisono.models.convnet:small_convnet",
         **{f"resnet{layers}": f"unisono.models.resnet:resnet{layers}" for layers in CIFAR_LAYERS},
         "resnet50_cifar": "unisono.models.resnet:resnet50_cifar",
         "resnet50": "unisono.models.resnet:resnet50",
-        "alexnet": "unisono.models.convnet:AlexNet",
-        "alexnet_bn": "unisono.models.convnet:AlexNetBN",
-        "overfeat_fast": "unisono.models.convnet:OverFeatFast",
+        "alexnet": "unisono.models.convnet:alexnet",
+        "alexnet_bn": "unisono.models.convnet:alexnet_bn",
+        "overfeat_fast": "unisono.models.convnet:overfeat_fast",
         "vgg_a": "unisono.models.convnet:vgg_a",
         "vgg16": "unisono.models.convnet:vgg16",
         "vgg19": "unisono.models.convnet:vgg19",

@@ -55,8 +55,9 @@ from torch import nn
 class Convnet(nn.Module):
     """Network from images of shape (samples, channels, height, width) to scores of shape (samples, classes)."""
 
-    features: nn.Sequential
-    classifier: nn.Sequential
+    def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.features, self.classifier = features, classifier
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the scores before the softmax."""
@@ -97,47 +98,39 @@ def wide_classifier(inputs: int, first: int, second: int, classes: int) -> nn.Se
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(second, classes))
 
 
-class SmallConvnet(Convnet):
-    """Network from images of shape (samples, channels, 8, 8)."""
-
-    def __init__(self, classes: int, channels: int = 1) -> None:
-        super().__init__()
-        first, second, third = (Convolution(width, 3, padding=1) for width in (32, 64, 128))
-        self.features = features(channels, first, second, nn.MaxPool2d(2), third, nn.MaxPool2d(2))
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes))
+def small_convnet(classes: int, channels: int = 1) -> Convnet:
+    """Return the network from images of shape (samples, channels, 8, 8)."""
+    first, second, third = (Convolution(width, 3, padding=1) for width in (32, 64, 128))
+    layers = features(channels, first, second, nn.MaxPool2d(2), third, nn.MaxPool2d(2))
+    return Convnet(layers, nn.Sequential(nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, classes)))
 
 
-class OverFeatFast(Convnet):
-    """Network from images of shape (samples, channels, 231, 231)."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        self.features = features(
-            channels,
-            *(Convolution(96, 11, 4), nn.MaxPool2d(2), Convolution(256, 5), nn.MaxPool2d(2)),
-            *(Convolution(width, 3, padding=1) for width in (512, 1024, 1024)),
-            nn.MaxPool2d(2),
-        )
-        self.classifier = wide_classifier(1024 * 6 * 6, 3072, 4096, classes)
+def overfeat_fast(classes: int, channels: int = 3) -> Convnet:
+    """Return the network from images of shape (samples, channels, 231, 231)."""
+    layers = features(
+        channels,
+        *(Convolution(96, 11, 4), nn.MaxPool2d(2), Convolution(256, 5), nn.MaxPool2d(2)),
+        *(Convolution(width, 3, padding=1) for width in (512, 1024, 1024)),
+        nn.MaxPool2d(2),
+    )
+    return Convnet(layers, wide_classifier(1024 * 6 * 6, 3072, 4096, classes))
 
 
-class VGG(Convnet):
-    """Network from images of shape (samples, channels, 224, 224); `depths` are the convolutions between two pools."""
-
-    def __init__(self, classes: int, channels: int = 3, *, depths: tuple[int, ...]) -> None:
-        super().__init__()
-        parts = list[Convolution | nn.Module]()
-        for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
-            parts += [*[Convolution(width, 3, padding=1)] * depth, nn.MaxPool2d(2)]
-        self.features = features(channels, *parts)
-        self.classifier = wide_classifier(512 * 7 * 7, 4096, 4096, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
+def vgg(classes: int, channels: int = 3, *, depths: tuple[int, ...]) -> Convnet:
+    """Return the network from images of shape (samples, channels, 224, 224); `depths` are the convolutions between two
+    pools."""
+    parts = list[Convolution | nn.Module]()
+    for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
+        parts += [*[Convolution(width, 3, padding=1)] * depth, nn.MaxPool2d(2)]
+    network = Convnet(features(channels, *parts), wide_classifier(512 * 7 * 7, 4096, 4096, classes))
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # they have one
+    return network
 
 
-vgg_a, vgg16, vgg19 = (partial(VGG, depths=depths) for depths in ((1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)))
+vgg_a, vgg16, vgg19 = (partial(vgg, depths=depths) for depths in ((1, 1, 2, 2, 2), (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)))
 
 
 ALEXNET = (
@@ -150,20 +143,17 @@ ALEXNET = (
 """Convolutions of AlexNet: a pool follows the first two and the last."""
 
 
-class AlexNet(Convnet):
-    """Network from images of shape (samples, channels, 224, 224)."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        first, second, *others = ALEXNET
-        self.features = features(
-            channels,
-            *(first, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
-            *(second, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
-            *others,
-            nn.MaxPool2d(3, 2),
-        )
-        self.classifier = wide_classifier(256 * 6 * 6, 4096, 4096, classes)
+def alexnet(classes: int, channels: int = 3) -> Convnet:
+    """Return the network from images of shape (samples, channels, 224, 224)."""
+    first, second, *others = ALEXNET
+    layers = features(
+        channels,
+        *(first, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
+        *(second, nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)),
+        *others,
+        nn.MaxPool2d(3, 2),
+    )
+    return Convnet(layers, wide_classifier(256 * 6 * 6, 4096, 4096, classes))
 
 
 class _Norm(nn.BatchNorm1d):
@@ -178,24 +168,20 @@ class _Norm(nn.BatchNorm1d):
         )
 
 
-class AlexNetBN(Convnet):
-    """Network from images of shape (samples, channels, 224, 224)."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        layers = list[nn.Module]()
-        for number, (out_channels, kernel, stride, padding, groups) in enumerate(ALEXNET):
-            convolution = nn.Conv2d(channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
-            layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)))
-            layers += [nn.MaxPool2d(3, 2)] if number in (0, 1, 4) else []
-            channels = out_channels
-        self.features = nn.Sequential(*layers)
-        hidden = [
-            layer
-            for inputs in (256 * 6 * 6, 4096)
-            for layer in (nn.Linear(inputs, 4096, bias=False), _Norm(4096), nn.ReLU(inplace=True))
-        ]
-        self.classifier = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(4096, classes))
+def alexnet_bn(classes: int, channels: int = 3) -> Convnet:
+    """Return the network from images of shape (samples, channels, 224, 224)."""
+    layers = list[nn.Module]()
+    for number, (out_channels, kernel, stride, padding, groups) in enumerate(ALEXNET):
+        convolution = nn.Conv2d(channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+        layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)))
+        layers += [nn.MaxPool2d(3, 2)] if number in (0, 1, 4) else []
+        channels = out_channels
+    hidden = [
+        layer
+        for inputs in (256 * 6 * 6, 4096)
+        for layer in (nn.Linear(inputs, 4096, bias=False), _Norm(4096), nn.ReLU(inplace=True))
+    ]
+    return Convnet(nn.Sequential(*layers), nn.Sequential(nn.Flatten(), *hidden, nn.Linear(4096, classes)))
 
 
 HIDDEN, WIDTH = 7, 2048

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 import unisono
 from unisono.engine import Handle, OperationSpan
 from unisono.errors import UsageError
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import small_convnet
 from unisono.reducer import reducer_of
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -130,7 +130,7 @@ def test_mixed_precision_and_channels_last(group: World) -> None:
 def test_the_result_is_stored_for_a_resumed_run(group: World) -> None:
     trainers = [
         unisono.Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.01))
-        for model in (SmallConvnet(10), SmallConvnet(10))
+        for model in (small_convnet(10), small_convnet(10))
     ]
     for inputs, labels in batches(group, 40):
         trainers[0].step(inputs, labels)

@@ -11,7 +11,7 @@ from torch import nn
 import unisono
 from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.order import permutation, share, steps_of
-from unisono.models.convnet import SmallConvnet
+from unisono.models.convnet import small_convnet
 from unisono.optimizers.build import OPTIMIZERS, make_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count
 from unisono.world import World
@@ -35,7 +35,7 @@ def smooth_convnet(classes: int) -> nn.Module:
     )
 
 
-def make(dtype: torch.dtype, network: Network = SmallConvnet) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make(dtype: torch.dtype, network: Network = small_convnet) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = network(10).to(dtype)
     return model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
@@ -76,7 +76,7 @@ def parallel_run(world: World, dtype: torch.dtype, network: Network) -> tuple[li
 
 @pytest.mark.parametrize(
     ("dtype", "network", "tolerance"),
-    [(torch.float64, SmallConvnet, 1e-9), (torch.float32, smooth_convnet, 1e-3)],
+    [(torch.float64, small_convnet, 1e-9), (torch.float32, smooth_convnet, 1e-3)],
 )
 def test_the_same_loss_as_serial_for_100_steps(
     group: World, dtype: torch.dtype, network: Network, tolerance: float
@@ -92,8 +92,8 @@ def test_the_same_loss_as_serial_for_100_steps(
 
 
 def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
-    first = parallel_run(group, torch.float32, SmallConvnet)
-    assert first == parallel_run(group, torch.float32, SmallConvnet)
+    first = parallel_run(group, torch.float32, small_convnet)
+    assert first == parallel_run(group, torch.float32, small_convnet)
     assert len(set(group.all_gather_object(first[1]))) == 1
 
 

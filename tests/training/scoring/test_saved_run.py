@@ -77,7 +77,7 @@ def test_weights_of_another_network_do_not_fit(tmp_path: Path, facts: Feed) -> N
 
 
 def test_code_of_the_user_is_reported(tmp_path: Path, facts: Feed) -> None:
-    (tmp_path / "mine.py").write_text("from unisono.models.convnet import SmallConvnet\nown = SmallConvnet\n")
+    (tmp_path / "mine.py").write_text("from unisono.models.convnet import small_convnet\nown = small_convnet\n")
     own = parse_recipe(Recipe, {"model": {"name": "mine:own", "folder": str(tmp_path)}}, "a test")
     saved(tmp_path, own, facts)
     (note,) = read_run(tmp_path).notes
