@@ -60,12 +60,12 @@ MAX_LINES = {
     "network": 1_783,
     "optimizers": 506,
     "papers": 658,
-    "plan": 3_439,
+    "plan": 3_559,
     "reducer": 3_936,
     "rules": 1_199,
     "schedules": 1_630,
     "step": 2_723,
-    "tensor_parallel": 1_164,
+    "tensor_parallel": 1_039,
     "testing": 1_678,
     "torch_backend": 1_944,
     "training": 7_345,
@@ -78,6 +78,12 @@ else simpler; what has become smaller is entered here. The goal is 40,000 in 330
 
 MAX_FILES = 343
 
+FILES_OF_SPLIT_LAYERS = (
+    *(SOURCE / "tensor_parallel").glob("*.py"),
+    SOURCE / "plan/layer_plan.py",
+    SOURCE / "plan/split.py",
+)
+
 SPLIT_LAYERS = {
     "plan/run_plan.py": {"WITH_SPLITS", "_with_split_layers", "split_inputs"},
     "plan/planned_run.py": {"memory_with"},
@@ -85,9 +91,9 @@ SPLIT_LAYERS = {
     "training/build.py": {"choose_layers"},
     "data_parallel.py": {"SPLIT_LOOP", "_plan_by_prediction"},
 }
-"""Definitions that only split layers use, beside `tensor_parallel/` and `plan/split.py`: their planning."""
+"""Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_598
+MAX_LINES_OF_SPLIT_LAYERS = 1_587
 """Lines of split layers with their planning. The goal is 1,500."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -140,7 +146,6 @@ def lines_of(path: Path, names: set[str]) -> int:
 
 
 def test_split_layers_and_their_planning_do_not_grow() -> None:
-    files = [*(SOURCE / "tensor_parallel").glob("*.py"), SOURCE / "plan" / "split.py"]
-    lines = sum(len(path.read_text().splitlines()) for path in files)
+    lines = sum(len(path.read_text().splitlines()) for path in FILES_OF_SPLIT_LAYERS)
     lines += sum(lines_of(SOURCE / name, names) for name, names in SPLIT_LAYERS.items())
     assert lines <= MAX_LINES_OF_SPLIT_LAYERS

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import unisono
+from unisono.plan.layer_plan import make_plan
 from unisono.plan.split import predict_splits
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
@@ -205,7 +206,7 @@ def predictions(problem: Problem, world: World) -> dict[str, float]:
         step, setting = known.step._replace(rule=BSP(BUCKET, overlap)), known.setting._replace(overlap=overlap)
         inputs = known._replace(step=step, setting=setting)
         for name, size in plans.items():
-            predicted[name + suffix] = predict_splits(inputs, plan_of(problem, size)).prediction.step
+            predicted[name + suffix] = predict_splits(inputs, make_plan(plan_of(problem, size)).splits).prediction.step
     return predicted
 
 

@@ -18,6 +18,7 @@ import torch
 from unisono.device import device_of
 from unisono.errors import UsageError
 from unisono.optimizers.sharded import check_optimizer
+from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
 from unisono.reducer.structure import compare_models, trainable
@@ -34,7 +35,6 @@ from unisono.tensor_parallel.model import (
     split_model,
     split_of,
 )
-from unisono.tensor_parallel.plan import AUTO, ParallelPlan, PlanLike
 from unisono.transports.exact import FORMATS
 from unisono.wires import EXACT
 from unisono.world import World
@@ -70,7 +70,7 @@ def parallel(
     and for a model that is already parallel or has sparse gradients.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
-    (`tensor_parallel/plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
+    (`plan/layer_plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
     optimizer's state after this call. The ranks of a group exchange activations, so all call the model equally often; a
     rank without samples calls it with an empty batch. Raises UsageError for a plan that does not fit the model or the
     ranks.

@@ -22,6 +22,7 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
 from unisono.plan.exchange_cost import exchange_cost
 from unisono.plan.layer_costs import computing_of
+from unisono.plan.layer_plan import COLUMN, ROW, Split, make_plan
 from unisono.plan.machines import (
     CollectiveRow,
     DecodingFacts,
@@ -290,20 +291,20 @@ WIDE_MACHINE = MachineFacts(
 )
 WIDE_LAYERS = trace(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)), torch.empty(2, 1024))
 WIDE_RUN = PlannedRun(WIDE_MACHINE, WIDE_LAYERS, 2, BSP(), 64, 4, samples=SampleFacts(1e6, 1e6), epoch_samples=640)
-PAIR = {"0": "column 4 gives part", "2": "row 4 takes part"}
+PAIR = make_plan({"0": "column 4 gives part", "2": "row 4 takes part"}).splits
 
 
 def facts(_: int) -> tuple[LayerFacts, ...]:
-    both = {"column": (2, 4), "row": (2, 4)}
-    up = LayerFacts("0", 4 * (1024 + 1) * 4096, 4096, 16384, False, sizes=both, partner="2")
-    return up, LayerFacts("1", 0, 16384, 16384), LayerFacts("2", 4 * (4096 + 1) * 1024, 16384, 4096, sizes=both)
+    both = tuple(Split(how, size) for how in (COLUMN, ROW) for size in (2, 4))
+    up = LayerFacts("0", 4 * (1024 + 1) * 4096, 4096, 16384, False, splits=both, partner="2")
+    return up, LayerFacts("1", 0, 16384, 16384), LayerFacts("2", 4 * (4096 + 1) * 1024, 16384, 4096, splits=both)
 
 
 def chosen(ranks: int) -> tuple[tuple[LayerFacts, ...], None]:
     return facts(ranks), None
 
 
-def named(splits: Mapping[str, str]) -> SplitModel:
+def named(splits: Mapping[str, Split]) -> SplitModel:
     return lambda ranks: (facts(ranks), splits)
 
 
@@ -342,7 +343,7 @@ def test_a_rank_has_its_parts_and_keeps_the_inputs_of_its_group() -> None:
     assert split.activations - whole.activations == 4 * 16 * 4096
     assert split.samples == whole.samples
     inputs = given(named(PAIR))
-    row = memory_with({"2": "row 4"}, whole, inputs)
+    row = memory_with({"2": Split(ROW, 4)}, whole, inputs)
     assert row.activations - whole.activations == 16 * 16384
     assert row.weights == pytest.approx(whole.weights - 3 / 4 * 4 * 4097 * 1024)
 
@@ -361,7 +362,7 @@ def test_links_have_the_costs_of_the_machine() -> None:
 
 
 def test_groups_of_several_sizes_are_planned() -> None:
-    splits = {"0": "column 4", "2": "row 2"}
+    splits = {"0": Split(COLUMN, 4), "2": Split(ROW, 2)}
     row = split_rows(named(splits))["bsp + split layers", 4]
     assert row.split == splits
     assert row.memory.weights == pytest.approx(4 * (4097 * 1024 / 2 + 1025 * 4096 / 4))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.plan.test_split import SLOW, cd_dnn, inputs
 
+from unisono.plan.layer_plan import make_plan
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
 from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts, unknown_rates
 from unisono.plan.run_report import (
@@ -154,8 +155,10 @@ def test_a_starved_run_has_a_column_for_loading_and_notes_are_lines() -> None:
 
 
 def test_split_layers_have_a_line_and_count_beside_the_rule_without_them() -> None:
-    split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split={"fc": "column 4", "out": "row 4"})
+    words = {"fc": "column 4", "out": "row 4"}
+    split = replace(FOUR, rule="bsp + split layers", speedup=3.9, split=make_plan(words).splits)
     text = "\n".join(as_lines([ALONE, FOUR, split], RUN, 0.5))
+    assert as_data([split], RUN, 0.5)["rows"][0]["split"] == words
     assert "bsp + split layers, 4 nodes: fc: column 4, out: row 4; all other layers data parallel" in text
     two = replace(FOUR, nodes=2, speedup=1.9)
     assert worthwhile([ALONE, two, FOUR, split], 0.5) == {"bsp": 2, "bsp + split layers": 4}
@@ -255,7 +258,7 @@ def test_rows_have_the_parts_of_the_splits() -> None:
     assert [row.name for row in ROWS] == [*map(str, range(8)), "norm"]  # a relu computes nothing that counts
     assert sum(row.computing for row in ROWS) == pytest.approx(INPUTS.step.computing.whole)
     assert ROWS[0].flops == 300 * 256 / 2
-    assert {row.name: row.parallelism for row in ROWS if row.parallelism != "data"} == SPLITS
+    assert make_plan({row.name: row.parallelism for row in ROWS if row.parallelism != "data"}).splits == SPLITS
     sent = sent_of(INPUTS, INPUTS.layers[1], SPLITS["1"])
     assert ROWS[1][6:9] == (sent.gradients, sent.activations, sent.gradient_bytes + sent.activation_bytes)
 

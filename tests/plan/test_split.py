@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.placement import Placement, one_rank_per_node, regular
+from unisono.plan.layer_plan import COLUMN, PART, ROW, Split, make_plan
 from unisono.plan.split import (
     LEAST_GAIN,
     GroupLinks,
@@ -47,18 +48,22 @@ Timed = tuple[LayerFacts, float]
 PAIR = "column 2 gives part", "row 2 takes part"
 
 
+def splits_of(words: dict[str, str]) -> dict[str, Split]:
+    return make_plan(words).splits
+
+
 def linear(name: str, ifm: int, ofm: int, samples: int, partner: str = "", ranks: int = 4) -> Timed:
     """A layer on a rank's share of `samples` samples."""
     sizes = tuple(size for size in (2, 4, 8, 16) if ranks % size == 0 and not ifm % size and not ofm % size)
-    both = {"column": sizes, "row": sizes}
-    facts = LayerFacts(name, 4 * ifm * ofm, 4 * ifm, 4 * ofm, sizes=both, partner=partner)
+    both = tuple(Split(how, size) for how in (COLUMN, ROW) for size in sizes)
+    facts = LayerFacts(name, 4 * ifm * ofm, 4 * ifm, 4 * ofm, splits=both, partner=partner)
     return facts, 2 * ifm * ofm * samples / ranks / RATE
 
 
 def conv(name: str, ifm: int, ofm: int, side: int, samples: int, ranks: int = 4) -> Timed:
     """A convolution of 3 x 3 on images of `side` x `side`."""
-    area, sizes = side * side, {"column": (2, 4)}
-    facts = LayerFacts(name, 36 * ifm * ofm, 4 * ifm * area, 4 * ofm * area, ifm > 3, sizes=sizes)
+    area, splits = side * side, (Split(COLUMN, 2), Split(COLUMN, 4))
+    facts = LayerFacts(name, 36 * ifm * ofm, 4 * ifm * area, 4 * ofm * area, ifm > 3, splits=splits)
     return facts, 18 * ifm * ofm * area * samples / ranks / RATE
 
 
@@ -89,7 +94,8 @@ def inputs(
 
 def sent(found: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
     """Bytes of gradients and of activations."""
-    each = [sent_of(found, layer, splits.get(layer.name)) for layer in found.layers]
+    plan = splits_of(splits)
+    each = [sent_of(found, layer, plan.get(layer.name)) for layer in found.layers]
     return sum(one.gradient_bytes for one in each), sum(one.activation_bytes for one in each)
 
 
@@ -98,9 +104,7 @@ def test_the_worked_example() -> None:
     pair = dict(zip(("up", "down"), PAIR, strict=True))
     assert sent(found, {}) == pytest.approx((50.3e6, 0), rel=1e-3)
     assert sent(found, pair) == pytest.approx((16.8e6, 4 * 0.131e6), rel=2e-3)
-    assert (
-        sum(size for task, _ in with_splits(found, pair).activations for size in [task.nbytes]) == sent(found, pair)[1]
-    )
+    assert sum(task.nbytes for task, _ in with_splits(found, splits_of(pair)).activations) == sent(found, pair)[1]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,7 @@ def test_activations_are_sent_as_the_table_says(
 ) -> None:
     """2 samples a rank, of 3 bytes in and 10 bytes out."""
     layer = LayerFacts("layer", 8, inputs=3, outputs=10)._replace(**facts)  # type: ignore[arg-type]
-    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), {"layer": words}).activations]
+    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW), splits_of({"layer": words})).activations]
     assert [one.nbytes for one in tasks if not one.backward] == forward
     assert [one.nbytes for one in tasks if one.backward] == backward
 
@@ -130,16 +134,16 @@ def test_activations_are_sent_as_the_table_says(
 def test_computing_takes_as_long_and_waits_for_activations() -> None:
     layers = [(LayerFacts("rest"), 1.0), linear("up", 64, 64, 64)]
     found = inputs(layers, 64, SLOW)
-    whole, split = (predict_splits(found, one).prediction for one in ({}, {"up": "column 4"}))
+    whole, split = (predict_splits(found, one).prediction for one in ({}, {"up": Split(COLUMN, 4)}))
     assert whole.step - whole.waiting == pytest.approx(split.step - split.waiting)
-    assert split.waiting == pytest.approx(sent_of(found, found.layers[1], "column 4").activations)
-    assert sent_of(found, found.layers[1], "column 4").gradients == 0  # no other rank has the part
+    assert split.waiting == pytest.approx(sent_of(found, found.layers[1], Split(COLUMN, 4)).activations)
+    assert sent_of(found, found.layers[1], Split(COLUMN, 4)).gradients == 0  # no other rank has the part
 
 
 def test_several_sizes_in_one_step_are_verified_and_played() -> None:
     found = inputs(vgg_a(64)[-3:], 64, SLOW)
     splits = {"f1": "column 4 gives part", "f2": "row 4 takes part", "f3": "column 2"}
-    best = predict_splits(found, splits)
+    best = predict_splits(found, splits_of(splits))
     layout = best.costs.layout
     assert {bucket.groups for bucket in layout.buckets} == {((0,), (1,), (2,), (3,)), ((0, 2), (1, 3))}
     for overlap in ("chain", "none"):
@@ -158,7 +162,7 @@ def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() ->
     """Two nodes of 2 ranks."""
     placement, layer = regular(1, 2, 2), LayerFacts("layer", 8, inputs=3, outputs=10)
     found = replace(inputs([(layer, 1.0)], 8, SLOW, placement=placement), links=links(placement))
-    within, across = (with_splits(found, {"layer": f"column {size}"}).activations for size in (2, 4))
+    within, across = (with_splits(found, {"layer": Split(COLUMN, size)}).activations for size in (2, 4))
     assert [(one.seconds, one.link) for _, one in within] == [(pytest.approx(0.01 * n), 0) for n in (6, 10, 10, 6)]
     all_to_all = 2 * 3 * 20 / 4  # each rank of a node sends its own
     assert [one.seconds for _, one in across] == [3 * 6, all_to_all, all_to_all, 3 * 6]
@@ -178,8 +182,7 @@ def blocks_sent(size: int, words: str) -> tuple[int, int]:
 @given(st.sampled_from([2, 4, 8]), st.sampled_from(["column", "row"]))
 def test_bytes_are_those_of_the_blocks_that_change_hands(size: int, how: str) -> None:
     layer = LayerFacts("layer", 8, inputs=size, outputs=100 * size)  # a block is 1 byte of x, 100 of y
-    words = f"{how} {size}"
-    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": words}).activations]
+    tasks = [one for one, _ in with_splits(inputs([(layer, 1.0)], 8, SLOW, 8), {"layer": Split(how, size)}).activations]
     x, y = blocks_sent(size, how)
     assert [one.nbytes for one in tasks] == [n * (size - 1) for n in (x, 100 * y, 100 * y, x)]
 
@@ -206,7 +209,7 @@ def test_wide_layers_are_split_on_slow_links_alone() -> None:
 
 def test_vgg_a_is_split_in_its_wide_layers_and_its_convolutions_stay() -> None:
     chosen = choose_splits(inputs(vgg_a(64), 64, SLOW))
-    assert chosen.splits == {"f1": "row 4", "f2": "column 4 gives part", "f3": "row 4 takes part"}
+    assert chosen.splits == splits_of({"f1": "row 4", "f2": "column 4 gives part", "f3": "row 4 takes part"})
 
 
 def test_large_minibatches_are_not_split() -> None:
@@ -219,7 +222,7 @@ def test_layers_have_sizes_of_their_own() -> None:
     few, many = linear("few", 256, 4096, samples, ranks=16), linear("many", 65536, 64, samples, ranks=16)
     chosen = choose_splits(inputs([few, many], samples, SLOW, 16))
     assert set(chosen.splits) == {"few", "many"}
-    assert len({words.split()[1] for words in chosen.splits.values()}) <= 2
+    assert len({split.ranks for split in chosen.splits.values()}) <= 2
     best = min(trying_all(inputs([few, many], samples, SLOW, 16)))
     assert chosen.prediction.prediction.step <= 1.01 * best
 
@@ -251,28 +254,24 @@ def test_a_takers_giver_is_split_with_it(widths: list[tuple[int, int, bool, floa
     layers = network(widths, samples)
     partners = {layer.partner: layer.name for layer, _ in layers if layer.partner}
     splits = choose_splits(inputs(layers, samples, cost)).splits
-    takers = {name: words.split()[1] for name, words in splits.items() if words.endswith("takes part")}
-    givers = {name: words.split()[1] for name, words in splits.items() if words.endswith("gives part")}
+    takers = {name: split.ranks for name, split in splits.items() if split.takes == PART}
+    givers = {name: split.ranks for name, split in splits.items() if split.gives == PART}
     assert {partners[name]: size for name, size in takers.items()} == givers
 
 
 def trying_all(found: SplitInputs) -> Iterator[float]:
     """Predicted steps of all splits."""
     takers = {layer.partner for layer in found.layers if layer.partner}
-    ways = list[list[str | None]]()
+    ways = list[list[Split | None]]()
     for layer in found.layers:
-        own = [f"{how} {size}" for how, sizes in layer.sizes.items() for size in sizes]
-        gives = [f"{words} gives part" for words in own if words.startswith("column") and layer.partner]
-        takes = [f"{words} takes part" for words in own if words.startswith("row") and layer.name in takers]
-        ways.append([None, *own, *gives, *takes])
+        gives = [replace(split, gives=PART) for split in layer.splits if split.how == COLUMN and layer.partner]
+        takes = [replace(split, takes=PART) for split in layer.splits if split.how == ROW and layer.name in takers]
+        ways.append([None, *layer.splits, *gives, *takes])
     for taken in product(*ways):
         splits = {layer.name: way for layer, way in zip(found.layers, taken, strict=True) if way is not None}
-        given_to = {
-            (layer.partner, splits[layer.name].split()[1])
-            for layer in found.layers
-            if splits.get(layer.name, "").endswith("gives part")
-        }
-        if given_to == {(name, way.split()[1]) for name, way in splits.items() if way.endswith("takes part")}:
+        partners = {layer.name: layer.partner for layer in found.layers}
+        given_to = {(partners[name], way.ranks) for name, way in splits.items() if way.gives == PART}
+        if given_to == {(name, way.ranks) for name, way in splits.items() if way.takes == PART}:
             yield predict_splits(found, splits).prediction.step
 
 

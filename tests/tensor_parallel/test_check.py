@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from unisono.errors import UsageError
+from unisono.plan.layer_plan import ParallelPlan, make_plan
 from unisono.tensor_parallel.layers import KINDS, parts_of
 from unisono.tensor_parallel.model import check_plan
-from unisono.tensor_parallel.plan import ParallelPlan, make_plan
 
 
 class Net(nn.Module):

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from unisono.placement import one_rank_per_node
+from unisono.plan.layer_plan import Split
 from unisono.plan.split import LayerFacts, LinkCosts, known_links
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, pairs_of
 
 ANY = Cost(0.0, 1.0)
+BOTH = *(Split("column", size) for size in (2, 4)), *(Split("row", size) for size in (2, 4))
 
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
@@ -29,17 +31,17 @@ def test_layers_have_bytes_a_sample_and_sizes() -> None:
     found = facts(model, torch.zeros(5, 2, 4, 4))
     conv, first, last = found["0"], found["3"], found["5"]
     assert (conv.weights, conv.inputs, conv.outputs) == (4 * (12 * 2 * 9 + 12), 4 * 32, 4 * 192)
-    assert (conv.sizes, conv.backward) == ({"column": (2, 4)}, False)
-    assert first.sizes == {"column": (2, 4), "row": (2, 4)}
-    assert (last.sizes, last.partner, first.partner) == ({"column": (2,), "row": (2, 4)}, "", "5")
-    assert found["1"].sizes == {}
+    assert (conv.splits, conv.backward) == (BOTH[:2], False)
+    assert first.splits == BOTH
+    assert (last.splits, last.partner, first.partner) == ((BOTH[0], *BOTH[2:]), "", "5")
+    assert found["1"].splits == ()
     assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
 
 
 def test_an_embedding_gathers_its_numbers() -> None:
     found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
     assert (found["1"].inputs, found["0"].inputs) == (7 * 8 * 4, 7 * 8)
-    assert (found["0"].sizes, found["0"].backward) == ({"row": (2, 4)}, False)
+    assert (found["0"].splits, found["0"].backward) == (BOTH[2:], False)
     assert (found["0"].gathers, found["1"].gathers) == (True, False)
 
 
@@ -47,13 +49,13 @@ def test_tied_repeated_and_computed_weights_stay_whole() -> None:
     tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     tied[1].weight = tied[0].weight
     found = facts(tied, torch.zeros(2, 8))
-    assert not any(one.sizes for one in found.values())
+    assert not any(one.splits for one in found.values())
     assert sum(one.weights for one in found.values()) == 4 * (64 + 16)
     again = nn.Linear(8, 8)
-    assert not any(one.sizes for one in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
+    assert not any(one.splits for one in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
-    assert not any(one.sizes for one in facts(normed, torch.zeros(2, 8)).values())
-    assert not any(one.sizes for one in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
+    assert not any(one.splits for one in facts(normed, torch.zeros(2, 8)).values())
+    assert not any(one.splits for one in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
 
 
 def test_a_weight_that_a_function_reads_stays_whole() -> None:
@@ -66,8 +68,8 @@ def test_a_weight_that_a_function_reads_stays_whole() -> None:
             return nn.functional.linear(self.hidden(self.words(numbers)), self.words.weight)
 
     found = facts(Tied(), torch.zeros(3, dtype=torch.int64))
-    assert found["words"].sizes == {}
-    assert found["hidden"].sizes == {"column": (2, 4), "row": (2, 4)}
+    assert found["words"].splits == ()
+    assert found["hidden"].splits == BOTH
 
 
 def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
@@ -75,7 +77,7 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     layers = trace_values(model, (torch.zeros(2, 8),), nullcontext()).layers
     found = facts_of(model, layers, {"", "0", "2"}, 2, 4)
     assert [one.name for one in found] == ["0", "1", "2"]
-    assert [bool(one.sizes) for one in found] == [True, False, True]
+    assert [bool(one.splits) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
     inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, known_links(one_rank_per_node(4), LinkCosts(ANY, ANY)))
     assert (inputs.step.computing.whole, inputs.samples) == (9, 2)

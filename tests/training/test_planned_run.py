@@ -18,6 +18,7 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import RecipeError, UsageError
 from unisono.placement import one_rank_per_node
+from unisono.plan.layer_plan import Split, make_plan
 from unisono.plan.machines import find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
 from unisono.plan.run_plan import plan_run
@@ -67,11 +68,12 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
     return split_model_of(ParallelRecipe(ranks, layers or {}), BSP(), "sgd", NETWORK, TRACED)
 
 
-def splits_of(model: SplitModel, cost: Cost = SLOW) -> Mapping[str, str]:
+def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
+    """Splits in words."""
     facts, splits = model(4)
     links = known_links(one_rank_per_node(4), LinkCosts(cost, cost))
     chosen = choose_splits(inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, links))
-    return chosen.splits if splits is None else splits
+    return {name: str(split) for name, split in (chosen.splits if splits is None else splits).items()}
 
 
 def test_the_run_of_a_recipe_has_its_batch_data_and_optimizer() -> None:
@@ -169,18 +171,18 @@ def test_layers_add_up_to_the_row() -> None:
         layers = layers_of(replace(run, nodes=row.nodes), row.split)
         assert sum(one.computing for one in layers) == pytest.approx(row.computing)
         assert sum(one.gradients + one.activations for one in layers) == pytest.approx(row.communicating, rel=0.01)
-        assert {one.name: one.parallelism for one in layers if one.parallelism != "data"} == row.split
+        assert make_plan({one.name: one.parallelism for one in layers if one.parallelism != "data"}).splits == row.split
 
 
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
     _, rows = planned(parallel=ParallelRecipe(2, {"layers.2": "column"}))
-    assert [row.split for row in rows] == [{}, {}, {"layers.2": "column 2"}]
+    assert [row.split for row in rows] == [{}, {}, {"layers.2": Split("column", 2)}]
 
 
 def test_facts_are_those_of_the_traced_layers() -> None:
     facts, _ = model_of()(4)
     assert sum(one.weights for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
-    assert [one.name for one in facts if one.sizes] == NAMES
+    assert [one.name for one in facts if one.splits] == NAMES
 
 
 def test_layers_are_chosen_by_prediction_where_a_recipe_names_none() -> None:

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.compute.geometry import Geometry, Pass
+from unisono.plan.layer_plan import COLUMN
 from unisono.tensor_parallel.layers import KINDS, ColumnParallelConvolution
-from unisono.tensor_parallel.plan import COLUMN
 
 
 class PlannedConvolution(nn.Conv2d):

@@ -46,8 +46,9 @@ from unisono.errors import UsageError
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
+from unisono.plan.layer_plan import COLUMN, PART, Split
 from unisono.plan.machines import MachineFacts
-from unisono.plan.split import COLUMN, TAKES, SplitInputs, SplitModel, size_of
+from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState
@@ -234,7 +235,7 @@ def rank_memory(run: PlannedRun) -> RankMemory:
     return RankMemory(weights, weights, optimizer, weights if state.has_anchor else 0.0, activations, held)
 
 
-def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
+def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
     """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole.
 
     A split layer keeps the inputs of its group, or its part of them, for the backward pass.
@@ -242,11 +243,11 @@ def memory_with(splits: Mapping[str, str], whole: RankMemory, inputs: SplitInput
     by_name = {layer.name: layer for layer in inputs.layers}
     total = weights = float(sum(inputs.weights.values()))
     kept = 0.0
-    for name, words in splits.items():
-        layer, size = by_name[name], size_of(words)
+    for name, split in splits.items():
+        layer, size = by_name[name], split.ranks
         weights -= inputs.weights[name] * (1 - 1 / size)
-        whole_input = words.startswith(COLUMN) or layer.gathers
-        kept += layer.inputs * inputs.samples * (size if whole_input else TAKES not in words)
+        whole_input = split.how == COLUMN or layer.gathers
+        kept += layer.inputs * inputs.samples * (size if whole_input else split.takes != PART)
     own = {key: getattr(whole, key) * weights / total for key in ("weights", "gradients", "optimizer")}
     return whole._replace(activations=whole.activations + kept, **own)
 

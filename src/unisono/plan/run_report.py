@@ -25,6 +25,7 @@ from unisono.formats import column_table
 from unisono.plan.choose import StepParts
 from unisono.plan.exchange_cost import BASES
 from unisono.plan.layer_costs import product_seconds
+from unisono.plan.layer_plan import Split
 from unisono.plan.planned_run import PlannedRun, unknown_rates
 from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan, job_seconds, slurm_time
@@ -83,6 +84,7 @@ def as_data(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> dict[str
     rows = [
         {
             **asdict(plan),
+            "split": {name: str(split) for name, split in plan.split.items()},
             "memory": {**plan.memory._asdict(), "total": plan.memory.total},
             "step": plan.step,
             "efficiency": plan.efficiency,
@@ -301,7 +303,7 @@ class PlannedLayer(NamedTuple):
     """Bytes that a rank sends for both in a step."""
 
 
-def layers_of(run: PlannedRun, splits: Mapping[str, str]) -> list[PlannedLayer]:
+def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer]:
     """Return the layers with parameters or FLOPs of a run with these splits, in the order of the forward pass.
 
     Gradients are exchanged by an allreduce. The run has a model to split.
@@ -312,7 +314,7 @@ def layers_of(run: PlannedRun, splits: Mapping[str, str]) -> list[PlannedLayer]:
     return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), facts), splits)
 
 
-def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, str]) -> list[PlannedLayer]:
+def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Split]) -> list[PlannedLayer]:
     """Return the layers as `layers_of`, from the inputs of their splits."""
     seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
     whole, samples = sum(seconds.values()), inputs.samples * inputs.links.placement.ranks
@@ -320,15 +322,15 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, st
     for layer in run.layers:
         if layer.name not in facts or not (layer.flops or layer.parameters):
             continue
-        one, words = facts[layer.name], splits.get(layer.name)
-        sent = sent_of(inputs, one, words)
+        one, split = facts[layer.name], splits.get(layer.name)
+        sent = sent_of(inputs, one, split)
         found.append(
             PlannedLayer(
                 layer.name or "(model)",
                 layer.kind,
                 layer.flops * samples / run.traced,
                 one.weights,
-                words or DATA,
+                str(split or DATA),
                 inputs.step.computing.whole * (seconds[layer.name] / whole if whole else 0.0),
                 sent.gradients,
                 sent.activations,

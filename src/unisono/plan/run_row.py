@@ -43,6 +43,7 @@ from typing import NamedTuple
 from unisono.plan.choose import Candidate, PredictionInputs, StepParts, is_searched, parts_of, predicted
 from unisono.plan.exchange_cost import FREE
 from unisono.plan.layer_costs import product_seconds
+from unisono.plan.layer_plan import Split
 from unisono.plan.planned_run import PlannedRun, RankMemory, held_bytes, least_step
 from unisono.plan.trials import TRIAL_RATIO
 
@@ -80,8 +81,8 @@ class RunPlan(StepParts):
     """Seconds in which a node reads the step's samples, beside training."""
     decoding: float = 0.0
     """Seconds in which a node decodes them, beside training."""
-    split: Mapping[str, str] = field(default_factory=dict)
-    """Split of each layer, by its name, in words of a parallel plan; empty: data parallelism."""
+    split: Mapping[str, Split] = field(default_factory=dict)
+    """Split of each layer by its name; empty: data parallelism."""
     basis: str = ""
     """Basis of the cost of exchanges (`exchange_cost.BASES`); empty where nothing goes over a link."""
 

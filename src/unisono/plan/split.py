@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
@@ -35,12 +35,9 @@ from typing import NamedTuple
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, initial_setting, predicted
+from unisono.plan.layer_plan import COLUMN, PART, ROW, Split
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
-
-COLUMN, ROW = "column", "row"
-GIVES, TAKES = "gives part", "takes part"
-
 
 WEIGHTS = (8.0, 2.0, 1.0, 0.25)
 """Weights of gradients beside activations, which are waited for, by each of which a plan is made: gradients may hide,
@@ -68,8 +65,8 @@ class LayerFacts(NamedTuple):
     """True where its input needs a gradient."""
     gathers: bool = False
     """True where a row layer needs its group's whole input: the numbers of an embedding."""
-    sizes: Mapping[str, tuple[int, ...]] = {}
-    """Sizes of groups that can split it, by "column" and "row"; empty: none can."""
+    splits: tuple[Split, ...] = ()
+    """Splits that it can have by itself; empty: it stays whole."""
     partner: str = ""
     """Name of the layer that could take its part; empty: none."""
 
@@ -130,14 +127,14 @@ class LayerSent(NamedTuple):
     activations: float
 
 
-def predict_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> Candidate:
-    """Return the predicted step with the splits, given by layer in words such as "column 2 gives part"."""
+def predict_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> Candidate:
+    """Return the predicted step with the splits of layers by name."""
     return predicted(with_splits(inputs, splits), inputs.setting)
 
 
-def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInputs:
+def with_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> PredictionInputs:
     """Return the inputs of the step's prediction with the splits: tasks of activations, buckets of parts, costs."""
-    links, counts = inputs.links, [size_of(splits[name]) if name in splits else 1 for name in inputs.weights]
+    links, counts = inputs.links, [splits[name].ranks if name in splits else 1 for name in inputs.weights]
     holders = {size: holders_of(model_groups(links.placement, size)) for size in set(counts) - {1}}
     costs = {size: allreduce_cost(links, size) for size in holders}
     parts = [-(-nbytes // count) for nbytes, count in zip(inputs.weights.values(), counts, strict=True)]
@@ -150,13 +147,13 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, str]) -> PredictionInp
     )
 
 
-def sent_of(inputs: SplitInputs, layer: LayerFacts, words: str | None = None) -> LayerSent:
-    """Return the bytes and seconds of a layer's own exchanges; `words` None: it is whole."""
-    ranks, size = inputs.links.placement.ranks, 1 if words is None else size_of(words)
+def sent_of(inputs: SplitInputs, layer: LayerFacts, split: Split | None = None) -> LayerSent:
+    """Return the bytes and seconds of a layer's own exchanges; `split` None: it is whole."""
+    ranks, size = inputs.links.placement.ranks, 1 if split is None else split.ranks
     part = layer.weights / size
     cost = inputs.step.cost if size == 1 else allreduce_cost(inputs.links, size)
     buckets = part / inputs.setting.bucket_bytes  # its share of their latency
-    found = [] if words is None else _exchanges(inputs, layer, words)
+    found = [] if split is None else _exchanges(inputs, layer, split)
     return LayerSent(
         gradient_bytes(layer.weights, ranks, size),
         cost.latency * buckets + cost.per_byte * part,
@@ -165,27 +162,18 @@ def sent_of(inputs: SplitInputs, layer: LayerFacts, words: str | None = None) ->
     )
 
 
-def size_of(words: str) -> int:
-    """Return the size of the groups that a split names.
-
-    >>> size_of("column 4 gives part")
-    4
-    """
-    return int(words.split()[1])
-
-
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     """Return the bytes that a rank sends to average the gradients of a layer split over `size` of the ranks."""
     holders = ranks // size
     return 2 * (weights / size) * (holders - 1) / holders
 
 
-def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[tuple[ActivationExchange, Duration]]:
+def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tuple[ActivationExchange, Duration]]:
     """Return the exchanges of a split layer in a step.
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
     """
-    column, size, (placement, _, costs) = words.startswith(COLUMN), size_of(words), inputs.links
+    column, size, (placement, _, costs) = split.how == COLUMN, split.ranks, inputs.links
     found = list[tuple[ActivationExchange, Duration]]()
     groups, number = model_groups(placement, size), list(inputs.weights).index(layer.name)
     crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
@@ -193,7 +181,7 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, words: str) -> list[tuple
     gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
-    takes, gives = size > 1 and (column or TAKES not in words), size > 1 and (not column or GIVES not in words)
+    takes, gives = size > 1 and (column or split.takes != PART), size > 1 and (not column or split.gives != PART)
     for (nbytes, moves), sends, backward, after in (
         (into, takes, False, False),
         (out_of, gives, False, True),
@@ -224,17 +212,17 @@ def _crowd(placement: Placement, groups: Partition) -> int:
 class SplitChoice(NamedTuple):
     """Splits with their prediction, beside data parallelism."""
 
-    splits: Mapping[str, str]
-    """Split of each layer by its name, in words of a plan; empty: data parallelism."""
+    splits: Mapping[str, Split]
+    """Split of each layer by its name; empty: data parallelism."""
     prediction: Candidate
     whole: Candidate
     """Prediction of data parallelism."""
 
 
-SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, str] | None]]
+SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]]
 """Function (ranks) -> facts of a model's layers, and their splits; None: those that a run would choose."""
 
-_Unit = tuple[float, dict[str, str]]
+_Unit = tuple[float, dict[str, Split]]
 """Gain, in weighed seconds of exchanges, of a layer, or of a pair between which nothing is sent, with its splits."""
 
 
@@ -248,14 +236,14 @@ def choose_splits(inputs: SplitInputs) -> SplitChoice:
     return SplitChoice({one.name: splits[one.name] for one in inputs.layers if one.name in splits}, best, whole)
 
 
-def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, str], Candidate]:
+def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, Split], Candidate]:
     """Return those of the splits that make the predicted step shorter, one after another, all of a kind together."""
     facts, kinds = {one.name: one[1:6] for one in inputs.layers}, dict[object, list[_Unit]]()
     for gain, unit in units:
-        kinds.setdefault(tuple((words, facts[name]) for name, words in unit.items()), []).append((gain, unit))
-    splits, best = dict[str, str](), whole
+        kinds.setdefault(tuple((split, facts[name]) for name, split in unit.items()), []).append((gain, unit))
+    splits, best = dict[str, Split](), whole
     for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _ in some)):
-        more = splits | {name: words for _, unit in alike for name, words in unit.items()}
+        more = splits | {name: split for _, unit in alike for name, split in unit.items()}
         found = predict_splits(inputs, more)
         if found.prediction.step < best.prediction.step:
             splits, best = more, found
@@ -274,20 +262,21 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
     best: dict[str, tuple[float, list[_Unit]]] = {"": (0.0, [])}
 
     @cache
-    def seconds(name: str, words: str | None = None) -> float:
-        sent = sent_of(inputs, by_name[name], words)
+    def seconds(name: str, split: Split | None = None) -> float:
+        sent = sent_of(inputs, by_name[name], split)
         return sent.activations + weight * sent.gradients
 
     for name, layer in by_name.items():
         before = giver.get(name, "")
-        units = [(before, {name: f"{how} {size}"}) for how, sizes in layer.sizes.items() for size in sizes]
-        for size in by_name[before].sizes.get(COLUMN, ()) if before else ():
-            if size in layer.sizes.get(ROW, ()):
-                pair = {before: f"{COLUMN} {size} {GIVES}", name: f"{ROW} {size} {TAKES}"}
+        units = [(before, {name: split}) for split in layer.splits]
+        for column in by_name[before].splits if before else ():
+            row = Split(ROW, column.ranks)
+            if column.how == COLUMN and row in layer.splits:
+                pair = {before: replace(column, gives=PART), name: replace(row, takes=PART)}
                 units.append((giver.get(before, ""), pair))
         ends = [best[before]]
         for behind, unit in units:
-            gain = sum(seconds(one) - seconds(one, words) for one, words in unit.items())
+            gain = sum(seconds(one) - seconds(one, split) for one, split in unit.items())
             ends.append((best[behind][0] + gain, [*best[behind][1], (gain, unit)]))
         best[name] = max(ends, key=lambda end: end[0])
     return [unit for layer in inputs.layers if not layer.partner for unit in best[layer.name][1]]
@@ -296,7 +285,7 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
 def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
     """Return lines about the choice, for the log: the plan, and the predictions with and without it."""
 
-    def step(one: Candidate, splits: Mapping[str, str]) -> str:
+    def step(one: Candidate, splits: Mapping[str, Split]) -> str:
         sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
         nbytes = sum(layer.gradient_bytes + layer.activation_bytes for layer in sent)
         activations = sum(layer.activations for layer in sent)
@@ -306,7 +295,7 @@ def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
             f"{nbytes / 1e6:.1f} MB)"
         )
 
-    plan = ", ".join(f"{name}: {words}" for name, words in chosen.splits.items())
+    plan = ", ".join(f"{name}: {split}" for name, split in chosen.splits.items())
     steps = [f"with these {step(chosen.prediction, chosen.splits)}"] if plan else []
     return [
         f"layers split by prediction: {plan or 'none, data parallelism'}",
@@ -315,17 +304,17 @@ def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
     ]
 
 
-def describe_borders(splits: Mapping[str, str]) -> str:
+def describe_borders(splits: Mapping[str, Split]) -> str:
     """Return the layers before which the samples of a group are gathered, and after which they are scattered.
 
-    >>> describe_borders({"fc1": "column 4 gives part", "fc2": "row 4 takes part"})
+    >>> describe_borders({"fc1": Split(COLUMN, 4, gives=PART), "fc2": Split(ROW, 4, takes=PART)})
     'samples of 4 ranks: gathered before fc1, scattered after fc2'
     """
     found, first = list[str](), ""
-    for name, words in splits.items():
+    for name, split in splits.items():
         first = first or name
-        if GIVES not in words:
+        if split.gives != PART:
             last = "it" if name == first else name
-            found.append(f"samples of {size_of(words)} ranks: gathered before {first}, scattered after {last}")
+            found.append(f"samples of {split.ranks} ranks: gathered before {first}, scattered after {last}")
             first = ""
     return "; ".join(found)

@@ -2,15 +2,15 @@
 
     unisono.parallel(model, world, plan={"fc1": "column 2 gives part", "fc2": "row 2 takes part"})
 
-A plan is data (`plan.py`), checked against a model (`model.py`) or chosen by prediction (`choose_plan.py`). Layers
-follow it (`layers.py`). Every rank has its own samples; a split layer exchanges activations with its group
+A plan is data (`plan/layer_plan.py`), checked against a model (`model.py`) or chosen by prediction (`choose_plan.py`).
+Layers follow it (`layers.py`). Every rank has its own samples; a split layer exchanges activations with its group
 (`layouts.py`).
 """
 
 from typing import TYPE_CHECKING
 
+from unisono.plan.layer_plan import ParallelPlan, Split, make_plan
 from unisono.registry import lazy_attributes
-from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 
 if TYPE_CHECKING:
     from unisono.tensor_parallel.model import (
@@ -33,4 +33,4 @@ __all__ = [
 ]
 
 __getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, f"{__name__}.model"))
-"""All but those of `plan.py` need PyTorch."""
+"""All but those of `layer_plan.py` need PyTorch."""

@@ -25,6 +25,7 @@ from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
+from unisono.plan.layer_plan import ParallelPlan, Split
 from unisono.plan.split import (
     GroupLinks,
     LayerFacts,
@@ -41,7 +42,6 @@ from unisono.processor import HOST
 from unisono.rules import BSP
 from unisono.step.costs import Cost, fit
 from unisono.tensor_parallel.layers import KINDS
-from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -112,7 +112,7 @@ def choose_plan(
 
     def choose() -> PlanChoice:
         choice = choose_splits(inputs)
-        return PlanChoice(make_plan(choice.splits), describe_split(choice, inputs))
+        return PlanChoice(ParallelPlan(tuple(choice.splits.items())), describe_split(choice, inputs))
 
     return world.call_on_root(choose)._replace(inputs=inputs)
 
@@ -196,13 +196,15 @@ def facts_of(
         weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
         able = bool(weights and name) and name in once and not computed_or_tied
-        sizes = {
-            how: tuple(size for size in divisors if kind.refusal(module, Split(how, size)) is None)
+        splits = tuple(
+            split
             for (of, how), kind in KINDS.items()
             if able and of is type(module)
-        }
+            for split in (Split(how, size) for size in divisors)
+            if kind.refusal(module, split) is None
+        )
         each = layer.input_bytes / samples, layer.activation_bytes / samples, layer.input_requires_grad
-        found.append(LayerFacts(name, weights, *each, isinstance(module, nn.Embedding), sizes, pairs.get(name, "")))
+        found.append(LayerFacts(name, weights, *each, isinstance(module, nn.Embedding), splits, pairs.get(name, "")))
     return tuple(found)
 
 

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.errors import UsageError
+from unisono.plan.layer_plan import COLUMN, DROPOUT, PART, ROW, Split
 from unisono.tensor_parallel.layouts import PARTIAL, WHOLE, GroupLink, SampleNumbers, change_layout
-from unisono.tensor_parallel.plan import COLUMN, DROPOUT, PART, ROW, Split
 
 
 class WeightPart(NamedTuple):

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.plan import OWN, PART
+from unisono.plan.layer_plan import OWN, PART
 from unisono.world import World
 
 WHOLE, PARTIAL = "whole", "partial"

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from unisono.errors import UsageError
 from unisono.placement import holders_of, model_groups
+from unisono.plan.layer_plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
 from unisono.reducer.bucket_memory import UNSPLIT, ParameterParts, norm_of_all
 from unisono.reducer.hooks import reducer_of
 from unisono.rules import BaseRule
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.layers import KINDS, ParallelLayer, WeightPart, become, parts_of, use_sample_dropout
 from unisono.tensor_parallel.layouts import GroupLink, SampleNumbers, exchange
-from unisono.tensor_parallel.plan import DROPOUT, PART, ParallelPlan, PlanLike, Split, make_plan
 from unisono.world import World
 
 ATTRIBUTE = "_unisono_split"

@@ -36,6 +36,7 @@ from unisono.files import naming_os_errors
 from unisono.launch import available_cores
 from unisono.models import make_network
 from unisono.optimizers.build import make_optimizer
+from unisono.plan.layer_plan import ParallelPlan
 from unisono.plan.planned_run import MAX_DECODING_THREADS
 from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
@@ -43,7 +44,6 @@ from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
 from unisono.tensor_parallel.model import refusal, split_model
-from unisono.tensor_parallel.plan import ParallelPlan
 from unisono.training.accuracy import blank_labels, classification_loss
 from unisono.training.recipe import Recipe
 from unisono.training.timeline import Timeline

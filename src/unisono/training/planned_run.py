@@ -33,6 +33,7 @@ from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
 from unisono.plan.layer_costs import at_rate_of
+from unisono.plan.layer_plan import AUTO, Split, make_plan
 from unisono.plan.machines import MachineFacts, changed_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
 from unisono.plan.split import LayerFacts, SplitModel
@@ -42,7 +43,6 @@ from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import facts_of
 from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
-from unisono.tensor_parallel.plan import AUTO, make_plan
 from unisono.training.recipe import ParallelRecipe, Recipe, find_recipe, parse_recipe, read_as, to_dict
 from unisono.training.recipe_check import make_rule
 
@@ -259,10 +259,10 @@ def split_model_of(
     if by_hand and whole:
         raise UsageError(f"[parallel] names layers, but {whole}")
 
-    def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, str] | None]:
-        splits: Mapping[str, str] | None = {} if whole else None
+    def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]:
+        splits: Mapping[str, Split] | None = {} if whole else None
         if by_hand:
-            splits = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).words
+            splits = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).splits
         return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks), splits
 
     return of_ranks

@@ -15,11 +15,11 @@ from unisono.data.feed import FeedFacts
 from unisono.errors import UsageError
 from unisono.files import check_appendable
 from unisono.models import user_network
+from unisono.plan.layer_plan import AUTO
 from unisono.plan.split import describe_borders
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
 from unisono.tensor_parallel.model import split_of
-from unisono.tensor_parallel.plan import AUTO
 from unisono.training import build, run_directory
 from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
@@ -118,8 +118,8 @@ def make_parts(
     plan = build.load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
     trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)
     split = split_of(trainer.model)
-    if recipe.parallel.layers != AUTO and split is not None and split.plan.words:
-        lines += [f"layers split: {split.plan}", describe_borders(split.plan.words)]
+    if recipe.parallel.layers != AUTO and split is not None and split.plan.splits:
+        lines += [f"layers split: {split.plan}", describe_borders(split.plan.splits)]
     check_state(trainer.model, trainer.optimizer)
     return feed, trainer, plan, lines
 

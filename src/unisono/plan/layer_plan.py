@@ -29,7 +29,7 @@ COLUMN, ROW, DROPOUT = "column", "row", "dropout"
 OWN, PART = "own", "part"
 
 AUTO = "auto"
-"""Plan that is chosen by prediction (`choose_plan.py`)."""
+"""Plan that is chosen by prediction (`tensor_parallel/choose_plan.py`)."""
 
 WORDS = re.compile(r"(column|row|dropout)(?: (\d+))?(?: dim (-?\d+))?(?: takes (own|part))?(?: gives (own|part))?")
 FORM = '"column 2 gives part": column or row, the size of the group, "takes part" and "gives part"'
@@ -76,9 +76,9 @@ class ParallelPlan:
         return tuple(sorted({split.ranks for _, split in self.layers}))
 
     @property
-    def words(self) -> dict[str, str]:
-        """Splits of layers in words, by name, without dropouts."""
-        return {name: str(split) for name, split in self.layers if split.how != DROPOUT}
+    def splits(self) -> dict[str, Split]:
+        """Splits of layers with weights, by name."""
+        return {name: split for name, split in self.layers if split.how != DROPOUT}
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {split}" for name, split in self.layers)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from unisono.errors import UsageError
-from unisono.tensor_parallel.plan import ParallelPlan, Split, make_plan
+from unisono.plan.layer_plan import ParallelPlan, Split, make_plan
 
 
 @pytest.mark.parametrize(
