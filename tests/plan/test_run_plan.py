@@ -352,13 +352,13 @@ def test_links_have_the_costs_of_the_machine() -> None:
     """Gradients are encoded, activations are not; a byte of an allreduce of 4 ranks is sent 1.5 times."""
     encoded = replace(WIDE_RUN, rule=BSP(Exchange(wire="bfloat16")))
     links, plain = given(named({}), encoded).links, exchange_cost(WIDE_MACHINE, 4, 1).cost
-    assert links.activations.network == pytest.approx((plain.latency / 2, plain.per_byte / 1.5))  # half the messages
-    assert links.gradients.network.per_byte < 0.6 * links.activations.network.per_byte
-    assert links.activations.node == Cost(0.0, 0.0)
+    assert links.network.activations == pytest.approx((plain.latency / 2, plain.per_byte / 1.5))  # half the messages
+    assert links.network.gradients.per_byte < 0.6 * links.network.activations.per_byte
+    assert links.node.activations == Cost(0.0, 0.0)
     row = CollectiveRow("allreduce", "direct", "float32", 1, 2, 1 << 20, 0.01, 0.0)
     known = replace(WIDE_MACHINE, collectives=(row,))
     measured = given(named({}), replace(WIDE_RUN, machine=known, nodes=2, ranks_per_node=2))
-    assert measured.links.activations.node.seconds(1 << 20) == pytest.approx(0.01)
+    assert measured.links.node.activations.seconds(1 << 20) == pytest.approx(0.01)
 
 
 def test_groups_of_several_sizes_are_planned() -> None:

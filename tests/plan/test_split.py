@@ -24,7 +24,7 @@ from unisono.plan.split import (
     allreduce_cost,
     choose_splits,
     describe_split,
-    known_links,
+    link_costs,
     predict_splits,
     sent_of,
     with_splits,
@@ -88,8 +88,8 @@ def inputs(
 ) -> SplitInputs:
     facts = tuple(one for one, _ in layers)
     seconds = {one.name: (took, (2 if one.weights and one.backward else 1) * took) for one, took in layers}
-    costs = LinkCosts(cost, cost)
-    return inputs_of(facts, seconds, samples, known_links(placement or one_rank_per_node(ranks), costs))
+    costs = link_costs(cost, cost)
+    return inputs_of(facts, seconds, samples, GroupLinks(placement or one_rank_per_node(ranks), costs, costs))
 
 
 def sent(found: SplitInputs, splits: dict[str, str]) -> tuple[float, float]:
@@ -154,8 +154,7 @@ def test_several_sizes_in_one_step_are_verified_and_played() -> None:
 
 
 def links(placement: Placement) -> GroupLinks:
-    costs = LinkCosts(Cost(0.0, 1.0), Cost(0.0, 0.01))
-    return GroupLinks(placement, costs, costs)
+    return GroupLinks(placement, *(LinkCosts(cost, cost) for cost in (Cost(0.0, 1.0), Cost(0.0, 0.01))))
 
 
 def test_groups_within_a_node_have_its_cost_and_those_across_share_its_link() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split
-from unisono.plan.split import LayerFacts, LinkCosts, known_links
+from unisono.plan.split import GroupLinks, LayerFacts, link_costs
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
 from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, pairs_of
@@ -79,7 +79,8 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     assert [one.name for one in found] == ["0", "1", "2"]
     assert [bool(one.splits) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
-    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, known_links(one_rank_per_node(4), LinkCosts(ANY, ANY)))
+    links = GroupLinks(one_rank_per_node(4), *[link_costs(ANY, ANY)] * 2)
+    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, links)
     assert (inputs.step.computing.whole, inputs.samples) == (9, 2)
     assert list(inputs.weights.items()) == [(name, 4 * 72) for name in "012"]
 

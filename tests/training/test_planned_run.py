@@ -24,7 +24,7 @@ from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFac
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.run_row import RunPlan
-from unisono.plan.split import LinkCosts, SplitModel, choose_splits, known_links
+from unisono.plan.split import GroupLinks, SplitModel, choose_splits, link_costs
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
@@ -71,7 +71,7 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
     """Splits in words."""
     facts, splits = model(4)
-    links = known_links(one_rank_per_node(4), LinkCosts(cost, cost))
+    links = GroupLinks(one_rank_per_node(4), *[link_costs(cost, cost)] * 2)
     chosen = choose_splits(inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, links))
     return {name: str(split) for name, split in (chosen.splits if splits is None else splits).items()}
 

@@ -45,12 +45,13 @@ from unisono.plan.layer_costs import computing_of
 from unisono.plan.planned_run import PlannedRun, check_run, least_step, memory_with, rank_memory
 from unisono.plan.run_row import RunPlan, row_of, slow_link
 from unisono.plan.split import (
+    GroupLinks,
     LayerFacts,
     LinkCosts,
     SplitInputs,
     choose_splits,
     gradient_bytes,
-    known_links,
+    link_costs,
     sent_of,
     with_splits,
 )
@@ -203,12 +204,11 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
     weights = {layer.name: layer.parameter_bytes for layer in run.layers if layer.parameters}
 
-    def of_sent(nodes: int, wire: str | None) -> Cost:
-        """Return the cost of an allreduce by the bytes that a rank sends."""
-        cost = exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost
-        sent = gradient_bytes(1.0, nodes * run.ranks_per_node, 1)
-        return Cost(cost.latency, cost.per_byte / sent if sent else 0.0)
+    def of_sent(nodes: int) -> LinkCosts:
+        """Return the costs on so many nodes, by the bytes that a rank sends."""
+        sent, wires = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), (step.rule.exchange.wire, None)
+        costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost for wire in wires)
+        return link_costs(*(Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs))
 
-    wires = step.rule.exchange.wire, None  # of gradients, of activations
-    costs = (LinkCosts(of_sent(run.nodes, wire), of_sent(1, wire)) for wire in wires)
-    return SplitInputs(facts, step, weights, run.samples_of_rank, known_links(placement, *costs))
+    links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
+    return SplitInputs(facts, step, weights, run.samples_of_rank, links)

@@ -72,30 +72,29 @@ class LayerFacts(NamedTuple):
 
 
 class LinkCosts(NamedTuple):
-    """Costs of a collective by the bytes that a rank sends, where all ranks of a node send at once."""
+    """Costs of collectives by the bytes that a rank sends, where all ranks of a node send at once."""
 
-    network: Cost
-    node: Cost
-    """Cost within a node."""
+    gradients: Cost
+    """Cost of an allreduce."""
+    activations: Cost
+    """Cost of an all-gather, and of other exchanges of activations."""
 
 
 class GroupLinks(NamedTuple):
     """Links among the ranks of a run, in groups of a size."""
 
     placement: Placement
-    gradients: LinkCosts
-    """Costs of allreduces."""
-    activations: LinkCosts
-    """Costs of all-gathers, and of other exchanges of activations."""
+    network: LinkCosts
+    node: LinkCosts
+    """Costs within a node."""
 
 
-def known_links(placement: Placement, gradients: LinkCosts, activations: LinkCosts | None = None) -> GroupLinks:
-    """Return the links whose costs of allreduces are known, those of `activations` where these have another wire.
+def link_costs(gradients: Cost, activations: Cost) -> LinkCosts:
+    """Return the costs where those of allreduces are known, on the wire of gradients and on that of activations.
 
     An all-gather has half the messages of an allreduce, and a rank sends its bytes as fast.
     """
-    halves = (Cost(one.latency / 2, one.per_byte) for one in activations or gradients)
-    return GroupLinks(placement, gradients, LinkCosts(*halves))
+    return LinkCosts(gradients, activations._replace(latency=activations.latency / 2))
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,11 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
     """
-    column, size, (placement, _, costs) = split.how == COLUMN, split.ranks, inputs.links
+    column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
     found = list[tuple[ActivationExchange, Duration]]()
     groups, number = model_groups(placement, size), list(inputs.weights).index(layer.name)
     crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
-    cost = costs.network if crowd else costs.node
+    cost = (inputs.links.network if crowd else inputs.links.node).activations
     gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
     into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
     out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
@@ -198,7 +197,7 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
     """Return the cost of an allreduce of gradients, by their bytes, of the ranks that hold a part of a layer."""
     holders = holders_of(model_groups(links.placement, size))
     count, crowd = len(holders[0]), _crowd(links.placement, holders)
-    cost = links.gradients.network if crowd else links.gradients.node
+    cost = (links.network if crowd else links.node).gradients
     return Cost(cost.latency, cost.per_byte * (crowd or 1) * 2 * (count - 1) / count) if count > 1 else Cost(0.0, 0.0)
 
 

@@ -35,7 +35,7 @@ from unisono.plan.split import (
     choose_splits,
     describe_split,
     gradient_bytes,
-    known_links,
+    link_costs,
 )
 from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
 from unisono.processor import HOST
@@ -105,7 +105,7 @@ def choose_plan(
     mine = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
     once, samples = zip(*world.all_gather_object(mine), strict=True)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    links = measure_links(world, device) if cost is None else known_links(world.placement, LinkCosts(cost, cost))
+    links = measure_links(world, device) if cost is None else GroupLinks(world.placement, *[link_costs(cost, cost)] * 2)
     facts = facts_of(model, traces[-1].layers, frozenset.intersection(*once), len(arguments[0]) or 1, world.size)
     slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
     inputs = inputs_of(facts, slowest, sum(samples), links, after, deferred, device.type != HOST)
@@ -156,10 +156,8 @@ def inputs_of(
 def measure_links(world: World, device: torch.device) -> GroupLinks:
     """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
     worlds = [world, world.node_world()] if 1 < world.nodes < world.size else [world]
-    gradients, activations = ([measure_link(one, device, gathers) for one in worlds] for gathers in (False, True))
-    return GroupLinks(
-        world.placement, LinkCosts(gradients[0], gradients[-1]), LinkCosts(activations[0], activations[-1])
-    )
+    costs = [LinkCosts(*(measure_link(one, device, gathers) for gathers in (False, True))) for one in worlds]
+    return GroupLinks(world.placement, costs[0], costs[-1])
 
 
 def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
