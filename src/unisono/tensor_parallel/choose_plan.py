@@ -25,7 +25,7 @@ from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
-from unisono.plan.layer_plan import ParallelPlan, Split
+from unisono.plan.layer_plan import COLUMN, ROW, ParallelPlan, Split
 from unisono.plan.split import (
     GroupLinks,
     LayerFacts,
@@ -41,7 +41,7 @@ from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_value
 from unisono.processor import HOST
 from unisono.rules import BSP
 from unisono.step.costs import Cost, fit
-from unisono.tensor_parallel.layers import KINDS
+from unisono.tensor_parallel.model import split_refusal
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -188,19 +188,14 @@ def facts_of(
     """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
-    divisors, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
+    sizes, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
+    ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
     for layer in layers:
         name, module, own = layer.name, modules[layer.name], dict(modules[layer.name].named_parameters(recurse=False))
         weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
         able = bool(weights and name) and name in once and not computed_or_tied
-        splits = tuple(
-            split
-            for (of, how), kind in KINDS.items()
-            if able and of is type(module)
-            for split in (Split(how, size) for size in divisors)
-            if kind.refusal(module, split) is None
-        )
+        splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
         each = layer.input_bytes / samples, layer.activation_bytes / samples, layer.input_requires_grad
         found.append(LayerFacts(name, weights, *each, isinstance(module, nn.Embedding), splits, pairs.get(name, "")))
     return tuple(found)

@@ -76,7 +76,7 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     for name, split in plan.layers:
         named |= dict.fromkeys(_matching(name, modules), replace(split, ranks=split.ranks or ranks))
     for name, split in named.items():
-        if reason := _refusal(modules[name], split, ranks):
+        if reason := split_refusal(modules[name], split, ranks):
             raise UsageError(f"layer {name!r}{reason}")
     splits = _with_dropouts({name: split for name, split in named.items() if split.ranks > 1}, modules)
     _check_ties(splits, modules)
@@ -95,7 +95,7 @@ def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
     return matching
 
 
-def _refusal(layer: nn.Module, split: Split, ranks: int) -> str:
+def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
     """Return why a layer cannot be split so, in words behind its name, with the remedy; empty where it can."""
     kind, hows = type(layer).__name__, {how: parallel for (of, how), parallel in KINDS.items() if of is type(layer)}
     if ranks % split.ranks:
