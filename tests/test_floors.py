@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_216,
+    ".": 3_215,
     "asynchronous": 1_090,
     "bench": 1_559,
     "cli": 2_439,
@@ -65,7 +65,7 @@ MAX_LINES = {
     "rules": 1_199,
     "schedules": 1_630,
     "step": 2_723,
-    "tensor_parallel": 1_032,
+    "tensor_parallel": 1_031,
     "testing": 1_678,
     "torch_backend": 1_944,
     "training": 7_345,
@@ -93,7 +93,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_578
+MAX_LINES_OF_SPLIT_LAYERS = 1_576
 """Lines of split layers with their planning. The goal is 1,500."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -279,14 +279,13 @@ def _plan_by_prediction(
     compare_models(model, world)
     name = "" if optimizer is None else type(optimizer).__name__
     choice = choose_plan(model, world, example, whole=refusal(rule, name))
+    plan = choice.plan if choice.plan is not None and choice.plan.layers else None
     if world.rank == 0:
         for line in choice.lines:
             logging.getLogger("unisono").info(line)
-    if choice.plan is None or not choice.plan.layers:
-        return None
-    if world.rank == 0:
-        logging.getLogger("unisono").warning(SPLIT_LOOP)
-    return choice.plan
+        if plan is not None:
+            logging.getLogger("unisono").warning(SPLIT_LOOP)
+    return plan
 
 
 def prepare(model: torch.nn.Module) -> None:

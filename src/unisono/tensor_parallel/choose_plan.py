@@ -56,11 +56,10 @@ ALL_GATHER_BYTES = 1 << 14, 1 << 20
 REPETITIONS = 5
 """Times that a step, and each collective, is timed, after one that is not."""
 
-NAMES = (
-    "CELU Dropout ELU GELU Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish ReLU ReLU6 SELU SiLU "
-    "Sigmoid Softplus Tanh"
-)
-ELEMENTWISE = {getattr(nn, name) for name in NAMES.split()}
+ELEMENTWISE = {
+    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
+    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh),
+}
 """Modules without weights that work on each feature by itself."""
 
 
