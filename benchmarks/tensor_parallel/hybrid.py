@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import unisono
+from unisono.plan.choose import predicted
 from unisono.plan.layer_plan import make_plan
-from unisono.plan.split import predict_splits
+from unisono.plan.split import with_splits
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.rule import RankState
@@ -201,13 +203,14 @@ def predictions(problem: Problem, world: World) -> dict[str, float]:
     known = choose_plan(network(problem), world, share(problem, world)[0]).inputs
     assert known is not None
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
-    predicted = {}
+    found = {}
     for suffix, overlap in (("", "chain"), (", no overlap", "none")):
-        step, setting = known.step._replace(rule=BSP(BUCKET, overlap)), known.setting._replace(overlap=overlap)
-        inputs = known._replace(step=step, setting=setting)
+        inputs = replace(known, step=known.step._replace(rule=BSP(BUCKET, overlap)))
+        setting = known.setting._replace(overlap=overlap)
         for name, size in plans.items():
-            predicted[name + suffix] = predict_splits(inputs, make_plan(plan_of(problem, size)).splits).prediction.step
-    return predicted
+            split = with_splits(inputs, make_plan(plan_of(problem, size)).splits)
+            found[name + suffix] = predicted(split, setting).prediction.step
+    return found
 
 
 def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
