@@ -19,6 +19,7 @@ from unisono.bench.layers import (
     fastest,
     layers_of,
     measure_layers,
+    measure_memory,
     measure_peak,
     medians,
     sums,
@@ -212,3 +213,19 @@ def test_the_best_of_products_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> No
     found = measure_peak(torch.float32)
     assert found.operations_per_second == 2 * 100 * 30 * 30 / 10
     assert found.bytes_per_second == 2 * 1024 / 2
+
+
+def test_reads_writes_and_copies_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind has its own rows, by size and by the size of blocks; a copy counts its bytes twice."""
+    monkeypatch.setattr(layers, "STRIDED_BYTES", 1 << 20)
+    monkeypatch.setattr(layers.timeit, "repeat", lambda work, number, repeat: (work(), [1e-9 * number] * repeat)[1])
+    rows = {row["name"]: row["samples"] for row in measure_memory()}
+    kinds = {name.partition(" ")[0] for name in rows}
+    assert kinds == {"reads", "writes", "copies"}
+    places = [name.removeprefix("reads ") for name in rows if name.startswith("reads")]
+    assert places[:2] == ["of 4 KiB", "of 16 KiB"]
+    assert places[-2:] == ["in blocks of 4 KiB", "in blocks of 16 KiB"]
+    assert len(rows) == 3 * len(places) == 3 * (8 + 6)
+    assert rows["reads of 4 KiB"] == rows["writes of 4 KiB"] == pytest.approx([4096] * layers.ATTEMPTS)
+    assert rows["copies of 4 KiB"] == pytest.approx([2 * 4096] * layers.ATTEMPTS)
+    assert rows["copies in blocks of 16 B"] == pytest.approx([2 << 20] * layers.ATTEMPTS)

@@ -42,7 +42,7 @@ def test_a_figure_is_measured_once(tmp_path: Path) -> None:
     found = with_own(COUNTED, tmp_path).measurement
     assert found is not None
     assert found.command == COUNTED.measure
-    assert next(row.name for row in found.rows) == "copies of 4 KiB"
+    assert next(row.name for row in found.rows) == "reads of 4 KiB"
     assert all(row.unit == "GB/s" and 0 < row.low <= row.value <= row.high for row in found.rows)
 
 

@@ -328,14 +328,37 @@ def fastest(work: Callable[[], object]) -> float:
     return min(seconds_of(work, ATTEMPTS))
 
 
+STRIDED_BYTES = 32 << 20
+"""Bytes of an access in blocks, without the gaps between them."""
+
+
 def measure_memory() -> list[dict[str, Any]]:
-    """Return named samples of the bytes per second of copies by size, read and written (swCaffe's figure 2)."""
-    found = []
-    for size in (4 << 10 << power for power in range(0, 16, 2)):
-        source = torch.ones(size // 4)
-        target = torch.empty_like(source)
-        copies = max(1, (1 << 20) // size)
-        took = timeit.repeat(lambda: target.copy_(source), number=copies, repeat=1 + ATTEMPTS)[1:]  # noqa: B023
-        rates = [2 * size * copies / seconds / 1e9 for seconds in took]
-        found.append({"name": f"copies of {format_bytes(size)}", "unit": "GB/s", "samples": rates})
-    return found
+    """Return named samples of the bytes per second of reads, writes, and copies, which are both (swCaffe's figure 2).
+
+    First by size, in one stretch; then of STRIDED_BYTES by the size of their blocks, with gaps as large between them.
+    """
+    return [row for name, memory in _memories() for row in _accesses(name, memory)]
+
+
+def _memories() -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that are accessed, with their names."""
+    for size in (4 << 10 << up for up in range(0, 16, 2)):
+        yield f"of {format_bytes(size)}", torch.ones(size // 4)
+    for block in (16 << up for up in range(0, 12, 2)):
+        gapped = torch.ones(STRIDED_BYTES // block, 2 * (block // 4))
+        yield f"in blocks of {format_bytes(block)}", gapped[:, : block // 4]
+
+
+def _accesses(name: str, memory: Tensor) -> Iterator[dict[str, Any]]:
+    """Yield the rates of reads, writes and copies of a tensor, which may have gaps; what it is copied to has none."""
+    size, target = memory.numel() * memory.itemsize, torch.empty(memory.shape)
+    works: Mapping[str, tuple[int, Callable[[], object]]] = {
+        "reads": (size, memory.sum),
+        "writes": (size, memory.zero_),
+        "copies": (2 * size, lambda: target.copy_(memory)),
+    }
+    number = max(1, (1 << 20) // size)
+    for kind, (moved, work) in works.items():
+        took = timeit.repeat(work, number=number, repeat=1 + ATTEMPTS)[1:]
+        rates = [moved * number / seconds / 1e9 for seconds in took]
+        yield {"name": f"{kind} {name}", "unit": "GB/s", "samples": rates}

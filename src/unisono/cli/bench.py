@@ -295,7 +295,7 @@ def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str
 def memory(
     output: Annotated[Path, typer.Option(help="Output folder for memory.json.")] = Path("bench"),
 ) -> None:
-    """Time copies in memory by size, on all cores: bytes per second, read and written."""
+    """Time reads, writes and copies in memory, by size and by the size of blocks, on all cores: bytes per second."""
     make_folder(output)
     from unisono.bench.layers import measure_memory
 
