@@ -1,4 +1,4 @@
-"""Bytes of data, model and hybrid parallelism for one layer: PCL-DNN sections 3.2 and 3.3.
+"""Bytes of data, model and hybrid parallelism for one layer, and the time of the second: PCL-DNN sections 3.2 and 3.3.
 
 N nodes in G groups of N / G. Nodes of a group split the layer, the same nodes of all groups share a part's gradients:
 
@@ -8,6 +8,13 @@ N nodes in G groups of N / G. Nodes of a group split the layer, the same nodes o
 
     hybrid(G) = 2 size ifm iw ih minibatch / G + size ofm ifm kw kh (2 - overlap) G / N       the first alone at G = 1
     G         = sqrt(2 N iw ih minibatch / (ofm kw kh (2 - overlap)))                         where its derivative is 0
+
+The forward pass of model parallelism, without overlap, with ifm_b = ifm / N maps of its inputs on each node:
+
+    received  = size ifm_b iw ih minibatch (N - 1)          the maps of the other nodes
+    sent      = size ifm_b iw ih minibatch                  its own; together size ifm iw ih minibatch
+    computing = 2 ifm ofm / N kw kh ow oh minibatch         N blocks of ifm_b ofm_b maps
+    seconds   = computing / comp_sys + (received + sent) / comms_sys + latency
 
 A fully connected layer, 4,096 ─▶ 4,096, minibatch 256, N = 4, overlap 0, size 4: the closed form gives G = 0.5. G = 1
 sends 8 * 4,096 * 256 B = 8.4 MB, G = 2 sends 71.3 MB, and G = 4 134.2 MB.
@@ -24,6 +31,8 @@ from __future__ import annotations
 from math import ceil, floor, sqrt
 from typing import NamedTuple
 
+from benchmarks.seeds.overlap import Machine
+
 
 class LayerShape(NamedTuple):
     """Sizes of a layer, in PCL-DNN's terms. A fully connected layer has a kernel and an area of 1."""
@@ -36,6 +45,23 @@ class LayerShape(NamedTuple):
     """Elements of a kernel: kw * kh."""
     area: int = 1
     """Elements of an input feature map of a sample: inputw * inputh."""
+    out_area: int = 1
+    """Elements of an output feature map of a sample: outputw * outputh."""
+
+
+def model_forward_bytes(shape: LayerShape, minibatch: float, nodes: int, size: int = 4) -> tuple[float, float]:
+    """Return the bytes that a node receives and sends in a forward pass of model parallelism (3.2)."""
+    own = size * shape.ifm / nodes * shape.area * minibatch
+    return own * (nodes - 1), own
+
+
+def model_forward_seconds(
+    shape: LayerShape, minibatch: float, nodes: int, machine: Machine, latency: float, size: int = 4
+) -> float:
+    """Return the time of a forward pass of model parallelism without overlap (3.2). `latency` is in seconds."""
+    computing = 2 * shape.ifm * shape.ofm / nodes * shape.kernel * shape.out_area * minibatch
+    moved = sum(model_forward_bytes(shape, minibatch, nodes, size))
+    return computing / machine.computing + moved / machine.communication + latency
 
 
 def prefers_model_parallelism(shape: LayerShape, minibatch: float, overlap: float = 0.0) -> bool:

@@ -8,7 +8,9 @@ python -m benchmarks.seeds.layers overfeat_fast --machine cori_fdr --samples 16 
     sums        rows x columns of outputs that stay in registers (samples of a fully connected layer), with the share of
                 cycles that make products; c: input channels that share the registers of the gradient of the weights
     FLOP/byte   Comp / Comm: FLOPs of a step for each byte of its exchange; ms: hidden by ocomp, sent by ocomms, bubble
-    G           groups of nodes that send least, for the samples of all nodes
+    model ms    forward pass of model parallelism on all nodes, without overlap, for the samples of all nodes
+    better      the parallelism that sends less, data or model
+    G           groups of nodes that send least
 
 No kernel of Unisono uses these blocks: oneDNN chooses its own.
 """
@@ -23,7 +25,7 @@ import torch
 from benchmarks.seeds.cache_blocks import CacheLimits, search
 from benchmarks.seeds.convolution_loops import ConvolutionLoops, cached_bytes_per_flop, unblocked_bytes_per_flop
 from benchmarks.seeds.data_parallelism import exchanged_bytes, step_flops
-from benchmarks.seeds.groups import LayerShape, whole_groups
+from benchmarks.seeds.groups import LayerShape, model_forward_seconds, prefers_model_parallelism, whole_groups
 from benchmarks.seeds.networks import classes_of, shape_of
 from benchmarks.seeds.overlap import Layer, Machine, bubbles, max_nodes, worst_bubble_efficiency
 from benchmarks.seeds.register_blocks import E5_V3, forward_efficiency, grad_weight_channels
@@ -50,6 +52,8 @@ HEADS = (
     "ocomp",
     "ocomms",
     "bubble",
+    "model ms",
+    "better",
     "G",
 )
 
@@ -93,11 +97,13 @@ def rows_of(name: str, machine_name: str, samples: int, nodes: int) -> Iterator[
     ]
     before = [0.0, *accumulate(cost.computing for cost in costs)]
     sent = accumulate(cost.communication for cost in costs)
-    for layer, (one, _), cost, done, to_send, bubble in zip(
+    for layer, (one, groups), cost, done, to_send, bubble in zip(
         found, loops, costs, before, sent, bubbles(costs, speed), strict=False
     ):
         block, sums = search(one, limits), register_block(one, samples)
-        (ih, iw), area = layer.inputs[2:] or (1, 1), one.kernel[0] * one.kernel[1]
+        (ih, iw), (oh, ow), area = layer.inputs[2:] or (1, 1), one.outputs, one.kernel[0] * one.kernel[1]
+        shape = LayerShape(groups * one.in_channels, one.out_channels, area, ih * iw, oh * ow)
+        whole = shape, samples * nodes, nodes
         yield [
             layer.name,
             *(f"{each:.4f}" for each in (unblocked_bytes_per_flop(one), cached_bytes_per_flop(one, samples))),
@@ -110,7 +116,9 @@ def rows_of(name: str, machine_name: str, samples: int, nodes: int) -> Iterator[
             f"{1e3 * (done + cost.computing / 3) / speed.computing:.2f}",
             f"{1e3 * to_send / speed.communication:.2f}",
             f"{1e3 * bubble:.2f}",
-            str(whole_groups(LayerShape(one.in_channels, one.out_channels, area, ih * iw), samples * nodes, nodes)),
+            f"{1e3 * model_forward_seconds(*whole, speed, machine.link.latency):.2f}",
+            "model" if prefers_model_parallelism(shape, samples * nodes) else "data",
+            str(whole_groups(*whole)),
         ]
     most, share = max_nodes(costs, speed, nodes), worst_bubble_efficiency(costs, speed)
     line = f"{samples * nodes} samples a step: the last layer has no bubble on up to {int(most)} nodes"

@@ -6,10 +6,13 @@ import pytest
 from benchmarks.seeds.groups import (
     LayerShape,
     hybrid_bytes,
+    model_forward_bytes,
+    model_forward_seconds,
     moved_hybrid_bytes,
     prefers_model_parallelism,
     whole_groups,
 )
+from benchmarks.seeds.overlap import Machine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +53,16 @@ def test_the_worked_example() -> None:
     volumes = [hybrid_bytes(WIDE, 256, 4, groups) / 1e6 for groups in (1, 2, 4)]
     assert volumes == [pytest.approx(one, abs=0.05) for one in (8.4, 71.3, 134.2)]
     assert whole_groups(WIDE, 256, 4) == 1
+
+
+def test_the_forward_pass_of_model_parallelism() -> None:
+    """4 nodes with 2 of 8 input maps each, of 3 x 3 elements; 5 output maps of 2 x 2, kernels of 2 x 2; 10 samples."""
+    shape = LayerShape(8, 5, kernel=4, area=9, out_area=4)
+    received, sent = model_forward_bytes(shape, 10, 4)
+    assert (received, sent) == (4 * 2 * 9 * 10 * 3, 4 * 2 * 9 * 10)
+    computing = 2 * 8 * 5 * 4 * 4 * 10 / 4
+    seconds = model_forward_seconds(shape, 10, 4, Machine(computing=1000.0, communication=100.0), latency=0.5)
+    assert seconds == pytest.approx(computing / 1000 + 4 * 8 * 9 * 10 / 100 + 0.5)
 
 
 @given(shapes, st.integers(1, 10_000), st.integers(2, 96), overlaps)

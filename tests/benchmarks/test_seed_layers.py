@@ -1,6 +1,9 @@
 """PCL-DNN's equations for each layer of a network."""
 
-from benchmarks.seeds.layers import rows_of
+import pytest
+from benchmarks.seeds.layers import HEADS, rows_of
+
+from unisono.plan.machines import find_machine
 
 
 def test_the_worked_examples_are_rows() -> None:
@@ -22,3 +25,12 @@ def test_groups_and_the_first_layer() -> None:
     first, second, *_ = rows_of("alexnet", "cori_fdr", samples=2, nodes=4)
     assert first[8] == f"{2 * 2 * 2 * 55 * 55 / 4:,.0f}"
     assert second[8] == f"{3 * 2 * 2 * 27 * 27 / 4:,.0f}"
+
+
+def test_data_or_model_parallelism() -> None:
+    """The convolutions of AlexNet send less by data parallelism, its wide layers by model parallelism (3.2)."""
+    machine, (*rows, _) = find_machine("cori_fdr"), rows_of("alexnet", "cori_fdr", samples=64, nodes=4)
+    cells = [dict(zip(HEADS, row, strict=True)) for row in rows]
+    assert [cell["better"] for cell in cells] == [*["data"] * 5, *["model"] * 3]
+    seconds = 2 * 4096 * 1000 * 256 / 4 / machine.node.flops + 4 * 4096 * 256 / machine.link.bandwidth
+    assert float(cells[-1]["model ms"]) == pytest.approx(1e3 * (seconds + machine.link.latency), abs=0.005)
