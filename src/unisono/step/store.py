@@ -13,7 +13,9 @@
     with the updater       4   4   4   4
 
 Bytes of a push of n bytes on p ranks: those of an allreduce, 2 n (p - 1) / p sent by each rank; a pull sends nothing.
-Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 4.
+Each call is a few tasks of a step program. Source: MXNET-MPI, sections 3.3 and 4. Its pull has the allreduce (figures
+11 and 12), and with it the dummy value that chains them. Here a push has both, in the order of pushes: a key that is
+pushed and never pulled is summed, too.
 """
 
 from __future__ import annotations
