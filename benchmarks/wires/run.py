@@ -25,7 +25,24 @@ README, RESULTS = HERE / "README.md", HERE / "results.json"
 
 MARK = "<!-- the table, by run.py -->\n"
 ALONE = "1 host"
-HEADS = ["", "accuracy %", "range", "error added, points", "an epoch, s", "range", "times float32", "times one host"]
+HEADS = [
+    "",
+    "accuracy %",
+    "range",
+    "error added, points",
+    "top-5 error %",
+    "an epoch, s",
+    "range",
+    "times float32",
+    "times one host",
+]
+KEYS = {
+    "accuracy": "test accuracy",
+    "top5_error": "top-5 error",
+    "epoch": "an epoch",
+    "exchange": "exchange in an epoch",
+}
+"""Rows of a run that are kept."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -36,7 +53,7 @@ def measure(folder: Path) -> dict[str, Any]:
         print(f"{number} of {len(runs)}: {run.label}", file=sys.stderr, flush=True)
         rows = {row.name: row.value for row in carry_out(run, folder)}
         case = found[run.label.rpartition(", ")[0]]
-        for key, name in {"accuracy": "test accuracy", "epoch": "an epoch", "exchange": "exchange in an epoch"}.items():
+        for key, name in KEYS.items():
             case[key].append(rows[name])
     collect(FIGURE, folder)
     about = json.loads(result_file(FIGURE, folder).read_text())
@@ -61,6 +78,7 @@ def table(cases: dict[str, dict[str, list[float]]]) -> list[list[str]]:
                 f"{mean(accuracy):.2f}",
                 f"{min(accuracy):.2f} to {max(accuracy):.2f}",
                 "" if plain is case else f"{added:+.2f}",
+                f"{mean(case['top5_error']):.2f}",
                 f"{median(epoch):.2f}",
                 f"{min(epoch):.2f} to {max(epoch):.2f}",
                 "" if plain is case else f"{median(plain['epoch']) / median(epoch):.2f}",

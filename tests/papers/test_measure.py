@@ -63,9 +63,9 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 def test_rows_of_each_file(tmp_path: Path) -> None:
     lines = [
         {"seconds": 9.0, "computing": 8.0, "communicating": 1.0, "waiting": 0.5, "test_accuracy": 0.5, "test_loss": 1.0}
-        | {"elapsed": 9.0},
+        | {"loss": 2.0, "elapsed": 9.0},
         {"seconds": 2.0, "computing": 9.0, "communicating": 1.5, "waiting": 0.75, "test_accuracy": 0.75}
-        | {"test_top5": 0.9375, "test_loss": 0.5, "elapsed": 11.0},
+        | {"test_top5": 0.9375, "test_loss": 0.5, "loss": 0.25, "elapsed": 11.0},
     ]
     files = {
         "metrics.jsonl": "\n".join(map(json.dumps, lines)),
@@ -101,8 +101,10 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
         "exchange in an epoch": ("s", 0.5, 0.5, 0.5),
         "waiting in an epoch": ("s", 0.25, 0.25, 0.25),
         "test accuracy": ("%", 75, 75, 75),
+        "top-5 accuracy": ("%", 93.75, 93.75, 93.75),
         "top-5 error": ("%", 6.25, 6.25, 6.25),
         "test loss": ("", 0.5, 0.5, 0.5),
+        "training loss": ("", 0.25, 0.25, 0.25),
         "the whole run": ("s", 11, 11, 11),
         "a, training, ours": ("images/s", 4, 2, 8),
         "a, training, stock": ("images/s", 2, 2, 2),

@@ -140,7 +140,7 @@ def _row(name: str, unit: str, samples: Sequence[float]) -> MeasuredRow:
 
 
 def _training(path: Path) -> Iterator[MeasuredRow]:
-    """Yield the times of the epochs after the first, and the test after the last."""
+    """Yield the times of the epochs after the first, and the losses and the test of the last."""
     lines = read_metrics(path.parent)
     yield _row("an epoch", "s", [line["seconds"] for line in lines[1:] or lines])
     for name, key in {"computing": "computing", "exchange": "communicating", "waiting": "waiting"}.items():
@@ -150,8 +150,10 @@ def _training(path: Path) -> Iterator[MeasuredRow]:
     last = lines[-1]
     yield _row("test accuracy", "%", [100 * last["test_accuracy"]])
     if "test_top5" in last:
+        yield _row("top-5 accuracy", "%", [100 * last["test_top5"]])
         yield _row("top-5 error", "%", [100 - 100 * last["test_top5"]])
     yield _row("test loss", "", [last["test_loss"]])
+    yield _row("training loss", "", [last["loss"]])
     yield _row("the whole run", "s", [last["elapsed"]])
 
 
