@@ -1,9 +1,9 @@
 """Run one `unisono` command after another on a rank that keeps running; started by tests/persistent_ranks.py.
 
-mpiexec -n 2 python tests/command_runner.py FOLDER
+mpiexec -n 2 python tests/command_runner.py FOLDER PROCESS
 
 Command N is FOLDER/N.json. All ranks append to FOLDER/N.out and FOLDER/N.err, and rank R writes its exit
-code into FOLDER/N.R.code. FOLDER/end ends all.
+code into FOLDER/N.R.code. FOLDER/end ends all, and so does the end of PROCESS, which writes them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def redirect(name: Path, file: int) -> None:
     os.close(opened)
 
 
-def run_commands(home: Path, rank: str) -> None:
-    """Run commands until FOLDER/end exists."""
+def run_commands(home: Path, process: str, rank: str) -> None:
+    """Run commands until FOLDER/end exists, or the process that asks for them is gone."""
     kept, number = [os.dup(file) for file in (1, 2)], 0
-    while not (home / "end").exists():
+    while Path("/proc", process).exists() and not (home / "end").exists():
         request = home / f"{number}.json"
         if not request.exists():
             time.sleep(POLL_SECONDS)
@@ -77,4 +77,5 @@ def run_commands(home: Path, rank: str) -> None:
 
 
 if __name__ == "__main__":
-    run_commands(Path(sys.argv[1]), next(os.environ[name] for name in RANK_VARIABLES if name in os.environ))
+    own_rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
+    run_commands(Path(sys.argv[1]), sys.argv[2], own_rank)

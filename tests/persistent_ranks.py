@@ -30,7 +30,7 @@ class PersistentRanks:
         self._count, self._folder, self._timeout, self._number = count, folder, timeout, 0
         self._one_code = one_code
         command = [str(find_mpiexec()), "-n", str(count), sys.executable, "-P", str(PROGRAM), str(folder)]
-        self.watched = Watched(command, env=launch_environment(os.environ, terminal=False))
+        self.watched = Watched([*command, str(os.getpid())], env=launch_environment(os.environ, terminal=False))
 
     def __enter__(self) -> Self:
         return self

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.persistent_ranks import PersistentRanks
-from tests.progress import process_tree
+from tests.progress import poll_until, process_tree
 
 from unisono.schedules.ring import ring
 from unisono.view.schedule import draw
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_each_command_has_its_own_arguments_exit_code_folder_and_environment(tmp_path: Path) -> None:
@@ -37,3 +41,18 @@ def test_ended_or_stopped_ranks_raise(tmp_path: Path, number: signal.Signals, ho
             os.kill(process, number)
         with pytest.raises(AssertionError, match=f"unisono --version: the ranks have {how}"):
             ranks(("--version",), tmp_path)
+
+
+def test_ranks_end_with_the_process_that_asks_them(tmp_path: Path) -> None:
+    start = f"ranks = PersistentRanks(1, Path({str(tmp_path)!r})); ranks(('--version',), Path('/'))"
+    program = f"from pathlib import Path; from tests.persistent_ranks import PersistentRanks; {start}"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{program}; print(flush=True); input()"], cwd=ROOT, stdin=-1, stdout=-1
+    ) as asking:
+        assert asking.stdout is not None
+        asking.stdout.readline()
+        started = set(process_tree(asking.pid)) - {asking.pid}
+        assert started
+        asking.kill()
+    left = [Path("/proc", str(process)) for process in started]
+    assert not any(poll_until(lambda: [one.exists() for one in left], lambda exist: not any(exist)))
