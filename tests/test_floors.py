@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_215,
+    ".": 3_218,
     "asynchronous": 1_090,
     "bench": 1_582,
     "cli": 2_439,

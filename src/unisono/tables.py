@@ -28,6 +28,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, field
 from functools import lru_cache
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -99,6 +100,8 @@ def check(value: Any) -> None:
     kind: Any = type(value)
     for each in dataclasses.fields(value):
         if each.metadata and (held := getattr(value, each.name)) != each.default:
+            if isinstance(held, Real) and type(held) not in (bool, int, float):  # NumPy's
+                held = int(held) if isinstance(held, Integral) else float(held)
             try:
                 _value(held, types_of(kind)[each.name], f"{kind.__name__}: {each.name}", each.metadata)
             except _UnfitError as unfit:
