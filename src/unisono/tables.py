@@ -100,7 +100,7 @@ def check(value: Any) -> None:
     kind: Any = type(value)
     for each in dataclasses.fields(value):
         if each.metadata and (held := getattr(value, each.name)) != each.default:
-            if isinstance(held, Real) and type(held) not in (bool, int, float):  # NumPy's
+            if isinstance(held, Real) and not isinstance(held, bool):  # also NumPy's
                 held = int(held) if isinstance(held, Integral) else float(held)
             try:
                 _value(held, types_of(kind)[each.name], f"{kind.__name__}: {each.name}", each.metadata)

@@ -66,7 +66,7 @@ def test_an_average_every_0_steps_is_refused() -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     assert LocalSGD(every=np.int64(4)) == LocalSGD(every=4)
     assert EASGD(alpha=np.float32(0.25), period=np.int32(3)) == EASGD(alpha=0.25, period=3)
-    with pytest.raises(UsageError, match="LocalSGD: every = 2.5 is not a whole number"):
+    with pytest.raises(UsageError, match=r"LocalSGD: every = 2\.5 is not a whole number"):
         LocalSGD(every=np.float32(2.5))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="alpha = nan"):
         EASGD(alpha=np.float64("nan"))
