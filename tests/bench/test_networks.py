@@ -1,6 +1,7 @@
 """Training steps of networks, contender by contender."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ def test_a_contender_returns_its_timings_of_algorithms() -> None:
     with ContenderProcess("small_convnet", "ours", 2, known) as one:
         one.step()
         assert one.plan() == known, "no layer of it is large enough to be timed"
+
+
+def test_a_contender_leaves_no_shared_memory() -> None:
+    with ContenderProcess("small_convnet", "stock", 2, {}) as contender:
+        contender.step()
+    assert not list(Path("/dev/shm").glob(f"mpich_shm_{contender.process.pid:x}_*"))
 
 
 def test_a_contender_that_ends_early_is_reported() -> None:

@@ -40,6 +40,7 @@ from unisono.formats import markdown_table
 from unisono.launch import MALLOC_ENVIRONMENT
 from unisono.models import input_shape, make_network
 from unisono.processor import AUTO, processor
+from unisono.startup import remove_leftover_files
 from unisono.training.accuracy import classification_loss
 
 STOCK, TUNED, KEPT_MEMORY, OURS = "stock", "tuned", "kept", "ours"
@@ -136,7 +137,8 @@ class ContenderProcess:
         command = [sys.executable, "-m", "unisono.bench.networks", name, contender, str(batch)]
         plain = {key: value for key, value in os.environ.items() if key not in MALLOC_ENVIRONMENT}
         environment = {**plain, **MALLOC_ENVIRONMENT} if contender in WITH_KEPT_MEMORY else plain
-        self._process = subprocess.Popen(
+        self._begun = time.time()
+        self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._name = f"{contender} of {name}"
@@ -146,8 +148,9 @@ class ContenderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._process:
-            self._process.kill()
+        with self.process:
+            self.process.kill()
+        remove_leftover_files(self._begun)  # MPI's, of which a process that is killed removes none
 
     def step(self) -> dict[str, float]:
         """Request a step. Return its `seconds`, `peak_bytes` of the process's memory, and the seconds of `scoring`."""
@@ -156,20 +159,20 @@ class ContenderProcess:
 
     def plan(self) -> dict[str, Any]:
         """End the process. Return the timings of algorithms that it has measured."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         return self._receive()
 
     def _send(self, line: str) -> None:
         with suppress(BrokenPipeError):  # it has ended: `_receive` reports it
-            print(line, file=self._process.stdin, flush=True)
+            print(line, file=self.process.stdin, flush=True)
 
     def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
         if not line:
             raise UsageError(
-                f"{self._name} ended with exit code {self._process.wait()}, see above; try a smaller --batch"
+                f"{self._name} ended with exit code {self.process.wait()}, see above; try a smaller --batch"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
