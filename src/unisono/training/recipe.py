@@ -239,10 +239,8 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
     recipe = parse_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):
-            beside = (
-                Path.cwd() if path.resolve().parent == FOLDER else path.parent
-            )  # nobody's code is beside packaged recipes
-            folder = (beside / found.folder).resolve()
+            packaged = path.resolve().parent == FOLDER  # nobody's code is beside those
+            folder = ((Path.cwd() if packaged else path.parent) / found.folder).resolve()
             recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
     return recipe
 
