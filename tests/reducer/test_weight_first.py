@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -56,6 +57,15 @@ def test_a_linear_layer_has_the_bits_of_pytorch(
 ) -> None:
     torch.manual_seed(0)
     assert_alike(nn.Linear(ins, outs, bias=bias, dtype=dtype), torch.randn(*shape, ins).to(dtype))
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_inputs_in_any_order_of_memory_have_the_bits_of_pytorch(order: Sequence[int]) -> None:
+    torch.manual_seed(0)
+    for sizes in itertools.product((1, 7, 33), repeat=3):
+        inputs = torch.randn(sizes).permute(order)
+        for one in (inputs, inputs[0]):
+            assert_alike(nn.Linear(one.shape[-1], 64), one)
 
 
 @st.composite

@@ -126,12 +126,15 @@ def linear_gradients(
     gradient: Tensor, inputs: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Return the gradients of inputs (..., in), weight (out, in) and bias (out)."""
-    rows = gradient.flatten(0, -2)
-    return (
-        (rows @ weight).view(inputs.shape) if wanted[0] else None,
-        rows.t() @ inputs.flatten(0, -2) if wanted[1] else None,
-        rows.sum(0) if wanted[2] else None,
-    )
+    rows, flat = gradient.flatten(0, -2), inputs.flatten(0, -2)
+    own = bias = None
+    if wanted[0]:  # PyTorch multiplies the other way round for inputs in columns: its sums have another order there
+        in_columns = flat.stride() == (1, len(flat))
+        own = (weight.t() @ rows.t()).t() if in_columns else rows @ weight
+        own = own if inputs.dim() == 2 else own.reshape(inputs.shape)
+    if wanted[2]:
+        bias = rows.sum(0)
+    return own, rows.t() @ flat if wanted[1] else None, bias
 
 
 def convolution_gradients(
