@@ -92,7 +92,7 @@ def test_samples_in_memory_are_shared_by_ranks() -> None:
 
 
 LAYERS = [
-    TracedLayer("0", "Linear", parameter_bytes=100, activation_bytes=60),
+    TracedLayer("0", "Linear", parameter_bytes=100, gradient_bytes=100, activation_bytes=60),
     TracedLayer("1", "ReLU", activation_bytes=40),
 ]
 RUN = PlannedRun(MachineFacts("example"), LAYERS, 2, BSP(), 32, 4, kept=2.0)
@@ -103,6 +103,11 @@ def test_the_worked_example_of_memory() -> None:
     assert found == RankMemory(100, 100, 200, 0, 400)
     assert found.total == 800
     assert rank_memory(replace(RUN, rule=Sharded())).total == 650
+
+
+def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
+    frozen = replace(RUN, layers=[*LAYERS, TracedLayer("2", "Linear", parameter_bytes=50)])
+    assert rank_memory(frozen) == rank_memory(RUN)._replace(weights=150)
 
 
 def test_an_anchor_is_as_large_as_the_weights() -> None:

@@ -129,6 +129,13 @@ def test_copies_are_tasks_on_a_lane_for_each_direction(rule: str) -> None:
     assert two["to_host"] == pytest.approx(2 * one["to_host"])
 
 
+def test_frozen_layers_are_not_exchanged() -> None:
+    body, head = nn.Linear(400, 1000), nn.Linear(1000, 10)
+    layers = trace(nn.Sequential(body.requires_grad_(False), head), torch.empty(2, 400))
+    buckets = inputs_of(replace(RUN, layers=layers), Cost(1e-5, 2e-9)).buckets(10**6, 1.0)
+    assert 4 * 10_010 <= sum(bucket.nbytes for bucket in buckets) < 4 * 10_100  # flags, and padding
+
+
 def test_a_step_is_what_predict_gives_for_its_setting() -> None:
     row, cost = usual()["bsp", 4], exchange_cost(MACHINE, 4, 1).cost
     computing = replace(computing_of(LAYERS, MACHINE, 2, 16), update=update_seconds(RUN))

@@ -95,7 +95,7 @@ def test_a_line_says_what_the_cost_of_exchanges_is_based_on() -> None:
 
 
 def test_a_line_has_the_wall_time_of_each_row() -> None:
-    layer = TracedLayer("0", "Linear", forward_flops=1, backward_flops=1, parameter_bytes=100_000_000)
+    layer = TracedLayer("0", "Linear", forward_flops=1, backward_flops=1, parameter_bytes=10**8, gradient_bytes=10**8)
     run = replace(RUN, layers=[layer], epoch_samples=3840, test_samples=640, epochs=100)
     (line,) = [line for line in as_lines([ALONE, FOUR], run, 0.5) if line.startswith("wall time")]
     assert line == ("wall time for sbatch --time, 100 epochs: 0-00:15:00 (bsp, 1 node), 0-00:10:00 (bsp, 4 nodes)")

@@ -133,7 +133,16 @@ def test_a_last_smaller_minibatch_is_a_step() -> None:
 
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12))
-LAYERS = [TracedLayer("0", "Linear", forward_flops=625_000_000, backward_flops=1, parameter_bytes=100_000_000)]
+LAYERS = [
+    TracedLayer(
+        "0",
+        "Linear",
+        forward_flops=625_000_000,
+        backward_flops=1,
+        parameter_bytes=100_000_000,
+        gradient_bytes=100_000_000,
+    )
+]
 """A forward pass of 2 samples takes 0.625 ms, of 16 samples 5 ms."""
 
 JOB = PlannedRun(MACHINE, LAYERS, 2, BSP(), 64, 4, epoch_samples=3840, test_samples=640, epochs=100)

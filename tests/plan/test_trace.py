@@ -106,6 +106,15 @@ def test_the_worked_example() -> None:
     assert first.input_shapes == ((4, 3),)
 
 
+def test_frozen_parameters_have_no_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    model[0].requires_grad_(False)
+    model[1].bias.requires_grad_(False)
+    body, head = trace(model, torch.randn(2, 3))
+    assert (body.parameter_bytes, body.gradient_bytes) == (64, 0)
+    assert (head.parameter_bytes, head.gradient_bytes) == (100, 80)
+
+
 def test_the_first_layers_inputs_have_a_gradient_if_they_are_asked_for() -> None:
     (layer,) = trace(nn.Linear(3, 5), torch.empty(4, 3, requires_grad=True))
     assert layer.backward_flops == 2 * layer.forward_flops

@@ -130,18 +130,18 @@ def computing_of(
 ) -> Computing:
     """Return the times of a step on one of a node's ranks for `samples` samples, of layers traced for `traced`.
 
-    The parameters of a layer count as one: needed when its forward pass begins, with a gradient when its backward pass
-    ends. The backward pass goes through the layers in reverse order. Ranks of a node share its computing.
+    The trained parameters of a layer count as one: needed when its forward pass begins, with a gradient when its
+    backward pass ends. The backward pass goes through the layers in reverse order. Ranks of a node share its computing.
     """
     scale = samples / traced
     of_node = scale * ranks_per_node
     forward = [product_seconds(layer, layer.forward_flops, machine, "forward", scale) * of_node for layer in layers]
     backward = [product_seconds(layer, layer.backward_flops, machine, "backward", scale) * of_node for layer in layers]
-    return computing_in_order(forward, backward, [number for number, layer in enumerate(layers) if layer.parameters])
+    return computing_in_order(forward, backward, [at for at, layer in enumerate(layers) if layer.gradient_bytes])
 
 
 def computing_in_order(forward: Sequence[float], backward: Sequence[float], of: Sequence[int]) -> Computing:
-    """Return the times of a step from the seconds of each layer's passes; `of` has the layers with parameters."""
+    """Return the times of a step from the seconds of each layer's passes; `of` has the layers that are trained."""
     begins = [0.0, *accumulate(forward)]
     ends = list(accumulate(reversed(backward), initial=begins[-1]))[:0:-1]
     whole = begins[-1] + sum(backward)

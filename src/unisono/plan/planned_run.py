@@ -200,8 +200,8 @@ def check_run(run: PlannedRun) -> None:
         raise UsageError(f"{machine.name} has no node.flops: give a file with the FLOPs per second of a node")
     if not machine.link.bandwidth and run.nodes > 1:
         raise UsageError(f"{machine.name} has no link.bandwidth: give a file with the bytes per second of an adapter")
-    if not any(layer.parameters for layer in run.layers):
-        raise UsageError("the model has no parameters, so there is nothing to exchange: plan another")
+    if not any(layer.gradient_bytes for layer in run.layers):
+        raise UsageError("the model has no parameters that are trained, so there is nothing to exchange: plan another")
     if run.rule.traits.members is Members.SERVERS:
         raise UsageError(
             f"rule {run.rule_name} has no step that all ranks make together, so it is not predicted: plan bsp, "
@@ -229,10 +229,11 @@ class RankMemory(NamedTuple):
 def rank_memory(run: PlannedRun) -> RankMemory:
     """Return the memory of a rank of a run whose layers are whole."""
     state, weights = run.rule.traits.state, float(sum(layer.parameter_bytes for layer in run.layers))
+    gradients = float(sum(layer.gradient_bytes for layer in run.layers))
     activations = sum(layer.activation_bytes for layer in run.layers) * run.samples_of_rank / run.traced
-    optimizer = weights * run.kept / (run.ranks if state is RankState.SHARDED else 1)
+    optimizer = gradients * run.kept / (run.ranks if state is RankState.SHARDED else 1)
     held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
-    return RankMemory(weights, weights, optimizer, weights if state.has_anchor else 0.0, activations, held)
+    return RankMemory(weights, gradients, optimizer, gradients if state.has_anchor else 0.0, activations, held)
 
 
 def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
@@ -248,8 +249,8 @@ def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInp
         weights -= inputs.weights[name] * (1 - 1 / size)
         whole_input = split.how == COLUMN or layer.gathers
         kept += layer.inputs * inputs.samples * (size if whole_input else split.takes != PART)
-    own = {key: getattr(whole, key) * weights / total for key in ("weights", "gradients", "optimizer")}
-    return whole._replace(activations=whole.activations + kept, **own)
+    own = {key: getattr(whole, key) * weights / total for key in ("gradients", "optimizer")}
+    return whole._replace(weights=whole.weights - total + weights, activations=whole.activations + kept, **own)
 
 
 def numbers_kept(optimizer: str, momentum: float) -> float:

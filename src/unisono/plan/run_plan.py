@@ -123,7 +123,7 @@ def inputs_of(run: PlannedRun, cost: Cost) -> PredictionInputs:
     rule, played = run.rule, min(run.ranks, MAX_PLAYED_RANKS)
     computing = computing_of(run.layers, run.machine, run.traced, run.samples_of_rank, run.ranks_per_node)
     update = update_seconds(run) * (played / run.ranks if rule.traits.state is RankState.SHARDED else 1)
-    sizes = [layer.parameter_bytes for layer in run.layers if layer.parameters]
+    sizes = [layer.gradient_bytes for layer in run.layers if layer.gradient_bytes]
     node = run.machine.node
     copying = max(run.ranks_per_node, node.accelerators) if run.ranks > 1 else 0  # each all gradients, at once
     if rule.traits.state is RankState.SHARDED:  # the sum of flags besides the two that were priced
@@ -202,7 +202,7 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
 def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFacts, ...]) -> SplitInputs:
     """Return the inputs of the choice of splits for a step that is predicted in data parallelism."""
     placement = placement_of(run.nodes, run.ranks_per_node, run.machine.topology.supernode)
-    weights = {layer.name: layer.parameter_bytes for layer in run.layers if layer.parameters}
+    weights = {layer.name: layer.gradient_bytes for layer in run.layers if layer.gradient_bytes}
 
     def of_sent(nodes: int) -> LinkCosts:
         """Return the costs on so many nodes, by the bytes that a rank sends."""

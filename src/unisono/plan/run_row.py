@@ -243,7 +243,7 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     forward = sum(product_seconds(one, one.forward_flops, run.machine) for one in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
     test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
-    checkpoint = sum(layer.parameter_bytes for layer in run.layers) * (1 + run.kept) / disk
+    checkpoint = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers) / disk
     within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
     return JobSeconds(
         START_SECONDS,

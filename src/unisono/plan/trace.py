@@ -69,6 +69,8 @@ class TracedLayer:
     backward_flops: int = 0
     parameters: int = 0
     parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    """Bytes of the gradients of its parameters: of those that are trained."""
     activations: int = 0
     """Numbers of its outputs, summed over its calls."""
     activation_bytes: int = 0
@@ -257,6 +259,7 @@ def _count_parameters(model: nn.Module, layers: dict[str, TracedLayer]) -> None:
             layer = layers.setdefault(owner, TracedLayer(owner, type(model).__name__))
             layer.parameters += parameter.numel()
             layer.parameter_bytes += parameter.nbytes
+            layer.gradient_bytes += parameter.nbytes * parameter.requires_grad
 
 
 class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's

@@ -190,8 +190,8 @@ def facts_of(
     sizes, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
     ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
     for layer in layers:
-        name, module, own = layer.name, modules[layer.name], dict(modules[layer.name].named_parameters(recurse=False))
-        weights = layer.parameter_bytes if any(weight.requires_grad for weight in module.parameters()) else 0
+        name, weights, module = layer.name, layer.gradient_bytes, modules[layer.name]
+        own = dict(module.named_parameters(recurse=False))
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
         able = bool(weights and name) and name in once and not computed_or_tied
         splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
