@@ -3,10 +3,12 @@ import torch
 from unisono.models.inception import (
     GOOGLENET_MODULES,
     INCEPTION_MODULES,
+    TORCH_MODULES,
     GoogLeNet,
     Inception,
     InceptionBN,
     InceptionModule,
+    TorchGoogLeNet,
     googlenet_bn,
 )
 
@@ -84,3 +86,39 @@ def test_a_module_that_halves_the_size_has_a_pool_branch() -> None:
     inputs = torch.rand(1, 320, 6, 6)
     pooled = torch.nn.functional.max_pool2d(inputs, 3, 2, 1)
     assert torch.equal(module(inputs)[:, -320:], pooled)
+
+
+def test_the_parts_of_torchs_network_have_the_sizes_of_its_file() -> None:
+    with torch.device("meta"):
+        model = TorchGoogLeNet(1000)
+    sizes = [
+        sum(parameter.numel() for part in parts for parameter in part.parameters())
+        for parts in ([model.lower], [model.upper, model.classifier], [model.auxiliary])
+    ]
+    assert sizes == [5_602_880, 11_128_264, 2_416_744]
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(convolutions) == len(norms)
+    assert all(convolution.bias is not None for convolution in convolutions)
+    assert {norm.eps for norm in norms} == {1e-3}
+
+
+def test_torchs_network_halves_the_size_by_convolutions_and_has_two_scores_in_training() -> None:
+    with torch.device("meta"):
+        model, images = TorchGoogLeNet(10), torch.zeros(2, 3, 224, 224)
+        lower = model.lower(images)
+        assert lower.shape == (2, 576, 14, 14)
+        assert model.upper(lower).shape == (2, 1024, 7, 7)
+        assert [scores.shape for scores in model(images)] == [(2, 10)] * 2
+        for sizes in TORCH_MODULES.values():
+            assert InceptionModule(sizes)(torch.zeros(1, sizes[0], 14, 14)).shape[2] == 14
+        assert model.eval()(images).shape == (2, 10)
+
+
+def test_the_auxiliary_classifier_of_torchs_network_gives_gradients_to_lower_layers_only() -> None:
+    with torch.device("meta"):
+        model = TorchGoogLeNet(10)
+        _, auxiliary = model(torch.zeros(1, 3, 224, 224))
+    auxiliary.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.lower.parameters())
+    assert all(parameter.grad is None for parameter in (*model.upper.parameters(), *model.classifier.parameters()))

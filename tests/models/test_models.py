@@ -40,6 +40,7 @@ FACTS = {
     "vgg19": Facts(1000, IMAGE, 143_667_240, 19_632_062_464),
     "googlenet": Facts(1000, IMAGE, 13_378_280, 1_582_671_872),
     "googlenet_bn": Facts(1000, IMAGE, 7_005_832, 1_582_671_872),
+    "googlenet_bn_torch": Facts(1000, IMAGE, 19_147_888, 2_760_854_528),
     "inception_bn": Facts(1000, IMAGE, 11_285_224, 2_032_600_064),
     "cd_dnn": Facts(10, (440,), 26_101_770, 26_087_424),
     "gpt_small": Facts(256, (128,), 875_264, 121_634_816),

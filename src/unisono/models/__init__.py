@@ -32,6 +32,7 @@ MODELS = Registry(
         "vgg19": "unisono.models.convnet:vgg19",
         "googlenet": "unisono.models.inception:GoogLeNet",
         "googlenet_bn": "unisono.models.inception:googlenet_bn",
+        "googlenet_bn_torch": "unisono.models.inception:TorchGoogLeNet",
         "inception_bn": "unisono.models.inception:InceptionBN",
         "cd_dnn": "unisono.models.convnet:CDDNN",
         "gpt_small": "unisono.models.gpt_small:GPTSmall",

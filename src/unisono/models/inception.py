@@ -16,7 +16,15 @@ auxiliary classifiers. An image takes 1.58 billion multiply-adds without those. 
 loss is that of the network plus 0.3 of each auxiliary one (`training/accuracy.py`).
 
 With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
-7,005,832 parameters. The GoogleNetBN that DIMD measures is from Torch's packages and larger (a payload of 93 MB).
+7,005,832 parameters.
+
+The GoogLeNetBN that DIMD measures is from Torch's packages, and a payload of 93 MB there. The published one that is
+nearest, of Torch's examples for ImageNet, has 19,147,888 parameters in float32, 76.6 MB, here as there with biases. Torch has a second
+relu, before the batch norm of its modules. It has the modules of the next network, halves the size by convolutions, and has one auxiliary
+classifier; an image takes 2.76 billion multiply-adds without that:
+
+    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c ─ 2x2/2 ─ 4a 4b 4c 4d ─ 4e ─ 2x2/2 ─ 5a 5b ─ mean ─ classes
+                                              classes ─ 768 ─ 1x1, 128 ─ pool ─┘  auxiliary
 
 Inception with batch norm (Ioffe and Szegedy 2015, figure 5) in MXNet's form, a network that MXNET-MPI measures:
 
@@ -56,7 +64,8 @@ GOOGLENET_MODULES = {
 
 def convolution(in_channels: int, out_channels: int, kernel: int, stride: int = 1, norm: bool = False) -> nn.Sequential:
     """Return a convolution that keeps the size, or divides it by the stride, with batch norm or a bias, and relu."""
-    layers: list[nn.Module] = [nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=not norm)]
+    padding = (kernel - 1) // 2  # one of 2 x 2 only divides
+    layers: list[nn.Module] = [nn.Conv2d(in_channels, out_channels, kernel, stride, padding, bias=not norm)]
     return nn.Sequential(*layers, *([nn.BatchNorm2d(out_channels)] if norm else []), nn.ReLU(inplace=True))
 
 
@@ -95,16 +104,17 @@ class Inception(nn.Module):
 class Auxiliary(nn.Module):
     """Classifier in the middle of the network that gives its lower part gradients of its own in training."""
 
-    def __init__(self, in_channels: int, classes: int) -> None:
+    def __init__(self, in_channels: int, classes: int, width: int = 1024, norm: bool = False) -> None:
+        """With `norm` there is batch norm, and no dropout."""
         super().__init__()
         self.layers = nn.Sequential(
             nn.AvgPool2d(5, 3),
-            convolution(in_channels, 128, 1),
+            convolution(in_channels, 128, 1, norm=norm),
             nn.Flatten(),
-            nn.Linear(128 * 4 * 4, 1024),
+            nn.Linear(128 * 4 * 4, width),
             nn.ReLU(inplace=True),
-            nn.Dropout(0.7),
-            nn.Linear(1024, classes),
+            nn.Identity() if norm else nn.Dropout(0.7),
+            nn.Linear(width, classes),
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -154,7 +164,10 @@ googlenet_bn = partial(GoogLeNet, norm=True)
 """GoogLeNet with batch norm after each convolution, and without auxiliary classifiers."""
 
 
-INCEPTION_MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
+Sizes = tuple[int, int, int, int, int, int, str, int]
+"""Channels: in, 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3; the pool, pool projection."""
+
+INCEPTION_MODULES: tuple[Sizes, ...] = (
     (192, 64, 64, 64, 64, 96, "mean", 32),
     (256, 64, 64, 96, 64, 96, "mean", 64),
     (320, 0, 128, 160, 64, 96, "half", 0),
@@ -166,13 +179,27 @@ INCEPTION_MODULES: tuple[tuple[int, int, int, int, int, int, str, int], ...] = (
     (1056, 352, 192, 320, 160, 224, "mean", 128),
     (1024, 352, 192, 320, 192, 224, "max", 128),
 )
-"""Channels: in, 1x1, 3x3 reduce, 3x3, double 3x3 reduce, double 3x3; the pool, pool projection."""
+"""Modules of MXNet's network."""
+
+TORCH_MODULES: dict[str, Sizes] = {
+    "3a": (192, 64, 64, 64, 64, 96, "mean", 32),
+    "3b": (256, 64, 64, 96, 64, 96, "mean", 64),
+    "3c": (320, 0, 128, 160, 64, 96, "max", 0),
+    "4a": (576, 224, 64, 96, 96, 128, "mean", 128),
+    "4b": (576, 192, 96, 128, 96, 128, "mean", 128),
+    "4c": (576, 160, 128, 160, 128, 160, "mean", 96),
+    "4d": (576, 96, 128, 192, 160, 192, "mean", 96),
+    "4e": (576, 0, 128, 192, 192, 256, "max", 0),
+    "5a": (1024, 352, 192, 320, 160, 224, "mean", 128),
+    "5b": (1024, 352, 192, 320, 192, 224, "max", 128),
+}
+"""Modules of Torch's network."""
 
 
 class InceptionModule(nn.Module):
     """Inception module: three or four branches side by side."""
 
-    def __init__(self, sizes: tuple[int, int, int, int, int, int, str, int]) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         in_channels, one, reduce_three, three, reduce_double, double, pool, out_channels = sizes
         stride = 2 if pool == "half" else 1
@@ -210,3 +237,32 @@ class InceptionBN(nn.Module):
         features: torch.Tensor = self.inception(self.first(images))
         scores: torch.Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
+
+
+class TorchGoogLeNet(nn.Module):
+    """Network from images of shape (samples, channels, 224, 224) to scores of shape (samples, classes).
+
+    In training it returns two scores: its own and those of the auxiliary classifier.
+    """
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        first = (convolution(channels, 64, 7, 2, norm=True), _pool(), convolution(64, 64, 1, norm=True))
+        modules = {name: InceptionModule(sizes) for name, sizes in TORCH_MODULES.items()}
+        third, fourth, fifth = ([modules[name] for name in modules if name[0] == stage] for stage in "345")
+        halves = [convolution(each, each, 2, 2, norm=True) for each in (576, 1024)]
+        self.lower = nn.Sequential(*first, convolution(64, 192, 3, norm=True), _pool(), *third, halves[0], *fourth[:-1])
+        self.upper = nn.Sequential(fourth[-1], halves[1], *fifth)
+        self.classifier = nn.Linear(1024, classes)
+        self.auxiliary = Auxiliary(576, classes, 768, norm=True)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 1e-3
+            elif isinstance(module, nn.Conv2d):
+                module.bias = nn.Parameter(torch.zeros(module.out_channels))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Return the scores before the softmax; in training, a tuple with the auxiliary ones."""
+        lower = self.lower(images)
+        scores: torch.Tensor = self.classifier(self.upper(lower).mean(dim=(2, 3)))
+        return (scores, self.auxiliary(lower)) if self.training else scores
