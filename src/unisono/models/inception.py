@@ -20,7 +20,7 @@ With batch norm after each convolution there is neither local response normalisa
 
 The GoogLeNetBN that DIMD measures is from Torch's packages, and a payload of 93 MB there. The published one that is
 nearest, of Torch's examples for ImageNet, has 19,147,888 parameters, 76.6 MB in float32, with biases before the batch
-norm, which begin at 0 here. (Torch's modules have another relu between the two.) It has the modules of the next network,
+norm, which begin at 0 here. (Torch's modules have a second relu between the two.) It has the next network's modules,
 halves the size by convolutions, and has one auxiliary classifier; an image takes 2.76 billion multiply-adds without it:
 
     7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c ─ 2x2/2 ─ 4a 4b 4c 4d ─ 4e ─ 2x2/2 ─ 5a 5b ─ mean ─ classes
