@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CON
 train: $(VENV)/.run
 	$(BIN)/unisono train digits
 
+# Hundreds of interpreters start: modules are compiled once, also where the environment keeps no bytecode.
 test: $(VENV)/.dev
-	@failed=0; \
+	@failed=0; unset PYTHONDONTWRITEBYTECODE; \
 	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist worksteal -m "not launches" || failed=1; \
 	$(BIN)/python -m pytest -q --durations=50 -n 2 --dist loadfile --no-loadscope-reorder -m launches || failed=1; \
 	exit $$failed

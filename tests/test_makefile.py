@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 PYTHON = """#!/bin/sh
 echo "$@" >> {log}
+echo "${{PYTHONDONTWRITEBYTECODE-none}}" > {log}.bytecode
 case "$*" in *"{fails}"*) exit 1;; esac
 """
 
@@ -25,8 +27,10 @@ def test_a_half_that_fails_does_not_hide_the_other(fails: str, code: int, tmp_pa
     python.write_text(PYTHON.format(log=log, fails=fails))
     python.chmod(0o755)
     make = ["make", "test", f"VENV={tmp_path}", "-o", f"{tmp_path}/.dev"]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == code, done.stderr
+    assert log.with_suffix(".bytecode").read_text() == "none\n", "modules are compiled by each process"
     assert log.read_text().splitlines() == [
         "-m pytest -q --durations=50 -n 2 --dist worksteal -m not launches",
         "-m pytest -q --durations=50 -n 2 --dist loadfile --no-loadscope-reorder -m launches",

@@ -26,7 +26,7 @@ def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
 
 
 def test_all_overlaps_end_with_the_same_bits(spread: World) -> None:
-    found = {name: trained(spread, 20, unisono.BSP(SMALL, name)) for name in OVERLAPS}
+    found = {name: trained(spread, 6, unisono.BSP(SMALL, name)) for name in OVERLAPS}
     assert len(set(found.values())) == 1
     assert len(set(spread.all_gather_object(found["chain"]))) == 1
 

@@ -38,11 +38,11 @@ def net() -> nn.Module:
     """A small network with batch norm and dropout, and a layer that buckets cut."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3),
-        nn.BatchNorm2d(8),
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(288, 61),
+        nn.Linear(144, 61),
         nn.Dropout(0.3),
         nn.ReLU(),
         nn.Linear(61, 10),
@@ -121,7 +121,7 @@ def test_settings_change_no_bit(spread: World, kind: type) -> None:
     """Between two nodes, and by MPI's own sum."""
     rules = [rule_of(kind, algorithm, nbytes, overlap) for algorithm, nbytes, overlap in (
         ("auto", None, "auto"),
-        ("ring", 1000, "chain"),
+        ("ring", 2000, "chain"),
         ("library", 4000, "concurrent"),
         ("halving" if kind is unisono.BSP else "ring", 20_000, "funnel"),
         ("direct", 20_000, "none"),
@@ -181,7 +181,7 @@ def test_a_sum_over_shares(world: World) -> None:
 def test_without_virtual_ranks_no_setting_changes_a_bit(spread: World) -> None:
     """The wire alone: ranks are the shares."""
     found = set()
-    for algorithm, nbytes, overlap in (("ring", 1000, "chain"), ("library", None, "none"), ("direct", 9000, "funnel")):
+    for algorithm, nbytes, overlap in (("ring", 2000, "chain"), ("library", None, "none"), ("direct", 9000, "funnel")):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         trainer = Trainer(model, spread, rule_of(unisono.BSP, algorithm, nbytes, overlap), optimizer)

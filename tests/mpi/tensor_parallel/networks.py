@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 import unisono
+from unisono.mpi import MPI
+from unisono.network.choice import read_table
+from unisono.placement import place
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel import seed_dropout
 from unisono.tensor_parallel.model import split_model
@@ -229,9 +233,20 @@ def train(
     return losses
 
 
-def alone(case: Case, world: World, steps: int, samples: int = SAMPLES) -> tuple[list[float], nn.Module]:
-    """Losses of the whole model on whole batches, on one rank."""
-    one = world.split(world.rank)
+def alone(case: Case, steps: int, samples: int = SAMPLES) -> tuple[list[float], nn.Module]:
+    """Losses of the whole model on whole batches, on one rank, and the model, which nobody is to change: made once."""
+    return _alone(case.make, case.inputs, case.classes, steps, samples)
+
+
+@cache
+def _alone(
+    make: Callable[[], nn.Module],
+    inputs: Callable[[torch.Generator], torch.Tensor],
+    classes: int,
+    steps: int,
+    samples: int,
+) -> tuple[list[float], nn.Module]:
+    case, one = Case(make, {}, inputs, classes), World(MPI.COMM_SELF.Dup(), place([0]), read_table())
     model = model_of(case)
     split_model(model, one, {})
     unisono.parallel(model, one)

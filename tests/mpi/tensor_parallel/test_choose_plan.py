@@ -37,7 +37,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("name", CASES)
 def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, name: str) -> None:
     """On a slow link layers are split, on a fast one none; all ranks have the same plan, and the losses are equal."""
-    expected, _ = alone(CASES[name], group, 6)
+    expected, _ = alone(CASES[name], 3)
     for cost in (SLOW, FAST):
         model = model_of(CASES[name])
         found = choose_plan(model, group, example_of(name, group), cost)
@@ -48,7 +48,7 @@ def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, n
         elif name == "mlp":  # more weights than activations of 12 samples
             assert found.plan.layers
         model = unisono.parallel(model, group, plan=found.plan)
-        assert train(model, sgd(model), CASES[name], group, range(6)) == pytest.approx(expected, rel=1e-9)
+        assert train(model, sgd(model), CASES[name], group, range(3)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
@@ -61,7 +61,7 @@ def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
 
 def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "unisono")
-    expected, _ = alone(CASES["words"], group, 4)
+    expected, _ = alone(CASES["words"], 4)
     model = unisono.parallel(model_of(CASES["words"]), group, plan="auto", example=example_of("words", group))
     assert train(model, sgd(model), CASES["words"], group, range(4)) == pytest.approx(expected, rel=1e-9)
     lines = [one for one in caplog.messages if "split by prediction" in one]
@@ -141,7 +141,7 @@ class Tied(nn.Module):
 
 def test_a_weight_that_a_function_reads_stays_whole(group: World) -> None:
     case = Case(Tied, {}, CASES["words"].inputs)
-    expected, _ = alone(case, group, 4)
+    expected, _ = alone(case, 4)
     first, last = bounds(SAMPLES, group.size, group.rank)
     model = model_of(case)
     plan = choose_plan(model, group, batch(case, 0)[0][first:last], SLOW).plan

@@ -32,7 +32,7 @@ from unisono.tensor_parallel.model import (
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
-STEPS = 12
+STEPS = 6
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -71,7 +71,7 @@ def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, cli
 
 
 def test_layers_of_different_sizes(group: World) -> None:
-    expected, _ = alone(CASES["mlp"], group, STEPS)
+    expected, _ = alone(CASES["mlp"], STEPS)
     sizes = [size for size in (1, 2, 3, 4) if group.size % size == 0]
     plan = {"0": f"column {sizes[-1]}", "3": f"row {sizes[len(sizes) // 2]}", "5": f"column {sizes[0]}"}
     model = unisono.parallel(model_of(CASES["mlp"]), group, plan=plan)
@@ -80,13 +80,13 @@ def test_layers_of_different_sizes(group: World) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_training_continues_with_another_plan_on_other_ranks(group: World, name: str) -> None:
-    """After 6 of 12 steps each half of the ranks goes on by itself, as one model group."""
+    """After 3 of 6 steps each half of the ranks goes on by itself, as one model group."""
     case = CASES[name]
-    expected, _ = alone(case, group, 12)
+    expected, _ = alone(case, STEPS)
     plans, sizes = list(case.plans.values()), sizes_of(group)
     model = unisono.parallel(model_of(case), group, plan=with_sizes(plans[0], sizes[-1]))
     optimizer = sgd(model)
-    losses = train(model, optimizer, case, group, range(6))
+    losses = train(model, optimizer, case, group, range(3))
     whole = whole_state_dict(model), whole_optimizer_state(model, optimizer)
     weights, state = group.call_on_root(lambda: whole)
     half = group.split(group.rank * 2 // group.size)
@@ -94,7 +94,7 @@ def test_training_continues_with_another_plan_on_other_ranks(group: World, name:
     others = sgd(other)
     other.load_state_dict(weights)
     others.load_state_dict(cut_optimizer_state(other, others, state))
-    losses += train(other, others, case, half, range(6, 12))
+    losses += train(other, others, case, half, range(3, STEPS))
     assert losses == pytest.approx(expected, rel=1e-9)
     half.free()
 

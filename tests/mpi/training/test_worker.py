@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +28,11 @@ from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.world import World
 
-BATCH, RATE = 72, 0.05
+BATCH, RATE = 144, 0.05
 RECIPE = Recipe(
     model=ModelRecipe(dtype="float64"),
     optimizer=OptimizerRecipe(learning_rate=RATE),
-    training=TrainingRecipe(epochs=2, batch=BATCH, seed=3),
+    training=TrainingRecipe(batch=BATCH, seed=3),
 )
 
 
@@ -44,12 +45,14 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
 
 
-def trained(world: World, rule: EASGD, home: Path, replays: Path | None = None, device: str = "cpu") -> int:
+def trained(
+    world: World, rule: EASGD, home: Path, replays: Path | None = None, device: str = "cpu", epochs: int = 2
+) -> int:
     model = network().to(device)
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
-    options = TrainOptions(replay=replays)
-    run = WorkerPlayer(Run(RECIPE, world, feed, trainer, home, time.perf_counter(), options), rule)
+    options, recipe = TrainOptions(replay=replays), replace(RECIPE, training=replace(RECIPE.training, epochs=epochs))
+    run = WorkerPlayer(Run(recipe, world, feed, trainer, home, time.perf_counter(), options), rule)
     run.begin(None)
     code = run.train()
     world.barrier()
@@ -111,7 +114,7 @@ def test_workers_whose_models_are_on_a_device(
         return
     rule = EASGD(Exchange(bucket_bytes=4000), server=server, period=1, alpha=0.3)
     home = group.call_on_root(lambda: tmp_path_factory.mktemp("run"))
-    assert trained(group, rule, home, device=str(device)) == 0
+    assert trained(group, rule, home, device=str(device), epochs=1) == 0
     if group.rank == 0:
         found, _ = load_newest(home / run_directory.CHECKPOINTS)
         expected, _ = serially(rule, home, rule.seats(group.size).workers, group.size)
