@@ -152,19 +152,20 @@ class SocketCalls:
         self._barrier(self._token(call), 0, 0)
 
     def prepare(self, plan: Plan) -> Prepared:
-        group, calls, words = self._group, self._group.calls, plan.call.words
+        group, calls, (words, number) = self._group, self._group.calls, plan.call
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)
         player = self._player_of(rows, plan.arithmetic)
-        borrowed = plan.nbytes if _is_leaf(plan, group.rank) else 0
+        borrowed = plan.nbytes if _is_leaf(plan, group.rank) and plan.nbytes > MAX_SHORT_BYTES else 0
 
         def start(source: int, target: int, _: object = memory) -> None:
             if borrowed:  # for this call alone: a long payload's would stay as long as the plan
                 scratch = np.empty(borrowed, np.uint8)
                 target = scratch.ctypes.data
-            outer = calls.begin(words + group.label, in_library=False)
+            label = group.label
+            outer = calls.begin(words + label if label else words, False)
             try:
-                player(self._token(plan.call), source, target)
+                player(self._token(plan.call) if label else number + calls.number, source, target)
             except BaseException:  # whatever it is, the messages of the call may be anywhere
                 group.broken = True
                 raise
@@ -198,8 +199,8 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     """Return the rows of a plan's program, and the memory that they name beside a call's source and target.
 
     allreduce, broadcast, all_gather     in the target, which has the rank's contribution
-    reduce on a leaf                     in the target, scratch memory: partial sums overwrite what they are made of
-    reduce_scatter                       in scratch memory, for the same reason
+    reduce on a leaf, reduce_scatter     in scratch memory: partial sums overwrite what they are made of
+    long reduce on a leaf                in the target, scratch memory of the call
     all_to_all                           from the source to the target: a row of 2p chunks
     reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
@@ -207,6 +208,7 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     kind = kind_of(plan.dtype, plan.op or "sum")
     is_leaf = _is_leaf(plan, rank)
     needs_scratch = collective == "reduce_scatter" or (plan.op is not None and kind is RowKind.OTHER)
+    needs_scratch |= is_leaf and nbytes <= MAX_SHORT_BYTES
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
         cut = Cut(2 * plan.length, program.chunks, 1)

@@ -89,6 +89,9 @@ def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
     assert torch.equal(apart.allreduce(strided), torch.full((6, 8), float(apart.size)))
     long = torch.ones(MAX_SHORT_BYTES // 4 + 1)
     assert torch.equal(apart.allreduce(long), torch.full_like(long, float(apart.size)))
+    reduced = torch.ones_like(long)
+    apart.reduce(reduced, 0)
+    assert torch.equal(reduced, torch.full_like(long, float(apart.size if apart.rank == 0 else 1)))
     assert transports_of(apart) == {"sockets", "messages"}
 
 
