@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_218,
+    ".": 3_212,
     "asynchronous": 1_090,
     "bench": 1_585,
     "cli": 2_439,
@@ -60,15 +60,15 @@ MAX_LINES = {
     "network": 1_783,
     "optimizers": 506,
     "papers": 660,
-    "plan": 3_562,
+    "plan": 3_512,
     "reducer": 3_939,
     "rules": 1_199,
     "schedules": 1_630,
-    "step": 2_725,
-    "tensor_parallel": 1_031,
+    "step": 2_747,
+    "tensor_parallel": 1_010,
     "testing": 1_678,
     "torch_backend": 1_944,
-    "training": 7_343,
+    "training": 7_342,
     "transports": 3_081,
     "view": 982,
     "wires": 274,
@@ -93,8 +93,8 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_576
-"""Lines of split layers with their planning. The goal is 1,500."""
+MAX_LINES_OF_SPLIT_LAYERS = 1_499
+"""Lines of split layers with their planning."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

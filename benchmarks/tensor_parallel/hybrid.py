@@ -199,7 +199,7 @@ def references(problem: Problem, world: World) -> dict[str, float]:
 
 
 def predictions(problem: Problem, world: World) -> dict[str, float]:
-    """Return the predicted seconds of a step, from traced and whole steps, two allreduces and two all-gathers."""
+    """Return the predicted seconds of a step, from what a choice of a plan measures."""
     known = choose_plan(network(problem), world, share(problem, world)[0]).inputs
     assert known is not None
     plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}

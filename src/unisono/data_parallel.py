@@ -89,7 +89,8 @@ def parallel(
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
-        plan = _plan_by_prediction(model, world, chosen, optimizer, example)
+        whole = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
+        plan = _plan_by_prediction(model, world, example, whole)
     reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, chosen, optimizer)
@@ -267,19 +268,12 @@ def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
             )
 
 
-def _plan_by_prediction(
-    model: torch.nn.Module,
-    world: World,
-    rule: BaseRule,
-    optimizer: torch.optim.Optimizer | None,
-    example: Example,
-) -> ParallelPlan | None:
-    """Return the chosen plan, the same on all ranks, and log it; None where nothing is split."""
+def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, whole: str) -> ParallelPlan | None:
+    """Return the chosen plan, the same on all ranks, and log it; None where nothing is split, as `whole` says."""
     prepare(model)
     compare_models(model, world)
-    name = "" if optimizer is None else type(optimizer).__name__
-    choice = choose_plan(model, world, example, whole=refusal(rule, name))
-    plan = choice.plan if choice.plan is not None and choice.plan.layers else None
+    choice = choose_plan(model, world, example, whole=whole)
+    plan = choice.plan or None
     if world.rank == 0:
         for line in choice.lines:
             logging.getLogger("unisono").info(line)

@@ -303,8 +303,8 @@ PAIR = make_plan({"0": "column 4 gives part", "2": "row 4 takes part"}).splits
 
 def facts(_: int) -> tuple[LayerFacts, ...]:
     both = tuple(Split(how, size) for how in (COLUMN, ROW) for size in (2, 4))
-    up = LayerFacts("0", 4 * (1024 + 1) * 4096, 4096, 16384, False, splits=both, partner="2")
-    return up, LayerFacts("1", 0, 16384, 16384), LayerFacts("2", 4 * (4096 + 1) * 1024, 16384, 4096, splits=both)
+    up, relu, down = (vars(one) for one in WIDE_LAYERS)
+    return LayerFacts(**up, splits=both, partner="2"), LayerFacts(**relu), LayerFacts(**down, splits=both)
 
 
 def chosen(ranks: int) -> tuple[tuple[LayerFacts, ...], None]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.plan.test_split import SLOW, cd_dnn, inputs
+from tests.plan.test_split import SLOW, cd_dnn, inputs, layer_of
 
 from unisono.plan.layer_plan import make_plan
 from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
@@ -24,7 +24,7 @@ from unisono.plan.run_report import (
     worthwhile,
 )
 from unisono.plan.run_row import RunPlan
-from unisono.plan.split import LayerFacts, choose_splits, sent_of
+from unisono.plan.split import choose_splits, sent_of
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP
 
@@ -243,24 +243,24 @@ def test_the_form_of_json_of_a_change() -> None:
     }
 
 
-INPUTS = inputs([*cd_dnn(256), (LayerFacts("relu"), 0.0), (LayerFacts("norm", weights=64), 0.0)], 256, SLOW)
+INPUTS = inputs([*cd_dnn(256), (layer_of("relu"), 0.0), (layer_of("norm", 64), 0.0)], 256, SLOW)
 SPLITS = choose_splits(INPUTS).splits
 TRACED = [
     *(TracedLayer(f"{at}", "Linear", forward_flops=100, backward_flops=200, parameters=9) for at in range(8)),
     TracedLayer("relu", "ReLU"),
     TracedLayer("norm", "LayerNorm", parameters=16),
 ]
-LAYERS_RUN = PlannedRun(MachineFacts("example", NodeFacts(flops=1e12)), TRACED, 2, BSP(), 256)
+LAYERS_RUN = PlannedRun(MachineFacts("example", NodeFacts(flops=1e12)), TRACED, 1, BSP(), 256)
 ROWS = planned_layers(LAYERS_RUN, INPUTS, SPLITS)
 
 
 def test_rows_have_the_parts_of_the_splits() -> None:
     assert [row.name for row in ROWS] == [*map(str, range(8)), "norm"]  # a relu computes nothing that counts
     assert sum(row.computing for row in ROWS) == pytest.approx(INPUTS.step.computing.whole)
-    assert ROWS[0].flops == 300 * 256 / 2
+    assert ROWS[0].flops == 300 * 256  # they were traced for one sample
     assert make_plan({row.name: row.parallelism for row in ROWS if row.parallelism != "data"}).splits == SPLITS
     sent = sent_of(INPUTS, INPUTS.layers[1], SPLITS["1"])
-    assert ROWS[1][6:9] == (sent.gradients, sent.activations, sent.gradient_bytes + sent.activation_bytes)
+    assert ROWS[1][6:9] == (sent.gradients, sent.activations, sent.nbytes)
 
 
 def test_the_lines_are_a_table() -> None:

@@ -21,9 +21,12 @@ ALLREDUCE = Operation("allreduce", None, lambda *_: None, lambda *_: Duration(0.
 
 
 def times(
-    programs: dict[int, StepProgram], prices: dict[str, Duration], threads: dict[str, int] | None = None
+    programs: dict[int, StepProgram],
+    prices: dict[str, Duration],
+    threads: dict[str, int] | None = None,
+    beside: float = 1.0,
 ) -> dict[tuple[int, str], tuple[float, float]]:
-    clock = Clock(programs, threads or {"a": 1, "b": 1}, lambda _, task: prices[str(task)])
+    clock = Clock(programs, threads or {"a": 1, "b": 1}, lambda _, task: prices[str(task)], beside=beside)
     return {(span.rank, str(span.task)): (span.begin, span.end) for span in clock.run()}
 
 
@@ -50,6 +53,19 @@ def test_collectives_at_once_share_the_link_but_not_the_latency() -> None:
         (0, "allreduce 1"): (0, 3),
         (0, "allreduce 2"): (0, 5),
     }
+
+
+def test_computing_and_a_collective_at_once_slow_each_other_down() -> None:
+    program = (Task(PACK, 1, "a"), Task(ALLREDUCE, 1, "b", (), (), ALL), Task(ALLREDUCE, 2, "b", (), (), ALL))
+    prices = {"pack 1": Duration(4), "allreduce 1": Duration(2, 2), "allreduce 2": Duration(0)}
+    assert times({0: program}, prices, beside=0.5) == {
+        (0, "allreduce 1"): (0, 4),
+        (0, "allreduce 2"): (4, 4),
+        (0, "pack 1"): (0, 6),
+    }
+    prices |= {"pack 1": Duration(1), "allreduce 2": Duration(3, 2)}
+    found = times({0: program}, prices, {"a": 1, "b": 2}, beside=0.5)  # 2 s for 1, then the link is theirs
+    assert found == {(0, "pack 1"): (0, 2), (0, "allreduce 1"): (0, 3), (0, "allreduce 2"): (0, 5)}
 
 
 def test_the_callback_sees_each_task_in_order_of_time() -> None:

@@ -84,22 +84,26 @@ def test_ties_are_split_alike_or_not_at_all() -> None:
             self.scores.weight = self.words.weight
 
     both = {"words": "row 4", "scores": "column 4"}
-    assert [name for name, _ in checked(both, model=Tied(12)).layers] == ["words", "scores"]
+    assert list(checked(both, model=Tied(12))) == ["words", "scores"]
     for layers in ({"words": "row 4"}, {"scores": "column 4"}, {**both, "scores": "row 4"}, {**both, "words": "row 2"}):
         with pytest.raises(UsageError, match=r"scores.weight and words.weight are one weight, but are not split alike"):
             checked(layers, model=Tied(12))
 
 
-def test_each_rank_has_a_row_of_an_embedding() -> None:
-    with pytest.raises(UsageError, match="has 3 rows for 4 ranks: use a smaller group"):
-        checked({"0": "row 4"}, model=nn.Sequential(nn.Embedding(3, 8)))
+def test_a_rank_without_rows_of_an_embedding_has_zeros() -> None:
+    layer = nn.Embedding(5, 8)
+    for ranks, rows in ((4, [2, 2, 1, 0]), (8, [1, 1, 1, 1, 1, 0, 0, 0])):
+        split = checked({"0": f"row {ranks}"}, ranks, nn.Sequential(layer))["0"]
+        parts = [parts_of(layer, split, member)["weight"].cut(layer.weight.detach()) for member in range(ranks)]
+        assert {part.shape for part in parts} == {(-(-5 // ranks), 8)}
+        assert [int(part.any(1).sum()) for part in parts] == rows
 
 
 def test_a_weight_of_two_layers_is_divided_evenly() -> None:
     """Each layer would pad its own parts."""
     model = nn.Sequential(nn.Embedding(10, 8), nn.Embedding(10, 8))
     both = {"0": "row 4", "1": "row 4"}
-    assert [name for name, _ in checked(both, model=model).layers] == ["0", "1"]
+    assert list(checked(both, model=model)) == ["0", "1"]
     model[1].weight = model[0].weight
     with pytest.raises(UsageError, match=r"one weight, but are not split alike: .*, which they divide, or neither"):
         checked(both, model=model)
@@ -114,7 +118,7 @@ def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
         "row ": nn.Embedding(840, 4),
     }
     for how, layer in layers.items():
-        split = make_plan({"layer": f"{how} {ranks}"}).layers[0][1]
+        split = make_plan({"layer": f"{how} {ranks}"})["layer"]
         assert not KINDS[type(layer), split.how].refusal(layer, split)
         for member in range(ranks):
             for name, part in parts_of(layer, split, member).items():

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
+import pytest
 import torch
 from torch import nn
 
 from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split
-from unisono.plan.split import GroupLinks, LayerFacts, link_costs
+from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts
 from unisono.plan.trace import trace_values
 from unisono.step.costs import Cost
-from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, pairs_of
+from unisono.tensor_parallel import choose_plan as chooser
+from unisono.tensor_parallel.choose_plan import facts_of, inputs_of, measure_beside, pairs_of
+from unisono.world import World
 
 ANY = Cost(0.0, 1.0)
 BOTH = *(Split("column", size) for size in (2, 4)), *(Split("row", size) for size in (2, 4))
@@ -20,7 +27,7 @@ BOTH = *(Split("column", size) for size in (2, 4)), *(Split("row", size) for siz
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
     found = trace_values(model, (example,), nullcontext())
-    found = facts_of(model, found.layers, found.once, len(example), ranks)
+    found = facts_of(model, found.layers, found.once, ranks)
     return {one.name: one for one in found}
 
 
@@ -30,19 +37,19 @@ def test_layers_have_bytes_a_sample_and_sizes() -> None:
     )
     found = facts(model, torch.zeros(5, 2, 4, 4))
     conv, first, last = found["0"], found["3"], found["5"]
-    assert (conv.weights, conv.inputs, conv.outputs) == (4 * (12 * 2 * 9 + 12), 4 * 32, 4 * 192)
-    assert (conv.splits, conv.backward) == (BOTH[:2], False)
+    assert (conv.gradient_bytes, conv.input_bytes, conv.activation_bytes) == (4 * 228, 4 * 5 * 32, 4 * 5 * 192)
+    assert (conv.splits, conv.input_requires_grad) == (BOTH[:2], False)
     assert first.splits == BOTH
     assert (last.splits, last.partner, first.partner) == ((BOTH[0], *BOTH[2:]), "", "5")
     assert found["1"].splits == ()
-    assert sum(one.weights for one in found.values()) == sum(one.nbytes for one in model.parameters())
+    assert sum(one.gradient_bytes for one in found.values()) == sum(one.nbytes for one in model.parameters())
 
 
 def test_an_embedding_gathers_its_numbers() -> None:
     found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
-    assert (found["1"].inputs, found["0"].inputs) == (7 * 8 * 4, 7 * 8)
-    assert (found["0"].splits, found["0"].backward) == (BOTH[2:], False)
-    assert (found["0"].gathers, found["1"].gathers) == (True, False)
+    assert (found["1"].input_bytes, found["0"].input_bytes) == (3 * 7 * 8 * 4, 3 * 7 * 8)
+    assert (found["0"].splits, found["0"].input_requires_grad) == (BOTH[2:], False)
+    assert [one.takes_whole(Split("row", 2)) for one in found.values()] == [True, False]
 
 
 def test_tied_repeated_and_computed_weights_stay_whole() -> None:
@@ -50,7 +57,7 @@ def test_tied_repeated_and_computed_weights_stay_whole() -> None:
     tied[1].weight = tied[0].weight
     found = facts(tied, torch.zeros(2, 8))
     assert not any(one.splits for one in found.values())
-    assert sum(one.weights for one in found.values()) == 4 * (64 + 16)
+    assert sum(one.gradient_bytes for one in found.values()) == 4 * (64 + 16)
     again = nn.Linear(8, 8)
     assert not any(one.splits for one in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
@@ -75,13 +82,14 @@ def test_a_weight_that_a_function_reads_stays_whole() -> None:
 def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     layers = trace_values(model, (torch.zeros(2, 8),), nullcontext()).layers
-    found = facts_of(model, layers, {"", "0", "2"}, 2, 4)
+    found = facts_of(model, layers, {"", "0", "2"}, 4)
     assert [one.name for one in found] == ["0", "1", "2"]
     assert [bool(one.splits) for one in found] == [True, False, True]
     assert not any(one.partner for one in found)
-    links = GroupLinks(one_rank_per_node(4), *[link_costs(ANY, ANY)] * 2)
-    inputs = inputs_of(found, dict.fromkeys("012", (1, 2)), 8, links)
-    assert (inputs.step.computing.whole, inputs.samples) == (9, 2)
+    timed = tuple(replace(one, forward_seconds=1, backward_seconds=2) for one in found)
+    links = GroupLinks(one_rank_per_node(4), *[LinkCosts(ANY, ANY)] * 2)
+    inputs = inputs_of(timed, 2.0, links)
+    assert (inputs.step.computing.whole, inputs.scale) == (9, 2)
     assert list(inputs.weights.items()) == [(name, 4 * 72) for name in "012"]
 
 
@@ -89,7 +97,31 @@ def test_frozen_weights_are_not_exchanged() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].requires_grad_(False)
     found = facts(model, torch.zeros(2, 8))
-    assert (found["0"].weights, found["1"].weights) == (0, 4 * 72)
+    assert (found["0"].gradient_bytes, found["1"].gradient_bytes) == (0, 4 * 72)
+
+
+class Alone:
+    """World of one rank, whose collectives take no time of the test."""
+
+    def allreduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        return tensor
+
+
+def test_the_rate_of_a_step_and_an_allreduce_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone they take 4 and 6 s: 2 s of the longer are left when the shorter ends."""
+    now = [0.0]
+    monkeypatch.setattr(chooser.time, "perf_counter", lambda: now[0])
+
+    def steps(begin: Callable[[], None], seconds: float) -> list[object]:
+        for _ in range(4):
+            begin()
+            now[0] += seconds
+        return []
+
+    def rate(seconds: float) -> float:
+        return measure_beside(partial(steps, seconds=seconds), 4.0, Cost(2.0, 1e-6), cast("World", Alone()))
+
+    assert [rate(seconds) for seconds in (8, 10, 6, 5)] == pytest.approx([4 / 6, 4 / 8, 1, 1])
 
 
 def once(model: nn.Module) -> set[str]:

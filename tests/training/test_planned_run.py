@@ -24,7 +24,7 @@ from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFac
 from unisono.plan.run_plan import plan_run
 from unisono.plan.run_report import layers_of
 from unisono.plan.run_row import RunPlan
-from unisono.plan.split import GroupLinks, SplitModel, choose_splits, link_costs
+from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
@@ -71,8 +71,9 @@ def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
     """Splits in words."""
     facts, splits = model(4)
-    links = GroupLinks(one_rank_per_node(4), *[link_costs(cost, cost)] * 2)
-    chosen = choose_splits(inputs_of(facts, {one.name: (1e-3, 2e-3) for one in facts}, 256, links))
+    timed = tuple(replace(one, forward_seconds=1e-3, backward_seconds=2e-3) for one in facts)
+    links = GroupLinks(one_rank_per_node(4), *[LinkCosts(cost, cost)] * 2)
+    chosen = choose_splits(inputs_of(timed, 256 / 4 / 2, links))
     return {name: str(split) for name, split in (chosen.splits if splits is None else splits).items()}
 
 
@@ -181,7 +182,7 @@ def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
 
 def test_facts_are_those_of_the_traced_layers() -> None:
     facts, _ = model_of()(4)
-    assert sum(one.weights for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
+    assert sum(one.parameter_bytes for one in facts) == sum(one.parameter_bytes for one in TRACED.layers)
     assert [one.name for one in facts if one.splits] == NAMES
 
 

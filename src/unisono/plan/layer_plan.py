@@ -64,27 +64,19 @@ class Split:
         return f"{self.how} {self.ranks}{dim}{''.join(flows)}"
 
 
-@dataclass(frozen=True)
-class ParallelPlan:
+class ParallelPlan(dict[str, Split]):
     """Splits of layers by name, in the order of the model's modules once it is checked."""
 
-    layers: tuple[tuple[str, Split], ...] = ()
-
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups, ascending."""
-        return tuple(sorted({split.ranks for _, split in self.layers}))
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        """Splits of layers with weights, by name."""
-        return {name: split for name, split in self.layers if split.how != DROPOUT}
+    def splits(self) -> ParallelPlan:
+        """Splits of layers with weights."""
+        return ParallelPlan((name, split) for name, split in self.items() if split.how != DROPOUT)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}: {split}" for name, split in self.layers)
+        return ", ".join(f"{name}: {split}" for name, split in self.items())
 
 
-PlanLike = ParallelPlan | Mapping[str, Any]
+PlanLike = Mapping[str, Any]
 """A plan, or a mapping from layer names to splits, their words, or styles of DTensor's `parallelize_module`."""
 
 
@@ -95,9 +87,8 @@ def make_plan(content: PlanLike | str, ranks: int = 0) -> ParallelPlan:
     """
     if isinstance(content, str):
         raise UsageError(f'plan = {content!r} is no plan: name layers, as in {{"fc1": "column 2"}}, or use "{AUTO}"')
-    layers = content.layers if isinstance(content, ParallelPlan) else content.items()
-    splits = ((name, parse_split(value, name)) for name, value in layers)
-    return ParallelPlan(tuple((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in splits))
+    splits = ((name, parse_split(value, name)) for name, value in content.items())
+    return ParallelPlan((name, split if split.ranks else replace(split, ranks=ranks)) for name, split in splits)
 
 
 def parse_split(value: Any, layer: str) -> Split:
@@ -115,13 +106,11 @@ def parse_split(value: Any, layer: str) -> Split:
 
 def _split_of_style(style: Any, layer: str) -> Split:
     """Return the split that a style of DTensor says, of which nothing is imported."""
-    name, flows = type(style).__name__, dict[str, str]()
-    if name not in STYLES:
-        raise UsageError(f"layer {layer!r}: {name} is not supported: use ColwiseParallel or RowwiseParallel")
-    for flow, side in (("takes", "input_layouts"), ("gives", "output_layouts")):
-        layouts = repr(getattr(style, side))
-        if layouts not in LAYOUTS:
-            where = f"layer {layer!r}: {name}({side}=...) is {layouts}"
-            raise UsageError(f"{where}; it has to be Replicate(), Shard(0) or Shard(-1)")
-        flows[flow] = LAYOUTS[layouts]
-    return Split(STYLES[name], **flows)  # type: ignore[arg-type]
+    name, sides = type(style).__name__, [repr(getattr(style, f"{side}_layouts", "")) for side in ("input", "output")]
+    if name not in STYLES or not set(sides) <= set(LAYOUTS):
+        raise UsageError(
+            f"layer {layer!r}: {name} with layouts {' and '.join(sides)} is not supported: use ColwiseParallel or "
+            "RowwiseParallel with Replicate(), Shard(0) or Shard(-1)"
+        )
+    takes, gives = (LAYOUTS[side] for side in sides)
+    return Split(STYLES[name], takes=takes, gives=gives)

@@ -46,7 +46,7 @@ from unisono.errors import UsageError
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
-from unisono.plan.layer_plan import COLUMN, PART, Split
+from unisono.plan.layer_plan import PART, Split
 from unisono.plan.machines import MachineFacts
 from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
@@ -247,8 +247,7 @@ def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInp
     for name, split in splits.items():
         layer, size = by_name[name], split.ranks
         weights -= inputs.weights[name] * (1 - 1 / size)
-        whole_input = split.how == COLUMN or layer.gathers
-        kept += layer.inputs * inputs.samples * (size if whole_input else split.takes != PART)
+        kept += layer.input_bytes * inputs.scale * (size if layer.takes_whole(split) else split.takes != PART)
     own = {key: getattr(whole, key) * weights / total for key in ("gradients", "optimizer")}
     return whole._replace(weights=whole.weights - total + weights, activations=whole.activations + kept, **own)
 

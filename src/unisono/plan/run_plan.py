@@ -51,7 +51,6 @@ from unisono.plan.split import (
     SplitInputs,
     choose_splits,
     gradient_bytes,
-    link_costs,
     sent_of,
     with_splits,
 )
@@ -193,7 +192,7 @@ def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> li
         return []
     inputs = with_splits(given, splits)
     sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
-    exchanged = sum(one.gradient_bytes + one.activation_bytes for one in sent) / gradient_bytes(1, inputs.ranks, 1)
+    exchanged = sum(one.nbytes for one in sent) / gradient_bytes(1, inputs.ranks, 1)
     memory = memory_with(splits, found.row.memory, given)
     row = row_of(run, inputs, _chosen(inputs, inputs.ranks), memory, exchanged, alone)
     return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
@@ -208,7 +207,8 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
         """Return the costs on so many nodes, by the bytes that a rank sends."""
         sent, wires = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), (step.rule.exchange.wire, None)
         costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost for wire in wires)
-        return link_costs(*(Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs))
+        gradients, own = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
+        return LinkCosts(gradients, own._replace(latency=own.latency / 2))  # an all-gather has half the messages
 
     links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
-    return SplitInputs(facts, step, weights, run.samples_of_rank, links)
+    return SplitInputs(facts, step, weights, run.samples_of_rank / run.traced, links)

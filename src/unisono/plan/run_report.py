@@ -25,7 +25,7 @@ from unisono.formats import column_table
 from unisono.plan.choose import StepParts
 from unisono.plan.exchange_cost import BASES
 from unisono.plan.layer_costs import product_seconds
-from unisono.plan.layer_plan import Split
+from unisono.plan.layer_plan import ParallelPlan, Split
 from unisono.plan.planned_run import PlannedRun, unknown_rates
 from unisono.plan.run_plan import WITH_SPLITS, inputs_of, split_inputs
 from unisono.plan.run_row import INTERVAL_ERROR, RunPlan, job_seconds, slurm_time
@@ -54,8 +54,7 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
         yield ""
     for plan in plans:
         if plan.split:
-            words = ", ".join(f"{layer}: {split}" for layer, split in plan.split.items())
-            yield f"{_name(plan)}: {words}; all other layers data parallel"
+            yield f"{_name(plan)}: {ParallelPlan(plan.split)}; all other layers data parallel"
             yield f"{_name(plan)}: {describe_borders(plan.split)}"
     yield ""
     for rule, nodes in worthwhile(plans, least).items():
@@ -317,7 +316,7 @@ def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer
 def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Split]) -> list[PlannedLayer]:
     """Return the layers as `layers_of`, from the inputs of their splits."""
     seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
-    whole, samples = sum(seconds.values()), inputs.samples * inputs.links.placement.ranks
+    whole, scale = sum(seconds.values()), inputs.scale * inputs.links.placement.ranks
     facts, found = {one.name: one for one in inputs.layers}, list[PlannedLayer]()
     for layer in run.layers:
         if layer.name not in facts or not (layer.flops or layer.parameters):
@@ -328,13 +327,13 @@ def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Sp
             PlannedLayer(
                 layer.name or "(model)",
                 layer.kind,
-                layer.flops * samples / run.traced,
-                one.weights,
+                layer.flops * scale,
+                one.parameter_bytes,
                 str(split or DATA),
                 inputs.step.computing.whole * (seconds[layer.name] / whole if whole else 0.0),
                 sent.gradients,
                 sent.activations,
-                sent.gradient_bytes + sent.activation_bytes,
+                sent.nbytes,
             )
         )
     return found

@@ -13,14 +13,14 @@ behind it. So the step is what `step/predict.py` plays. A worked example is in `
 
 Layers to split, and the sizes of their groups, are chosen by the predicted step:
 
-    begin           data parallelism                                            40 ms
-    most to gain    fc1: row 4                                                  33 ms    kept
-    next            fc2 and fc3: column 4 gives part, row 4 takes part          32 ms    kept
-    next            conv5: column 4                                             36 ms    not kept
+    data parallelism                                                                40 ms
+    weight 8       fc1: row 4, fc2 and fc3: a pair of 4, conv5: column 4            36 ms
+    weight 2, 1    fc1: row 4, fc2 and fc3: a pair of 4                             32 ms    chosen
+    weight 1/4     fc1: row 4                                                       33 ms
 
 Every layer exchanges for itself, so what it has to gain is known beforehand: the seconds of its gradients in data
-parallelism less those of its parts and activations. Whether these seconds are waited for is not: each split is kept if
-it makes the predicted step shorter. Layers of the same sizes are split alike.
+parallelism less those of its parts and activations. Whether these seconds are waited for is not: so a plan is made for
+each weight of gradients beside activations, and that with the shortest predicted step is chosen.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from typing import NamedTuple
 from unisono.placement import Partition, Placement, holders_of, model_groups
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, initial_setting, predicted
-from unisono.plan.layer_plan import COLUMN, PART, ROW, Split
+from unisono.plan.layer_plan import COLUMN, PART, ROW, ParallelPlan, Split
+from unisono.plan.trace import TracedLayer
 from unisono.step.costs import Cost, Duration
 from unisono.step.layout import ActivationExchange
 
-WEIGHTS = (8.0, 2.0, 1.0, 0.25)
-"""Weights of gradients beside activations, which are waited for, by each of which a plan is made: gradients may hide,
-or cost more than their share of a bucket."""
+WEIGHTS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0)
+"""Weights of gradients beside activations, which are waited for: gradients may hide, or cost more than their share of a
+bucket."""
 
 LEAST_GAIN = 1.1
 """Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off
@@ -51,24 +52,18 @@ MAX_BUCKETS = 64
 """Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
 
 
-class LayerFacts(NamedTuple):
-    """Facts of a layer of a model, in the order of the forward pass."""
+@dataclass
+class LayerFacts(TracedLayer):
+    """Traced layer of a model, in the order of the forward pass, with its splits."""
 
-    name: str
-    weights: int = 0
-    """Bytes of its parameters."""
-    inputs: float = 0.0
-    """Bytes of its input, a sample."""
-    outputs: float = 0.0
-    """Bytes of its output, a sample."""
-    backward: bool = True
-    """True where its input needs a gradient."""
-    gathers: bool = False
-    """True where a row layer needs its group's whole input: the numbers of an embedding."""
     splits: tuple[Split, ...] = ()
     """Splits that it can have by itself; empty: it stays whole."""
     partner: str = ""
     """Name of the layer that could take its part; empty: none."""
+
+    def takes_whole(self, split: Split) -> bool:
+        """Return True where the split needs its group's whole input: an embedding's numbers, too."""
+        return split.how == COLUMN or self.kind == "Embedding"
 
 
 class LinkCosts(NamedTuple):
@@ -89,14 +84,6 @@ class GroupLinks(NamedTuple):
     """Costs within a node."""
 
 
-def link_costs(gradients: Cost, activations: Cost) -> LinkCosts:
-    """Return the costs where those of allreduces are known, on the wire of gradients and on that of activations.
-
-    An all-gather has half the messages of an allreduce, and a rank sends its bytes as fast.
-    """
-    return LinkCosts(gradients, activations._replace(latency=activations.latency / 2))
-
-
 @dataclass(frozen=True)
 class SplitInputs:
     """Inputs of a prediction besides the splits."""
@@ -105,9 +92,9 @@ class SplitInputs:
     step: PredictionInputs
     """Step in data parallelism."""
     weights: Mapping[str, int]
-    """Bytes of each layer's parameters by its name, in the order of their numbers in the step program."""
-    samples: float
-    """Samples of a rank."""
+    """Bytes of each layer's trained parameters by its name, in the order of their numbers in the step program."""
+    scale: float
+    """Samples of a rank, for each that was traced."""
     links: GroupLinks
 
     @cached_property
@@ -118,11 +105,10 @@ class SplitInputs:
 
 
 class LayerSent(NamedTuple):
-    """Bytes that a rank sends for a layer in a step, and their seconds, hidden or not."""
+    """Bytes that a rank sends for a layer in a step, and the seconds of its exchanges, hidden or not."""
 
-    gradient_bytes: float
+    nbytes: float
     gradients: float
-    activation_bytes: float
     activations: float
 
 
@@ -149,16 +135,13 @@ def with_splits(inputs: SplitInputs, splits: Mapping[str, Split]) -> PredictionI
 def sent_of(inputs: SplitInputs, layer: LayerFacts, split: Split | None = None) -> LayerSent:
     """Return the bytes and seconds of a layer's own exchanges; `split` None: it is whole."""
     ranks, size = inputs.links.placement.ranks, 1 if split is None else split.ranks
-    part = layer.weights / size
+    part = layer.gradient_bytes / size
     cost = inputs.step.cost if size == 1 else allreduce_cost(inputs.links, size)
     buckets = part / inputs.setting.bucket_bytes  # its share of their latency
     found = [] if split is None else _exchanges(inputs, layer, split)
-    return LayerSent(
-        gradient_bytes(layer.weights, ranks, size),
-        cost.latency * buckets + cost.per_byte * part,
-        sum(one.nbytes for one, _ in found),
-        sum(took.seconds for _, took in found),
-    )
+    nbytes = gradient_bytes(layer.gradient_bytes, ranks, size) + sum(one.nbytes for one, _ in found)
+    gradients = cost.latency * buckets + cost.per_byte * part
+    return LayerSent(nbytes, gradients, sum(took.seconds for _, took in found))
 
 
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
@@ -177,15 +160,15 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
     groups, number = model_groups(placement, size), list(inputs.weights).index(layer.name)
     crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
     cost = (inputs.links.network if crowd else inputs.links.node).activations
-    gathered, moved = inputs.samples * (size - 1), inputs.samples * (size - 1) / size
-    into = (layer.inputs * gathered, False) if column or layer.gathers else (layer.inputs * moved, True)
-    out_of = (layer.outputs * moved, True) if column else (layer.outputs * gathered, False)
+    x, y = (nbytes * inputs.scale * (size - 1) for nbytes in (layer.input_bytes, layer.activation_bytes))
+    into = (x, False) if layer.takes_whole(split) else (x / size, True)
+    out_of = (y / size, True) if column else (y, False)
     takes, gives = size > 1 and (column or split.takes != PART), size > 1 and (not column or split.gives != PART)
     for (nbytes, moves), sends, backward, after in (
         (into, takes, False, False),
         (out_of, gives, False, True),
         (out_of, gives, True, False),
-        (into, takes and layer.backward, True, True),
+        (into, takes and layer.input_requires_grad, True, True),
     ):
         sending = nbytes * cost.per_byte * (most if crowd and moves else crowd or 1)
         took = Duration(cost.latency + sending, sending if crowd or placement.one_node else 0.0)
@@ -211,45 +194,46 @@ def _crowd(placement: Placement, groups: Partition) -> int:
 class SplitChoice(NamedTuple):
     """Splits with their prediction, beside data parallelism."""
 
-    splits: Mapping[str, Split]
-    """Split of each layer by its name; empty: data parallelism."""
+    splits: ParallelPlan
+    """Split of each layer; empty: data parallelism."""
     prediction: Candidate
     whole: Candidate
     """Prediction of data parallelism."""
+
+    def describe(self, inputs: SplitInputs) -> list[str]:
+        """Return lines for the log: the plan, and the predictions with and without it."""
+
+        def step(name: str, one: Candidate, splits: Mapping[str, Split]) -> str:
+            sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
+            nbytes, activations = sum(layer.nbytes for layer in sent), sum(layer.activations for layer in sent)
+            return (
+                f"{name} {one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, "
+                f"waiting {one.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank "
+                f"sends {nbytes / 1e6:.1f} MB)"
+            )
+
+        steps = [step("with these", self.prediction, self.splits)] if self.splits else []
+        return [
+            f"layers split by prediction: {str(self.splits) or 'none, data parallelism'}",
+            f"a step is predicted to take, {'; '.join([*steps, step('data parallelism', self.whole, {})])}",
+            *([describe_borders(self.splits)] if self.splits else []),
+        ]
 
 
 SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]]
 """Function (ranks) -> facts of a model's layers, and their splits; None: those that a run would choose."""
 
-_Unit = tuple[float, dict[str, Split]]
-"""Gain, in weighed seconds of exchanges, of a layer, or of a pair between which nothing is sent, with its splits."""
-
 
 def choose_splits(inputs: SplitInputs) -> SplitChoice:
     """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast."""
     whole = predict_splits(inputs, {})
-    found = [_kept(inputs, whole, _best_units(inputs, weight)) for weight in WEIGHTS]
-    splits, best = min(found, key=lambda one: one[1].prediction.step)
-    if whole.prediction.step < LEAST_GAIN * best.prediction.step:
-        return SplitChoice({}, whole, whole)
-    return SplitChoice({one.name: splits[one.name] for one in inputs.layers if one.name in splits}, best, whole)
+    found = [SplitChoice(plan, predict_splits(inputs, plan), whole) for plan in map(partial(_best, inputs), WEIGHTS)]
+    best = min(found, key=lambda one: (one.prediction.prediction.step, len(one.splits)))
+    slower = whole.prediction.step < LEAST_GAIN * best.prediction.prediction.step
+    return SplitChoice(ParallelPlan(), whole, whole) if slower else best
 
 
-def _kept(inputs: SplitInputs, whole: Candidate, units: list[_Unit]) -> tuple[dict[str, Split], Candidate]:
-    """Return those of the splits that make the predicted step shorter, one after another, all of a kind together."""
-    facts, kinds = {one.name: one[1:6] for one in inputs.layers}, dict[object, list[_Unit]]()
-    for gain, unit in units:
-        kinds.setdefault(tuple((split, facts[name]) for name, split in unit.items()), []).append((gain, unit))
-    splits, best = dict[str, Split](), whole
-    for alike in sorted(kinds.values(), key=lambda some: -sum(gain for gain, _ in some)):
-        more = splits | {name: split for _, unit in alike for name, split in unit.items()}
-        found = predict_splits(inputs, more)
-        if found.prediction.step < best.prediction.step:
-            splits, best = more, found
-    return splits, best
-
-
-def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
+def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
     """Return the splits that gain most if a second of gradients counts as `weight` seconds of activations.
 
     Layers that can be paired are in chains. The best splits of a chain up to layer k are
@@ -258,7 +242,7 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
     """
     by_name = {one.name: one for one in inputs.layers}
     giver = {one.partner: one.name for one in inputs.layers if one.partner}
-    best: dict[str, tuple[float, list[_Unit]]] = {"": (0.0, [])}
+    best: dict[str, tuple[float, dict[str, Split]]] = {"": (0.0, {})}
 
     @cache
     def seconds(name: str, split: Split | None = None) -> float:
@@ -276,31 +260,10 @@ def _best_units(inputs: SplitInputs, weight: float) -> list[_Unit]:
         ends = [best[before]]
         for behind, unit in units:
             gain = sum(seconds(one) - seconds(one, split) for one, split in unit.items())
-            ends.append((best[behind][0] + gain, [*best[behind][1], (gain, unit)]))
+            ends.append((best[behind][0] + gain, best[behind][1] | unit))
         best[name] = max(ends, key=lambda end: end[0])
-    return [unit for layer in inputs.layers if not layer.partner for unit in best[layer.name][1]]
-
-
-def describe_split(chosen: SplitChoice, inputs: SplitInputs) -> list[str]:
-    """Return lines about the choice, for the log: the plan, and the predictions with and without it."""
-
-    def step(one: Candidate, splits: Mapping[str, Split]) -> str:
-        sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
-        nbytes = sum(layer.gradient_bytes + layer.activation_bytes for layer in sent)
-        activations = sum(layer.activations for layer in sent)
-        return (
-            f"{one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, waiting "
-            f"{one.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank sends "
-            f"{nbytes / 1e6:.1f} MB)"
-        )
-
-    plan = ", ".join(f"{name}: {split}" for name, split in chosen.splits.items())
-    steps = [f"with these {step(chosen.prediction, chosen.splits)}"] if plan else []
-    return [
-        f"layers split by prediction: {plan or 'none, data parallelism'}",
-        f"a step is predicted to take, {'; '.join([*steps, f'data parallelism {step(chosen.whole, {})}'])}",
-        *([describe_borders(chosen.splits)] if plan else []),
-    ]
+    chosen = {name: split for one in inputs.layers if not one.partner for name, split in best[one.name][1].items()}
+    return ParallelPlan((name, chosen[name]) for name in by_name if name in chosen)
 
 
 def describe_borders(splits: Mapping[str, Split]) -> str:

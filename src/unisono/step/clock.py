@@ -5,6 +5,9 @@ order that the programs allow.
     groups      a collective begins when all its members have arrived; each keeps its thread meanwhile
     the link    concurrent collectives share it: together they are no faster than one after another, but for
                 their latency
+    the cores   while computing and a collective run at once, each goes at the rate of `Computing.beside`, here 0.5:
+                    computing   4 s alone   │──── 2 ────│── 3 ──│      4 s for the first 2, 2 s for the rest
+                    allreduce   2 s alone   │──── 2 ────│              4 s
 
 Tasks of different ranks are one collective, or one message, by rule 3 of `program.py`:
 
@@ -98,9 +101,10 @@ class Clock:
         threads: Mapping[str, int],
         price: Callable[[int, Task], Duration],
         carry: Carry | None = None,
+        beside: float = 1.0,
     ) -> None:
         """Prepare a run. `price` returns the duration of a rank's task; `carry` is called with the tasks that end
-        together, in order of time."""
+        together, in order of time. `beside`: `Computing.beside`."""
         self._programs, self._price, self._carry = programs, price, carry
         waits = {rank: dependencies(program) for rank, program in programs.items()}
         self._open = {rank: [len(before) for before in of_rank] for rank, of_rank in waits.items()}
@@ -113,6 +117,7 @@ class Clock:
         self._queues: defaultdict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
         self._matching = _Matching(programs)
         self._link = 0.0  # when it is free
+        self._beside, self._rate = beside, 1.0  # the present rate
         # end, place in the program and rank of the first member, order in which they were added, begin, members
         self._events: list[tuple[float, int, int, int, float, Sequence[Member]]] = []
         self._count = 0
@@ -126,6 +131,7 @@ class Clock:
                     self._enter(rank, number, 0.0)
         for rank in self._programs:
             self._dispatch(rank, 0.0, [lane for other, lane in self._free if other == rank])
+        self._share_cores(0.0)
         while self._events:
             now, _, _, _, begin, together = heappop(self._events)
             if self._carry is not None:
@@ -133,6 +139,7 @@ class Clock:
             for member in together:
                 spans.append(TaskSpan(member.rank, member.number, member.task, begin, now))
                 self._end(member, now)
+            self._share_cores(now)
         if len(spans) < sum(map(len, self._programs.values())):
             waiting = ", ".join(self._matching.waiting()) or "tasks of one rank"
             raise StepError(f"deadlock: {waiting}")
@@ -167,16 +174,29 @@ class Clock:
                     heappush(self._events, (end, first.number, first.rank, self._count, now, together))
 
     def _end_of(self, member: Member, now: float) -> float:
-        duration = self._price(member.rank, member.task)
-        if not duration.link or member.task.operation.role is Role.LOCAL:
-            return now + duration.seconds
-        self._link = max(now + duration.seconds, self._link + duration.link)
+        seconds, link = (part / self._rate for part in self._price(member.rank, member.task))
+        if not link or member.task.operation.role is Role.LOCAL:
+            return now + seconds
+        self._link = max(now + seconds, self._link + link)
         return self._link
+
+    def _share_cores(self, now: float) -> None:
+        """Change the rate of what runs, if computing and a collective run at once from now on, or no longer do."""
+        if self._beside == 1.0:
+            return
+        kinds = {event[-1][0].task.operation.role is Role.LOCAL for event in self._events if event[0] > now}
+        rate = self._beside if len(kinds) > 1 else 1.0
+        if rate != self._rate:
+            longer = self._rate / rate
+            self._rate, self._link = rate, now + (self._link - now) * longer
+            # all by the same factor: their order stays
+            self._events = [(now + (event[0] - now) * longer, *event[1:]) for event in self._events]
 
 
 def play_on_clock(programs: Mapping[int, StepProgram], threads: Mapping[str, int], costs: Costs) -> list[TaskSpan]:
     """Return the begin and end of each task, with the same costs on every rank."""
-    return Clock(programs, threads, lambda _, task: task.operation.price(task, costs)).run()
+    beside = costs.computing.beside
+    return Clock(programs, threads, lambda _, task: task.operation.price(task, costs), beside=beside).run()
 
 
 def play_in_random_order(programs: Sequence[StepProgram], carry: Carry, seed: int = 0) -> None:

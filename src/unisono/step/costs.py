@@ -38,6 +38,8 @@ class Computing:
     """Seconds to copy one byte of sums to the gradients: on a device, from the host; else they stay in the bucket."""
     streams: bool = False
     """True where a device copies on a stream in each direction, beside updates."""
+    beside: float = 1.0
+    """Rate of computing, and of a collective, while both run, of that alone: they share the cores of a node."""
 
 
 class Cost(NamedTuple):

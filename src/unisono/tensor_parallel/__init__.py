@@ -7,19 +7,14 @@ Layers follow it (`layers.py`). Every rank has its own samples; a split layer ex
 (`layouts.py`).
 """
 
-from typing import TYPE_CHECKING
-
 from unisono.plan.layer_plan import ParallelPlan, Split, make_plan
-from unisono.registry import lazy_attributes
-
-if TYPE_CHECKING:
-    from unisono.tensor_parallel.model import (
-        clip_grad_norm,
-        cut_optimizer_state,
-        seed_dropout,
-        whole_optimizer_state,
-        whole_state_dict,
-    )
+from unisono.tensor_parallel.model import (
+    clip_grad_norm,
+    cut_optimizer_state,
+    seed_dropout,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 
 __all__ = [
     "ParallelPlan",
@@ -31,6 +26,3 @@ __all__ = [
     "whole_optimizer_state",
     "whole_state_dict",
 ]
-
-__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, f"{__name__}.model"))
-"""All but those of `layer_plan.py` need PyTorch."""

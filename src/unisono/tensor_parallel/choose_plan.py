@@ -2,7 +2,8 @@
 
     traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
     whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
-    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   ┘                   on all ranks
+    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   │                   on all ranks
+    whole steps and allreduces at once  ─▶ rate of each beside the other             ┘
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
 whole if some rank did not call it once, or if its weight is read elsewhere too.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,17 +28,7 @@ from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
 from unisono.plan.layer_plan import COLUMN, ROW, ParallelPlan, Split
-from unisono.plan.split import (
-    GroupLinks,
-    LayerFacts,
-    LinkCosts,
-    SplitInputs,
-    allreduce_cost,
-    choose_splits,
-    describe_split,
-    gradient_bytes,
-    link_costs,
-)
+from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, allreduce_cost, choose_splits
 from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
 from unisono.processor import HOST
 from unisono.rules import BSP
@@ -77,7 +69,6 @@ def choose_plan(
     model: nn.Module,
     world: World,
     example: Example,
-    cost: Cost | None = None,
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     deferred: bool = False,
     whole: str = "",
@@ -85,11 +76,10 @@ def choose_plan(
     """Return the plan that is predicted to be fastest, the same on all ranks, which call this together; it is empty
     where no split is predicted to be faster.
 
-    `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `cost` is
-    that of a collective by the bytes that a rank sends; None: it is measured. `within` gives the context in which the
-    model computes, `deferred` is True where gradients are waited for when weights are read, as by a Trainer, not at the
-    end of the backward pass. `whole` is a reason to split nothing. The model stays as it is: a copy is traced. Raises
-    UsageError for a model that cannot be copied or traced.
+    `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
+    gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
+    read, as by a Trainer, not at the end of the backward pass. `whole` is a reason to split nothing. The model stays as
+    it is: a copy is traced. Raises UsageError for a model that cannot be copied or traced.
     """
     if whole or world.size == 1:
         reason = whole or "there is one rank"
@@ -98,20 +88,26 @@ def choose_plan(
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]
     steps = [{one.name: (one.forward_seconds, one.backward_seconds) for one in trace.layers} for trace in traces[1:]]
-    passes = [[step.get(name, (0.0, 0.0)) for name in names] for step in steps]
-    traced = torch.tensor(passes, dtype=torch.float64).median(0).values
-    seconds, after = of_slowest_rank(traced, time_steps(model, arguments, within, REPETITIONS, world.barrier), world)
+    traced = torch.tensor([[step.get(name, (0.0, 0.0)) for name in names] for step in steps], dtype=torch.float64)
+    timed = partial(time_steps, model, arguments, within, REPETITIONS)
+    seconds, after = of_slowest_rank(traced.median(0).values, timed(world.barrier), world)
     mine = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
     once, samples = zip(*world.all_gather_object(mine), strict=True)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    links = measure_links(world, device) if cost is None else GroupLinks(world.placement, *[link_costs(cost, cost)] * 2)
-    facts = facts_of(model, traces[-1].layers, frozenset.intersection(*once), len(arguments[0]) or 1, world.size)
-    slowest = dict(zip(names, map(tuple, seconds.tolist()), strict=True))
-    inputs = inputs_of(facts, slowest, sum(samples), links, after, deferred, device.type != HOST)
+    links = measure_links(world, device)
+    took = dict(zip(names, seconds.tolist(), strict=True))
+    keys = "forward_seconds", "backward_seconds"
+    layers = [replace(layer, **dict(zip(keys, took[layer.name], strict=True))) for layer in traces[-1].layers]
+    facts = facts_of(model, layers, frozenset.intersection(*once), world.size)
+    inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links)
+    pack, update = (seconds / (sum(inputs.weights.values()) or 1) for seconds in (after.pack, after.update))
+    beside, streams = measure_beside(timed, sum(after), inputs.step.cost, world), device.type != HOST
+    computing = replace(inputs.step.computing, update=update, pack=pack, unpack=streams * pack, streams=streams)
+    inputs = replace(inputs, step=inputs.step._replace(computing=replace(computing, beside=beside), deferred=deferred))
 
     def choose() -> PlanChoice:
         choice = choose_splits(inputs)
-        return PlanChoice(ParallelPlan(tuple(choice.splits.items())), describe_split(choice, inputs))
+        return PlanChoice(choice.splits, choice.describe(inputs))
 
     return world.call_on_root(choose)._replace(inputs=inputs)
 
@@ -128,28 +124,15 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
     return mean * torch.where(sums > 0, largest[:2] / sums, 0.0), StepSeconds(*largest.tolist())
 
 
-def inputs_of(
-    facts: tuple[LayerFacts, ...],
-    seconds: Mapping[str, tuple[float, ...]],
-    samples: float,
-    links: GroupLinks,
-    after: StepSeconds = StepSeconds(0.0, 0.0, 0.0, 0.0),  # noqa: B008  a constant
-    deferred: bool = False,
-    on_device: bool = False,
-) -> SplitInputs:
-    """Return the inputs of the choice, from the seconds of each layer's two passes and of what comes `after` them (pack
-    and update of all weights), and from the samples of a step.
-
-    A model `on_device` has its gradients copied back, too, in as many seconds.
-    """
-    ranks, weights = links.placement.ranks, {layer.name: layer.weights for layer in facts if layer.weights}
-    forward, backward = ([seconds[layer.name][k] for layer in facts] for k in range(2))
-    computing = computing_in_order(forward, backward, [place for place, layer in enumerate(facts) if layer.weights])
-    pack, update = (seconds / (sum(weights.values()) or 1) for seconds in (after.pack, after.update))
-    computing = replace(computing, update=update, pack=pack, unpack=on_device * pack, streams=on_device)
-    buckets, nodes = partial(buckets_of, list(weights.values())), len(links.placement.nodes)
-    step = PredictionInputs(BSP(), computing, buckets, allreduce_cost(links, 1), deferred, ranks, nodes=nodes)
-    return SplitInputs(facts, step, weights, samples / ranks, links)
+def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) -> SplitInputs:
+    """Return the inputs of the choice, from the seconds of each layer and a rank's samples for each that was traced."""
+    own = [place for place, layer in enumerate(facts) if layer.gradient_bytes]
+    weights = {facts[place].name: facts[place].gradient_bytes for place in own}
+    forward, backward = [layer.forward_seconds for layer in facts], [layer.backward_seconds for layer in facts]
+    computing, cost = computing_in_order(forward, backward, own), allreduce_cost(links, 1)
+    buckets, placement = partial(buckets_of, list(weights.values())), links.placement
+    step = PredictionInputs(BSP(), computing, buckets, cost, False, placement.ranks, nodes=len(placement.nodes))
+    return SplitInputs(facts, step, weights, scale, links)
 
 
 def measure_links(world: World, device: torch.device) -> GroupLinks:
@@ -174,14 +157,39 @@ def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
             world.all_gather(own, whole) if gathers else world.allreduce(own)
             synchronize(place)
             row[number] = time.perf_counter() - begun
-    sent = [gradient_bytes(nbytes, world.size, 1) / (1 + gathers) for nbytes in sizes]
+    sent = [(2 - gathers) * nbytes * (world.size - 1) / world.size for nbytes in sizes]
     return fit(sent, world.allreduce(took.median(1).values, op="maximum").tolist())
 
 
+def measure_beside(
+    steps: Callable[[Callable[[], None]], Sequence[object]], alone: float, cost: Cost, world: World
+) -> float:
+    """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
+
+    step         alone ────4────           at once ──────8──────       8 - (6 - 4) s for 4 s of both: rate 4 / 6
+    allreduces   alone ──────6──────                ──────8──────
+    """
+    own = torch.zeros(max(1, int(min(ALLREDUCE_BYTES[-1], alone / max(cost.per_byte, 1e-12)) / 4)))
+    count, begun, sent = max(1, round(alone / cost.seconds(own.nbytes))), list[float](), list[Future[Tensor]]()
+
+    def begin() -> None:
+        for one in sent:
+            one.result()
+        begun.append(time.perf_counter())
+        sent[:] = [thread.submit(world.allreduce, own) for _ in range(count)]
+
+    with ThreadPoolExecutor(1) as thread:
+        steps(begin)
+    begun.append(time.perf_counter())
+    took = float(world.allreduce(torch.tensor(begun[1:], dtype=torch.float64).diff().median(), op="maximum"))
+    shorter, longer = sorted((alone, count * cost.seconds(own.nbytes)))
+    return shorter / max(shorter, took - longer + shorter)
+
+
 def facts_of(
-    model: nn.Module, layers: Sequence[TracedLayer], once: Collection[str], samples: int, ranks: int
+    model: nn.Module, layers: Sequence[TracedLayer], once: Collection[str], ranks: int
 ) -> tuple[LayerFacts, ...]:
-    """Return the facts of a model's layers, traced for `samples` samples.
+    """Return the facts of a model's traced layers.
 
     `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
     """
@@ -190,13 +198,12 @@ def facts_of(
     sizes, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
     ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
     for layer in layers:
-        name, weights, module = layer.name, layer.gradient_bytes, modules[layer.name]
+        name, module = layer.name, modules[layer.name]
         own = dict(module.named_parameters(recurse=False))
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
-        able = bool(weights and name) and name in once and not computed_or_tied
+        able = bool(layer.gradient_bytes and name) and name in once and not computed_or_tied
         splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
-        each = layer.input_bytes / samples, layer.activation_bytes / samples, layer.input_requires_grad
-        found.append(LayerFacts(name, weights, *each, isinstance(module, nn.Embedding), splits, pairs.get(name, "")))
+        found.append(LayerFacts(**vars(layer), splits=splits, partner=pairs.get(name, "")))
     return tuple(found)
 
 

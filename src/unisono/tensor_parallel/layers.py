@@ -62,8 +62,10 @@ class WeightPart(NamedTuple):
         """First element of this part in its dimension."""
         return self.member * self.size
 
-    def cut(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return a copy of this rank's part of a tensor, filled up with zeros."""
+    def cut(self, whole: Any) -> Any:
+        """Return a copy of this rank's part of a whole tensor, filled up with zeros; other values as they are."""
+        if not isinstance(whole, Tensor) or whole.shape != self.shape:
+            return whole
         mine = whole[(slice(None),) * self.dim + (slice(self.start, self.start + self.size),)]
         part = whole.new_zeros([*whole.shape[: self.dim], self.size, *whole.shape[self.dim + 1 :]])
         part.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
@@ -154,13 +156,6 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
     layouts, outputs = (WHOLE, PARTIAL), "embedding_dim"
     options: ClassVar[Mapping[str, Any]] = {"max_norm": None, "sparse": False, "scale_grad_by_freq": False}
 
-    @classmethod
-    def refusal(cls, layer: Any, split: Split) -> str | None:
-        """Return why a layer cannot be split so."""
-        if split.ranks > layer.num_embeddings:
-            return f"has {layer.num_embeddings} rows for {split.ranks} ranks: use a smaller group"
-        return super().refusal(layer, split)
-
     def multiply(self, x: Tensor) -> Tensor:
         """Return the vectors that this rank has, and zeros for those of other ranks."""
         if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < self.num_embeddings:
@@ -188,7 +183,7 @@ class SampleDropout(ParallelLayer, nn.Dropout):
         shape, ranks, member = list(input.shape), self.split.ranks, 0
         firsts, rows = [self.numbers.first_of(len(input))], len(input)
         if ranks > 1:
-            firsts, rows, member = self.link.firsts, self.link.block, self.link.world.rank
+            firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
         shape[self.split.dim] *= ranks
         mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
         for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
@@ -218,10 +213,8 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
     """
     cuts = {"weight": KINDS[type(layer), split.how].dim}
     cuts |= {"bias": 0} if split.how == COLUMN or split.gives == PART else {}
-    named = dict(layer.named_parameters(recurse=False))
-    return {
-        name: WeightPart(split.ranks, member, dim, named[name].shape) for name, dim in cuts.items() if name in named
-    }
+    own = dict(layer.named_parameters(recurse=False))
+    return {name: WeightPart(split.ranks, member, dim, own[name].shape) for name, dim in cuts.items() if name in own}
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
@@ -231,8 +224,7 @@ def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, Wei
     layer.split, layer.link, layer.parts = split, link, parts
     for name, part in parts.items():
         parameter = layer.get_parameter(name)
-        if parameter.shape == part.shape:
-            parameter.data, parameter.grad = part.cut(parameter.data), None
+        parameter.data, parameter.grad = part.cut(parameter.data), None
     if parts:
         layer.register_load_state_dict_pre_hook(_cut_whole)  # type: ignore[no-untyped-call]
         # a module with hooks is called: PyTorch's fused transformer layer would read its weight instead
@@ -252,9 +244,8 @@ def _check_samples(layer: Any, inputs: tuple[Any, ...]) -> None:
 def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Replace whole tensors by this rank's parts, before they are loaded."""
     for name, part in layer.parts.items():
-        value = state.get(prefix + name)
-        if value is not None and value.shape == part.shape:
-            state[prefix + name] = part.cut(value)
+        if prefix + name in state:
+            state[prefix + name] = part.cut(state[prefix + name])
 
 
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:

@@ -16,9 +16,8 @@ the layout behind it, sends each rank its block, and joins along that of the lay
     partial ─▶ own    cut samples: reduce-scatter     part ─▶ own      cut samples, join features: all-to-all
     part ─▶ whole     join features: all-gather       partial ─▶ part  cut features: reduce-scatter
 
-Backward, cut and join change places. For a group's activation of n bytes each of G ranks sends n (G - 1) / G in an
-all-gather or a reduce-scatter, and n (G - 1) / G^2 in an all-to-all: with 4 ranks 3/4 and 3/16 of n, in one round each.
-m is the largest b of the group; ranks with fewer samples repeat one, whose gradients are zeros.
+Backward, cut and join change places. m is the largest b of the group; ranks with fewer samples repeat one, whose
+gradients are zeros. `plan/split.py` has the bytes that are sent.
 
 A loss is a mean over its rank's own samples. So gradients are multiplied by the rank's share of the group's samples
 where they enter the group, and divided by it where they leave. Ranks tell each other their samples once for each
@@ -80,11 +79,6 @@ class GroupLink:
         """Own samples gathered last, their version, and those of the group; until own ones are given again."""
         self.shares: dict[int, float] = {}
         """Share of this rank's loss in that of the group, once it is settled; by the number of the present average."""
-
-    @property
-    def block(self) -> int:
-        """Samples of a member in the group's activation: the largest number of any."""
-        return max(self.rows)
 
     def agree(self, rows: int) -> None:
         """Tell the other members the number of this rank's samples, and learn theirs."""
@@ -169,12 +163,12 @@ def change_layout(x: Tensor, link: GroupLink, before: str, after: str, dim: int 
             return whole
     if before == OWN:
         link.agree(len(x))
-        if missing := link.block - len(x):
+        if missing := max(link.rows) - len(x):
             filler = x.detach()[:1].expand(missing, *x.shape[1:]) if len(x) else x.new_zeros((missing, *x.shape[1:]))
             x = torch.cat([x, filler])
     if after == OWN:
         link.gathered = None
-        if len(x) != link.block * link.world.size:
+        if len(x) != max(link.rows) * link.world.size:
             raise UsageError(
                 f"a split layer gives {len(x)} samples of its group, whose ranks have {link.rows}: keep samples in the "
                 "first dimension from the layer that gives a part to the one that takes it"

@@ -49,7 +49,8 @@ class ModelSplit:
 
     def __init__(self, plan: ParallelPlan, world: World) -> None:
         self.plan, self.world, self.numbers = plan, world, SampleNumbers(rank=world.rank)
-        self.groups = {size: model_groups(world.placement, size) for size in plan.sizes}
+        sizes = sorted({split.ranks for split in plan.values()})
+        self.groups = {size: model_groups(world.placement, size) for size in sizes}
         """Groups of all ranks, by their size."""
         self.links = {size: GroupLink(world.group_world(groups), self.numbers) for size, groups in self.groups.items()}
         """Group of this rank, by its size."""
@@ -73,14 +74,14 @@ def check_plan(plan: ParallelPlan, model: nn.Module, ranks: int) -> ParallelPlan
     alike.
     """
     modules, named = dict(model.named_modules()), dict[str, Split]()
-    for name, split in plan.layers:
+    for name, split in plan.items():
         named |= dict.fromkeys(_matching(name, modules), replace(split, ranks=split.ranks or ranks))
     for name, split in named.items():
         if reason := split_refusal(modules[name], split, ranks):
             raise UsageError(f"layer {name!r}{reason}")
     splits = _with_dropouts({name: split for name, split in named.items() if split.ranks > 1}, modules)
     _check_ties(splits, modules)
-    return ParallelPlan(tuple(splits.items()))
+    return splits
 
 
 def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -108,10 +109,10 @@ def split_refusal(layer: nn.Module, split: Split, ranks: int) -> str:
     return f" ({kind}) {reason}" if reason else ""
 
 
-def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> dict[str, Split]:
+def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -> ParallelPlan:
     """Return the splits in the order of the modules, with the dropouts between a layer that gives its part and the one
     that takes it. Raises UsageError for parts that nobody gives, or takes."""
-    found = dict[str, Split]()
+    found = ParallelPlan()
     giver = weighted = ""  # the last layer that gives its part, and one with weights of its own behind it
     for name, module in modules.items():
         if split := splits.get(name):
@@ -162,7 +163,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
     modules = dict(model.named_modules())
-    splits = [(modules[name], split, made.links[split.ranks]) for name, split in made.plan.layers]
+    splits = [(modules[name], split, made.links[split.ranks]) for name, split in made.plan.items()]
     parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
     for (layer, split, link), own in zip(splits, parts, strict=True):
         become(layer, split, link, own)
@@ -179,8 +180,7 @@ def split_of(model: nn.Module) -> ModelSplit | None:
 
 
 def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
-    """Return the links of this rank with its groups, which have to call the model equally often: they exchange
-    activations."""
+    """Return the links of this rank with its groups, whose ranks have to call the model equally often."""
     split = split_of(model)
     return () if split is None else tuple(split.links.values())
 
@@ -243,24 +243,15 @@ def _begin_pass(model: nn.Module, _: object) -> None:
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     """Return the model's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
-    state, split = model.state_dict(), split_of(model)
-    if split is None:
-        return state
-    parts, parameters = named_parts(model), dict(model.named_parameters(remove_duplicate=False))
-    whole = ((name, _whole(own, parameters.get(name), parts)) for name, own in state.items())
-    return {name: value for name, value in whole if split.world.rank == 0}
+    return _whole(model, model.state_dict(), dict(model.named_parameters(remove_duplicate=False)))
 
 
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
-    state, split = optimizer.state_dict(), split_of(model)
-    if split is None:
-        return state
-    parts, parameters, states = named_parts(model), _parameters(optimizer), dict[int, dict[str, Any]]()
-    for number, entries in sorted(state["state"].items()):
-        whole = ((key, _whole(entries[key], parameters[number], parts)) for key in sorted(entries))
-        states[number] = {key: value for key, value in whole if split.world.rank == 0}
-    return {**state, "state": states} if split.world.rank == 0 else {}
+    state, parameters, split = optimizer.state_dict(), _parameters(optimizer), split_of(model)
+    each = ((number, dict(sorted(entries.items()))) for number, entries in sorted(state["state"].items()))
+    states = {number: _whole(model, entries, dict.fromkeys(entries, parameters[number])) for number, entries in each}
+    return {**state, "state": states} if split is None or split.world.rank == 0 else {}
 
 
 def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -269,10 +260,7 @@ def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, stat
     for number, parameter in enumerate(_parameters(optimizer)):
         if number in states and id(parameter) in parts:
             part, _ = parts[id(parameter)]
-            states[number] = {
-                key: part.cut(value) if isinstance(value, Tensor) and value.shape == part.shape else value
-                for key, value in states[number].items()
-            }
+            states[number] = {key: part.cut(value) for key, value in states[number].items()}
     return {**state, "state": states}
 
 
@@ -281,14 +269,21 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _whole(value: Any, parameter: Tensor | None, parts: Mapping[int, tuple[WeightPart, World]]) -> Any:
-    """Return the whole tensor for one that is shaped like a parameter's part; anything else as it is."""
-    if parameter is None or id(parameter) not in parts or not isinstance(value, Tensor):
-        return value
-    part, group = parts[id(parameter)]
-    if value.shape != parameter.shape:
-        return value
-    return exchange(value.detach(), group, None, part.dim).narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+def _whole(model: nn.Module, state: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a state on rank 0, {} elsewhere: whole tensors for those that are shaped like the part of the parameter of
+    that name. Called by all ranks together."""
+    split, parts, found = split_of(model), named_parts(model), dict[str, Any]()
+    if split is None:
+        return state
+    for name, value in state.items():
+        whole, own = value, parameters.get(name)
+        if own is not None and id(own) in parts and isinstance(value, Tensor) and value.shape == own.shape:
+            part, group = parts[id(own)]
+            whole = exchange(value.detach(), group, None, part.dim)
+            whole = whole.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+        if split.world.rank == 0:
+            found[name] = whole
+    return found
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:

@@ -263,6 +263,6 @@ def split_model_of(
         splits: Mapping[str, Split] | None = {} if whole else None
         if by_hand:
             splits = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).splits
-        return facts_of(network, traced.layers, traced.once, TRACED_SAMPLES, ranks), splits
+        return facts_of(network, traced.layers, traced.once, ranks), splits
 
     return of_ranks

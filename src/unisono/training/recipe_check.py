@@ -17,10 +17,10 @@ from unisono.data.order import ShuffleOptions, parse_shuffle
 from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
+from unisono.plan.layer_plan import ParallelPlan, make_plan
 from unisono.rules import RULES, BaseRule, Exchange, all_options, find_rule, own_options
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
-from unisono.tensor_parallel import ParallelPlan, make_plan
 from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe
 from unisono.user_function import UserFunction, is_user_function
 from unisono.wires import EXACT, WIRES
@@ -83,7 +83,7 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
     if (plan := plan_of(recipe, ranks)) is not None:
         if rule is not None and not rule.traits.groups:
             yield f"rule.name = {recipe.rule.name!r} does not take the split layers of [parallel]: use bsp or sharded"
-        for size in plan.sizes:
+        for size in sorted({split.ranks for split in plan.values()}):
             if ranks % size:
                 yield (
                     f"parallel.layers are split over groups of {size} ranks, which do not divide {ranks} ranks: start "

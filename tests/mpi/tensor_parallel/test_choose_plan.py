@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan as chooser
-from unisono.tensor_parallel.choose_plan import choose_plan, measure_link
+from unisono.tensor_parallel.choose_plan import choose_plan, measure_beside, measure_link
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.world import World
 
@@ -30,31 +31,41 @@ def example_of(name: str, group: World) -> torch.Tensor:
     return batch(CASES[name], 0)[0][first:last]
 
 
+def use_cost(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
+    """Let all collectives cost this, and computing and exchanges share nothing."""
+    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
+    monkeypatch.setattr(chooser, "measure_beside", lambda *_: 1.0)
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_training_with_the_chosen_plan_is_data_parallel_training(group: World, name: str) -> None:
+def test_training_with_the_chosen_plan_is_data_parallel_training(
+    group: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """On a slow link layers are split, on a fast one none; all ranks have the same plan, and the losses are equal."""
     expected, _ = alone(CASES[name], 3)
     for cost in (SLOW, FAST):
+        use_cost(monkeypatch, cost)
         model = model_of(CASES[name])
-        found = choose_plan(model, group, example_of(name, group), cost)
+        found = choose_plan(model, group, example_of(name, group))
         assert found.plan is not None
         assert len(set(group.all_gather_object(str(found.plan)))) == 1
         if cost is FAST or group.size == 1:
-            assert not found.plan.layers
+            assert not found.plan
         elif name == "mlp":  # more weights than activations of 12 samples
-            assert found.plan.layers
+            assert found.plan
         model = unisono.parallel(model, group, plan=found.plan)
         assert train(model, sgd(model), CASES[name], group, range(3)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_pairs_are_chosen_where_they_can_be(group: World) -> None:
-    plan = choose_plan(model_of(CASES["mlp"]), group, example_of("mlp", group), SLOW).plan
+def test_pairs_are_chosen_where_they_can_be(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cost(monkeypatch, SLOW)
+    plan = choose_plan(model_of(CASES["mlp"]), group, example_of("mlp", group)).plan
     if group.size > 1:
-        words = [str(split) for _, split in plan.layers]
+        words = [str(split) for split in plan.values()]
         assert any("gives part" in one for one in words)
         assert any("takes part" in one for one in words)
 
@@ -72,7 +83,7 @@ def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.Log
 def test_a_loop_whose_layers_are_split_is_warned(
     group: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cost: Cost
 ) -> None:
-    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
+    use_cost(monkeypatch, cost)
     model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
     splits = cost is SLOW and group.size > 1
     assert (split_of(model) is not None) == splits
@@ -87,7 +98,7 @@ def test_a_loop_whose_layers_are_split_is_warned(
 def test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host(
     world: World, device: torch.device, monkeypatch: pytest.MonkeyPatch, cost: Cost
 ) -> None:
-    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
+    use_cost(monkeypatch, cost)
     numbers = torch.Generator().manual_seed(world.rank)
     inputs, labels = torch.randn(2, 12, generator=numbers, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
     weights, splits = list[list[torch.Tensor]](), list[bool]()
@@ -111,7 +122,7 @@ def test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host(
 
 def test_a_plan_that_splits_nothing_does_not_count(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is as without a plan: its dropouts stay, and once it has changed any plan or rule is accepted."""
-    monkeypatch.setattr(chooser, "measure_link", lambda *_: FAST)
+    use_cost(monkeypatch, FAST)
     model, example = model_of(CASES["mlp"]), example_of("mlp", group)
     assert isinstance(model, nn.Sequential)
     unisono.parallel(model, group, plan="auto", example=example)
@@ -139,14 +150,15 @@ class Tied(nn.Module):
         return nn.functional.linear(y.mean(1), self.words.weight)
 
 
-def test_a_weight_that_a_function_reads_stays_whole(group: World) -> None:
+def test_a_weight_that_a_function_reads_stays_whole(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cost(monkeypatch, SLOW)
     case = Case(Tied, {}, CASES["words"].inputs)
     expected, _ = alone(case, 4)
     first, last = bounds(SAMPLES, group.size, group.rank)
     model = model_of(case)
-    plan = choose_plan(model, group, batch(case, 0)[0][first:last], SLOW).plan
+    plan = choose_plan(model, group, batch(case, 0)[0][first:last]).plan
     assert plan is not None
-    assert "words" not in dict(plan.layers)
+    assert "words" not in plan
     model = unisono.parallel(model, group, plan=plan)
     assert train(model, sgd(model), case, group, range(4)) == pytest.approx(expected, rel=1e-9)
 
@@ -165,12 +177,13 @@ class Experts(nn.Module):
         return y
 
 
-def test_layers_that_some_rank_does_not_call_stay_whole(group: World) -> None:
+def test_layers_that_some_rank_does_not_call_stay_whole(group: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cost(monkeypatch, SLOW)
     example = torch.zeros(1, 12)  # whose activations are few beside the weights
     example[:, 0] = group.rank  # each rank calls the expert of its number
-    plan = choose_plan(Experts(), group, example, SLOW).plan
+    plan = choose_plan(Experts(), group, example).plan
     assert plan is not None
-    assert set(dict(plan.layers)) == ({"common"} if group.size > 1 else set())
+    assert set(plan) == ({"common"} if group.size > 1 else set())
     assert len(set(group.all_gather_object(str(plan)))) == 1
 
 
@@ -180,6 +193,18 @@ def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
             found = measure_link(group, torch.device("cpu"), gathers)
             assert found.per_byte > 0
             assert set(group.all_gather_object(found)) == {found}
+
+
+def test_the_rate_of_what_runs_at_once_is_the_same_on_all_ranks(group: World) -> None:
+    def steps(begin: Callable[[], None]) -> list[object]:
+        for _ in range(4):
+            begin()
+        return []
+
+    if group.size > 1:
+        found = [measure_beside(steps, 1e-3, Cost(1e-4, per_byte), group) for per_byte in (1e-9, 1e-3)]
+        assert all(0 < one <= 1 for one in found)
+        assert set(group.all_gather_object(tuple(found))) == {tuple(found)}
 
 
 def test_rules_and_optimizers_that_need_whole_weights_split_nothing(
