@@ -33,12 +33,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import unisono
 from unisono.plan.choose import predicted
-from unisono.plan.layer_plan import make_plan
+from unisono.plan.layer_plan import PlanLike, make_plan
 from unisono.plan.split import with_splits
 from unisono.reducer import reducer_of
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.rule import RankState
-from unisono.tensor_parallel.choose_plan import choose_plan
+from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
 from unisono.tensor_parallel.model import split_of
 from unisono.world import World
 
@@ -100,11 +100,11 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
 
 
-def ours(problem: Problem, world: World, rule: BaseRule, plan: dict[str, str] | str | None = None) -> Contender:
-    """Return ours, data parallel in all layers that a plan does not name; "auto" is what is predicted to be fastest."""
+def ours(problem: Problem, world: World, rule: BaseRule, plan: PlanLike | None = None) -> Contender:
+    """Return ours, data parallel in all layers that a plan does not name."""
     model, data = network(problem), share(problem, world)
-    optimizer, example = sgd(model), data[0] if plan == "auto" else None
-    unisono.parallel(model, world, rule, optimizer if rule.traits.state is RankState.SHARDED else None, plan, example)
+    optimizer = sgd(model)
+    unisono.parallel(model, world, rule, optimizer if rule.traits.state is RankState.SHARDED else None, plan)
     reducer, found = reducer_of(model), split_of(model)
     assert reducer is not None
     return Contender(model, optimizer, data, wait=reducer.runner.wait, plan=str(found.plan) if found else "")
@@ -156,8 +156,8 @@ def _group(groups: list[list[int]], world: World, backend: str) -> dist.ProcessG
     return next(group for group, ranks in zip(found, groups, strict=True) if world.rank in ranks)
 
 
-def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contender]]:
-    """Return functions that make each contender."""
+def contenders(problem: Problem, world: World, auto: PlanLike) -> dict[str, Callable[[], Contender]]:
+    """Return functions that make each contender; `auto` is the plan that `plan="auto"` chooses."""
     sizes, bsp = [size for size in (2, 4, 8) if size <= world.size], BSP(BUCKET, "chain")
     found: dict[str, Callable[[], Contender]] = {
         "data parallel": partial(ours, problem, world, bsp),
@@ -168,7 +168,8 @@ def contenders(problem: Problem, world: World) -> dict[str, Callable[[], Contend
     for size in sizes:
         found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
         found[f"hybrid, groups of {size}, no overlap"] = partial(ours, problem, world, after, plan_of(problem, size))
-    found["hybrid, auto"] = partial(ours, problem, world, bsp, "auto")
+    found["hybrid, auto"] = partial(ours, problem, world, bsp, auto)
+    found["hybrid, auto, no overlap"] = partial(ours, problem, world, after, auto)
     for backend in ("unisono", "gloo"):
         found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
         found[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
@@ -198,18 +199,19 @@ def references(problem: Problem, world: World) -> dict[str, float]:
     return found
 
 
-def predictions(problem: Problem, world: World) -> dict[str, float]:
-    """Return the predicted seconds of a step, from what a choice of a plan measures."""
-    known = choose_plan(network(problem), world, share(problem, world)[0]).inputs
+def predictions(problem: Problem, world: World, chosen: PlanChoice) -> dict[str, float]:
+    """Return the predicted seconds of a step, from what the choice of a plan has measured."""
+    known = chosen.inputs
     assert known is not None
-    plans = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
+    assert chosen.plan is not None
+    sizes = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
+    plans = {name: make_plan(plan_of(problem, size)) for name, size in sizes.items()} | {"hybrid, auto": chosen.plan}
     found = {}
     for suffix, overlap in (("", "chain"), (", no overlap", "none")):
         inputs = replace(known, step=known.step._replace(rule=BSP(BUCKET, overlap)))
         setting = known.setting._replace(overlap=overlap)
-        for name, size in plans.items():
-            split = with_splits(inputs, make_plan(plan_of(problem, size)).splits)
-            found[name + suffix] = predicted(split, setting).prediction.step
+        for name, plan in plans.items():
+            found[name + suffix] = predicted(with_splits(inputs, plan.splits), setting).prediction.step
     return found
 
 
@@ -237,9 +239,11 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     world, path, problem = unisono.init(), Path(output), PROBLEMS[name]
     dist.init_process_group("unisono")
     gloo(world)  # names the interface
-    makes = {key: make for key, make in contenders(problem, world).items() if not chosen or key in chosen}
+    choice = choose_plan(network(problem), world, share(problem, world)[0])
+    made = contenders(problem, world, choice.plan or {})
+    makes = {key: make for key, make in made.items() if not chosen or key in chosen}
     found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
-    found |= references(problem, world) | {"predicted_s": predictions(problem, world)}
+    found |= references(problem, world) | {"predicted_s": predictions(problem, world, choice)}
     measure(found, world, makes)
     if world.rank == 0:
         print(
