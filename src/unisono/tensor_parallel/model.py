@@ -249,8 +249,9 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
     state, parameters, split = optimizer.state_dict(), _parameters(optimizer), split_of(model)
-    each = ((number, dict(sorted(entries.items()))) for number, entries in sorted(state["state"].items()))
-    states = {number: _whole(model, entries, dict.fromkeys(entries, parameters[number])) for number, entries in each}
+    flat = {(number, key): each[key] for number, each in sorted(state["state"].items()) for key in sorted(each)}
+    whole = _whole(model, flat, {place: parameters[place[0]] for place in flat})
+    states = {number: {key: whole[number, key] for key in each} for number, each in state["state"].items() if whole}
     return {**state, "state": states} if split is None or split.world.rank == 0 else {}
 
 
@@ -269,12 +270,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _whole(model: nn.Module, state: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Tensor]) -> dict[Any, Any]:
     """Return a state on rank 0, {} elsewhere: whole tensors for those that are shaped like the part of the parameter of
     that name. Called by all ranks together."""
-    split, parts, found = split_of(model), named_parts(model), dict[str, Any]()
-    if split is None:
+    if (split := split_of(model)) is None:
         return state
+    parts, found = named_parts(model), dict[Any, Any]()
     for name, value in state.items():
         whole, own = value, parameters.get(name)
         if own is not None and id(own) in parts and isinstance(value, Tensor) and value.shape == own.shape:
