@@ -44,6 +44,7 @@ def test_measuring_writes_into_the_folder_and_is_not_repeated(command: Run, tmp_
     done = command(*words)
     assert done.returncode == 0, done.stderr
     assert "copies of 4 KiB" in done.stdout
+    assert "1 of 1  swcaffe-figure-2" in done.stderr, "a log has no bar"
     (rows,) = tmp_path.glob("runs/*/rows.json")
     before = rows.stat().st_mtime_ns
     assert command(*words).returncode == 0

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from tests.plan.test_choose import NETWORK, ask, at, loads
 
 from unisono.plan.choose import Candidate, Setting, candidates, predicted
-from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, Trial, TrialChoice, choose, doubt_about
+from unisono.plan.trials import (
+    LARGEST_ERROR,
+    NOMINAL_SHARE,
+    WIDER_SHARE,
+    Trial,
+    TrialChoice,
+    choose,
+    doubt_about,
+    is_worth_trial,
+)
 from unisono.processor import ALONE, ProcessorUse
 
 MIB = 1 << 20
@@ -60,6 +69,23 @@ def test_the_simplest_setting_is_kept_on_shared_cores() -> None:
     assert len(choice.ratios) == 12, "of all trials"
     assert choose(QUIET, "none", HALF)[0] == QUIET[2], "the overlap of the first steps"
     assert choose(QUIET, "funnel", HALF)[0] == QUIET[0], "no trial has the overlap"
+
+
+@pytest.mark.parametrize(
+    ("predicted_seconds", "took", "worth"),
+    [
+        (0.114, [], True),
+        (0.114, [0.1], True),
+        (0.140, [0.13], False),
+        (0.140, [0.19, 0.15], True),
+        (0.140, [0.19, 0.14], False),
+    ],
+)
+def test_a_setting_is_tried_that_is_predicted_faster_than_what_the_others_took(
+    predicted_seconds: float, took: list[float], worth: bool
+) -> None:
+    best, other = _taking(ENDS, 0.1), _taking(NONE, predicted_seconds)
+    assert is_worth_trial(other, best, [Trial(best, [seconds] * 4) for seconds in took]) is worth
 
 
 @pytest.mark.parametrize(

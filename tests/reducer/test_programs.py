@@ -58,7 +58,7 @@ def test_a_rule_alone_has_its_first_setting() -> None:
     assert not one.programs.next_step(deferred=False)
     assert one.memory.count == 1
     setting = ["chain", 64, (), 2, (), 1]
-    assert one.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting}
+    assert one.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "others": []}
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:

@@ -362,6 +362,32 @@ def test_a_stored_result_is_restored(tune: Tune) -> None:
     assert again.setting == found.setting
 
 
+def test_overlaps_that_take_longer_than_predicted_give_way_to_one_that_was_predicted_slower(tune: Tune) -> None:
+    """Nothing is hidden where computing and exchanges share cores; "none" is predicted far from the best."""
+    calm = tune(cost=SLOW)
+    assert "none" not in calm.tried
+    course = tune(cost=SLOW, takes=lambda setting: 0.25 if setting.overlap == "none" else 0.5)
+    assert course.tuning.setting.overlap == "none"
+
+
+def test_results_with_other_numbers_of_ranks_are_kept(tune: Tune) -> None:
+    """A run that loses a rank, and gets it back, does not search again."""
+    found = tune(order=[3, 1, 0, 2], cost=SLOW).tuning
+    fewer = fresh(size=3)
+    assert not fewer.restore(json.loads(json.dumps(found.state())))
+    assert not fewer.finished
+    again = fresh()
+    assert again.restore(json.loads(json.dumps(fewer.state()))), "the search with 3 ranks has not ended"
+    assert (again.setting, again.order) == (found.setting, found.order)
+    fewer.finished = True
+    back = fresh()
+    assert back.restore(json.loads(json.dumps(fewer.state())))
+    assert back.setting == found.setting
+    third = fresh(size=3)
+    assert third.restore(json.loads(json.dumps(back.state())))
+    assert third.setting == fewer.setting
+
+
 def test_no_state_before_the_search_has_ended() -> None:
     tuning = fresh()
     assert tuning.state() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,18 +67,26 @@ def _draw(figure: PaperFigure, path: Path) -> None:
 def _measure(figures: Sequence[PaperFigure], folder: Path) -> bool:
     """Carry out what has not been measured yet of these figures. Return True where a command failed."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from unisono.papers.measure import carry_out, collect, runs_of
 
     console, failed = Console(file=sys.stderr, highlight=False, soft_wrap=True), False
     todo = {figure.id: runs_of(figure) for figure in figures}
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=sum(map(len, todo.values())))
+    runs, begun, since = sum(map(len, todo.values())), 0, time.monotonic()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=runs)
         for figure in figures:
             missing = False
             for run in todo[figure.id]:
+                begun += 1
                 progress.update(task, description=f"{figure.id} {run.label}")
+                if not console.is_terminal:  # a log has no bar
+                    minutes = (time.monotonic() - since) / 60
+                    console.print(
+                        f"{minutes:5.1f} min  {begun} of {runs}  {figure.id} {run.label}".rstrip(), markup=False
+                    )
                 try:
                     carry_out(run, folder)
                 except (UsageError, OSError) as error:

@@ -28,7 +28,7 @@ from unisono.plan.choose import END_RATIOS, Candidate
 from unisono.processor import ALONE, ProcessorUse, describe
 
 TRIAL_RATIO = 1.15
-"""Ratio to the best prediction up to which a setting is worth a trial."""
+"""Ratio to the best prediction up to which a setting is worth a trial, whatever the others took."""
 
 LARGEST_ERROR = 0.075
 """Largest error of a step in `benchmarks/overlaps` that was predicted from measured costs, relative to the measured
@@ -84,6 +84,13 @@ class TrialChoice(NamedTuple):
         first, *_, last = quantiles(self.ratios, n=10, method="inclusive")
         taken = self.use.taken
         return step * min(low, first) * (1 - taken), step * max(high, last) * (1 + taken), WIDER_SHARE
+
+
+def is_worth_trial(candidate: Candidate, best: Candidate, trials: Sequence[Trial]) -> bool:
+    """Return True for a setting that is predicted about as fast as the `best`, or faster than all that were tried took:
+    overlaps that compute and exchange at once take longer than predicted where the two share cores."""
+    step = candidate.prediction.step
+    return step <= best.prediction.step * TRIAL_RATIO or step < min(one.seconds for one in trials)
 
 
 def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Trial, TrialChoice]:

@@ -95,8 +95,8 @@ class Programs:
     # A run that resumes
 
     def restore(self, state: dict[str, Any] | None) -> bool:
-        """Adopt the setting of the run that is resumed, if it had as many ranks and the same options. Return True where
-        the buckets have changed."""
+        """Adopt the setting of the run that is resumed, if it had one for as many ranks and the same options. Return
+        True where the buckets have changed."""
         if state is None or not self.tuning.restore(state):
             return False
         self._adopt()

@@ -5,6 +5,7 @@
                 predict every overlap and bucket size            plan/choose.py
     then        the best of each overlap within 15% of the best   five steps each, the last four are measured
                 and the very best in buckets a quarter as large, and in equal ones
+                others that are predicted faster than those took
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
 
@@ -47,7 +48,7 @@ from unisono.plan.choose import (
     overlaps_of,
     sizes_of,
 )
-from unisono.plan.trials import TRIAL_RATIO, Trial, TrialChoice, choose
+from unisono.plan.trials import Trial, TrialChoice, choose, is_worth_trial
 from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule
@@ -157,8 +158,10 @@ class Tuning:
         self.recorded_order: Sequence[int] = self.order
         """Order in which the gradients of the last step became ready; missing ones are at its end."""
         self._begins: list[float] = []
-        self._finished = world.size == 1 or not memory.parameters or not is_searched(rule)
-        self._search = iter(()) if self._finished else self._search_steps()
+        self.finished = world.size == 1 or not memory.parameters or not is_searched(rule)
+        """True once the setting stays as it is."""
+        self._search = iter(()) if self.finished else self._search_steps()
+        self._others: list[dict[str, Any]] = []  # results of earlier searches, with other numbers of ranks
         self._deferred = False
 
     @property
@@ -171,7 +174,7 @@ class Tuning:
 
         `deferred`: True where parameters are waited for when they are needed.
         """
-        if self._finished:
+        if self.finished:
             return False
         self._deferred = deferred
         self._begins.append(time.perf_counter())
@@ -182,13 +185,21 @@ class Tuning:
         self._search = iter(())
 
     def state(self) -> dict[str, Any] | None:
-        """Return the result of the search, for a run that resumes; None while it is running."""
-        if not self._finished:
-            return None
-        return {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
+        """Return the result of the search, and those with other numbers of ranks, which an elastic run comes back to,
+        for a run that resumes; None where there is none yet."""
+        results = [*self._others]
+        if self.finished:
+            own = {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
+            results.insert(0, own)
+        return {**results[0], "others": results[1:]} if results else None
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Adopt the result of an earlier run. Return False if it does not apply, as with another number of ranks."""
+        """Adopt the result of an earlier run with as many ranks. Return False if there is none that applies."""
+        results = [state, *state.get("others", ())]  # older runs have no others
+        self._others = [one for one in results if one["ranks"] != self._world.size]
+        return any(self._adopt(one) for one in results)
+
+    def _adopt(self, state: dict[str, Any]) -> bool:
         fields: list[Any] = [tuple(field) if isinstance(field, list) else field for field in state["setting"]]
         setting = Setting(*fields)
         alike = state["ranks"] == self._world.size and sorted(state["order"]) == sorted(self.order)
@@ -202,7 +213,7 @@ class Tuning:
         if setting.halves and sorted(setting.halves) != sorted(2 * [bucket + 1 for bucket in buckets]):
             return False
         self.order, self.setting = list(state["order"]), setting
-        self._finished = True
+        self.finished = True
         return True
 
     def _search_steps(self) -> Iterator[bool]:
@@ -212,7 +223,7 @@ class Tuning:
         self.order = self._world.broadcast(torch.tensor(self.recorded_order, dtype=torch.int64)).tolist()
         own_order = self._deferred and self._overlaps == ("chain",)
         if len(self._overlaps) == len(self._sizes) == 1 and not own_order:
-            self._finished = True
+            self.finished = True
             yield True
             return
         sizes, seconds = list[float](), list[float]()
@@ -241,7 +252,7 @@ class Tuning:
         predicted = [best, *(variant for variant in variants if variant is not None), *others]
         trials = list[Trial]()
         for candidate in predicted:
-            if candidate.prediction.step > best.prediction.step * TRIAL_RATIO:
+            if not is_worth_trial(candidate, best, trials):
                 continue
             self.setting = candidate.setting
             yield True
@@ -252,7 +263,7 @@ class Tuning:
             trials.append(Trial(candidate, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
-        self._finished = True
+        self.finished = True
         if world.rank == 0:
             for line in _report(computing, cost, chosen, self.choice.doubt, trials, predicted):
                 self.log(line)

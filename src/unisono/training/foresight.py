@@ -120,7 +120,7 @@ class RunForesight:
 
     def _seal_search(self, done: int) -> None:
         reducer = self.run.trainer.reducer
-        if not self._pending or reducer.programs.tuning.state() is None:
+        if not self._pending or not reducer.programs.tuning.finished:
             return
         self._pending = False
         self._searched, self._counters = max(0, self._made - 1), read_counters()
