@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.optimizers.segments import Segment, cut, join, segments_of
+from unisono.optimizers.segments import Segment, cut, dense_strides, join, segments_of
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 9), st.integers(0, 3))
@@ -46,9 +46,11 @@ def test_what_is_cut_is_joined_again(parameter: torch.Tensor) -> None:
         "rate": 0.5,
     }
     length = parameter.numel() * (2 if parameter.is_complex() else 1)
-    parts = cut(whole, parameter, [Segment(0, 0, length // 3), Segment(0, length // 3, length)])
+    parts = cut(
+        whole, parameter, dense_strides(parameter), [Segment(0, 0, length // 3), Segment(0, length // 3, length)]
+    )
     assert [state["exp_avg"].shape for state in parts.values()] == [(length // 3,), (length - length // 3,)]
-    found = join(list(parts.items()), parameter)
+    found = join(list(parts.items()), parameter, dense_strides(parameter))
     assert found.keys() == whole.keys()
     assert torch.equal(found["exp_avg"], whole["exp_avg"])
     assert found["exp_avg"].stride() == torch.empty_like(parameter).stride()
@@ -56,4 +58,4 @@ def test_what_is_cut_is_joined_again(parameter: torch.Tensor) -> None:
 
 
 def test_nothing_is_joined_to_nothing() -> None:
-    assert join([], torch.ones(3)) == {}
+    assert join([], torch.ones(3), (1,)) == {}

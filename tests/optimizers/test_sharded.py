@@ -11,7 +11,7 @@ import torch
 from unisono.errors import UsageError
 from unisono.optimizers import LAMB, LARS
 from unisono.optimizers.layerwise import LayerwiseOptimizer
-from unisono.optimizers.segments import Segment, cut, join
+from unisono.optimizers.segments import Segment, cut, dense_strides, join
 from unisono.optimizers.sharded import ELEMENTWISE, SegmentUpdate, ShardedStep, check_optimizer
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -52,7 +52,7 @@ def test_segments_are_stepped_like_wholes(name: str) -> None:
         for number, parameter in enumerate(sharded):  # Adagrad has a state from the start
             if parameter in optimizer.state:
                 mine = [one for one in segments if one.number == number]
-                optimizer.state |= cut(optimizer.state.pop(parameter), parameter, mine)  # type: ignore[arg-type]
+                optimizer.state |= cut(optimizer.state.pop(parameter), parameter, dense_strides(parameter), mine)  # type: ignore[arg-type]
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
         for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
@@ -65,7 +65,7 @@ def test_segments_are_stepped_like_wholes(name: str) -> None:
         exact = not isinstance(plain, LayerwiseOptimizer)
         torch.testing.assert_close(one, other, rtol=0, atol=0 if exact else 1e-12)
         parts = [(key, state) for optimizer in optimizers for key, state in optimizer.state.items()]
-        found = join([(key, state) for key, state in parts if key.number == number], other)  # type: ignore[attr-defined]
+        found = join([(key, state) for key, state in parts if key.number == number], other, dense_strides(other))  # type: ignore[attr-defined]
         for key, value in plain.state[one].items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=0 if exact else 1e-12)
 

@@ -29,6 +29,15 @@ def test_passes_accumulate_within_the_block_and_until_the_next_average() -> None
     assert not accumulation.accumulates
 
 
+def test_blocks_nest() -> None:
+    accumulation = Accumulation(memory_of(3))
+    with accumulation.no_sync():
+        with accumulation.no_sync():
+            assert not accumulation.averages
+        assert not accumulation.averages
+    assert accumulation.averages
+
+
 def test_averages_and_placeholders_are_not_the_ranks_own_gradients() -> None:
     memory = memory_of(3, 2)
     accumulation = Accumulation(memory)

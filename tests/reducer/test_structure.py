@@ -25,6 +25,17 @@ def test_an_unchanged_model() -> None:
     assert not structure.differs(model)
 
 
+def test_the_order_in_memory_is_compared_where_it_matters() -> None:
+    conv, other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    assert difference([describe(conv), describe(other)]).startswith(
+        "the models of ranks 0 and 1 differ: rank 0 has parameter weight, (4, 3, 3, 3) of float32, rank 1 has "
+        "parameter weight, (4, 3, 3, 3) of float32 with strides (27, 1, 9, 3)"
+    )
+    for one in (nn.Conv2d(1, 4, 3), nn.Conv2d(3, 4, 1)):  # a dimension of one element has no order
+        before = describe(one)
+        assert describe(one.to(memory_format=torch.channels_last)) == before
+
+
 def test_added_replaced_or_unfrozen_parameters_are_named() -> None:
     def unfreeze(model: nn.Sequential) -> None:
         model[0].weight.requires_grad_(True)

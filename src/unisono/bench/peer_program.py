@@ -98,7 +98,7 @@ def time_calls(
     comm: Any, contenders: Mapping[str, TimedLibrary], collectives: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
-    found = []
+    found = list[dict[str, Any]]()
     settled, barrier = time.perf_counter() + SETTLING_SECONDS, next(iter(contenders.values())).barrier
     while not all(comm.allgather(time.perf_counter() > settled)):
         barrier()

@@ -61,10 +61,12 @@ PlacedSegment(segment=Segment(number=2, first=0, last=2), start=4))
     return tuple(placed)
 
 
-def cut(whole: Mapping[str, Any], parameter: torch.Tensor, segments: Iterable[Segment]) -> dict[Segment, State]:
-    """Return the state of a whole parameter as that of some of its segments, copied."""
+def cut(
+    whole: Mapping[str, Any], parameter: torch.Tensor, strides: tuple[int, ...], segments: Iterable[Segment]
+) -> dict[Segment, State]:
+    """Return the state of a whole parameter as that of some of its segments, which follow these strides, copied."""
     flat = {
-        name: in_order(value.detach(), dense_strides(parameter)) if _is_whole(name, value, parameter) else None
+        name: in_order(value.detach(), strides) if _is_whole(name, value, parameter) else None
         for name, value in whole.items()
     }
     return {
@@ -76,8 +78,11 @@ def cut(whole: Mapping[str, Any], parameter: torch.Tensor, segments: Iterable[Se
     }
 
 
-def join(parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor) -> State:
-    """Return the state of a whole parameter from that of all its segments; empty where these have none."""
+def join(
+    parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Tensor, strides: tuple[int, ...]
+) -> State:
+    """Return the state of a whole parameter from that of all its segments, which follow these strides; empty where
+    these have none."""
     joined: State = {}
     for segment, state in parts:
         for name, value in state.items():
@@ -86,8 +91,11 @@ def join(parts: Sequence[tuple[Segment, Mapping[str, Any]]], parameter: torch.Te
                 continue
             if name not in joined:
                 dtype = value.dtype.to_complex() if parameter.is_complex() else value.dtype
-                joined[name] = torch.zeros_like(parameter, dtype=dtype)
-            in_order(joined[name], dense_strides(parameter))[segment.first : segment.last] = value
+                device = parameter.device
+                joined[name] = torch.zeros(parameter.numel(), dtype=dtype, device=device).as_strided(
+                    parameter.shape, strides
+                )
+            in_order(joined[name], strides)[segment.first : segment.last] = value
     return joined
 
 

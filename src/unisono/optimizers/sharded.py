@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,13 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return True where hooks see the optimizer's step, its own or those of all optimizers."""
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True in a hook of a step that the `step` of a subclass has called: PyTorch runs hooks for both."""
+    file = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+    frames = (frame for frame, _ in walk_stack(None) if frame.f_code.co_filename == file)
+    return sum(frame.f_locals.get("self") is optimizer for frame in frames) > 1
 
 
 def is_patched(optimizer: torch.optim.Optimizer) -> bool:

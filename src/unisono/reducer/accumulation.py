@@ -35,11 +35,11 @@ class Accumulation:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let backward passes in the block accumulate gradients on this rank alone. The next one after it averages."""
-        self.averages = False
+        outer, self.averages = self.averages, False
         try:
             yield
         finally:
-            self.averages = True
+            self.averages = outer
 
     @property
     def accumulates(self) -> bool:

@@ -173,6 +173,8 @@ class BackwardPass:
             gradient = gradient.take_added()
         elif self._releases or not self._takes:  # without samples it does not count, and nothing takes its place
             parameter.grad = None  # before it is added: an update may set another at once
+            if not (self._takes or share or part):
+                self.replica.set_aside(number, gradient)
         self.add(number, gradient if self._takes or share or part else None)
         self._on_progress()
 

@@ -215,6 +215,8 @@ class BucketMemory:
         """Allocate memory for parameters of which `parts` are split; `holders` has the world of the ranks that hold the
         same part as this one, by the number of parts."""
         self.parameters, self.parts = parameters, parts
+        self.strides = [*map(dense_strides, parameters)]
+        """Strides of each gradient, and of what optimizers and rules keep: a parameter may be laid out anew later."""
         self._kinds = [_kind(parameter) for parameter in parameters]
         self._memories = memory_kinds(self._kinds, parts.counts)
         worlds = {1: world, **(holders or {})}
@@ -242,10 +244,11 @@ class BucketMemory:
     def lay_out(self, order: Sequence[int], largest: int, sequence: Sequence[int] = (), end_ratio: int = 1) -> None:
         """Give every gradient a new place, for buckets that are sent in the order `sequence` (empty: as they fill).
 
-        Earlier contents are lost, but those that are gradients of parameters."""
-        for parameter, view in zip(self.parameters, self.views, strict=False):
-            if parameter.grad is not None and lies_in(parameter.grad, view):
-                parameter.grad = parameter.grad.clone()  # what accumulates there
+        Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
+        averages = {}
+        for number, view in enumerate(self.views):
+            if lies_in(self.parameters[number].grad, view):
+                averages[number] = view.clone()
         for key in self.keys:
             self._finish_copies(key)
         for flat in (*self._flat.values(), *self._own.values()):
@@ -257,11 +260,13 @@ class BucketMemory:
         keys = {number: key for key, number in enumerate(sequence, 1)}
         self.filled = tuple(keys[number] for number in range(len(slices)))
         self.views = [
-            _view(self._own[kind][start : start + length], parameter)
-            for parameter, (length, _), kind, start in zip(
-                self.parameters, self._kinds, self._memories, self.starts, strict=True
+            _view(self._own[kind][start : start + length], parameter, strides)
+            for parameter, strides, (length, _), kind, start in zip(
+                self.parameters, self.strides, self._kinds, self._memories, self.starts, strict=True
             )
         ]
+        for number, average in averages.items():
+            self.parameters[number].grad = self.views[number].copy_(average)
         self._pieces = [[self._piece_of(number, place) for number in place.parameters] for place in self._places]
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
@@ -456,7 +461,7 @@ class BucketMemory:
 
     def in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
-        return in_order(tensor, self.views[number].stride())
+        return in_order(tensor, self.strides[number])
 
 
 def keep_freed_memory() -> None:
@@ -479,7 +484,7 @@ def _kind(parameter: torch.Tensor) -> tuple[int, torch.dtype]:
     return parameter.numel(), parameter.dtype
 
 
-def _view(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return `flat` as a tensor with the shape and strides of a parameter."""
+def _view(flat: torch.Tensor, parameter: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return `flat` as a tensor like a parameter, with these strides."""
     elements = torch.view_as_complex(flat.view(-1, 2)) if parameter.is_complex() else flat
-    return elements.as_strided(parameter.shape, dense_strides(parameter))
+    return elements.as_strided(parameter.shape, strides)

@@ -297,7 +297,7 @@ class ShardedOptimizer:
     def _cut(self, number: int, whole: State) -> None:
         if whole:
             mine = [segment for segment in self._segments or () if segment.number == number]
-            self._state.update(cut(whole, self._parameters[number], mine))
+            self._state.update(cut(whole, self._parameters[number], self._memory.strides[number], mine))
 
     def _whole(self, root: int | None = None) -> defaultdict[Any, State]:
         """Return the states of whole parameters; with `root`, those that were in shards only there."""
@@ -319,7 +319,8 @@ class ShardedOptimizer:
         for number, parameter in enumerate(self._parameters):
             everyone = self._collectives.all_gather_object(mine[number])
             holders = self._memory.parts.holders_of(number, self._collectives.rank, self._collectives.size)
-            yield number, join([part for rank in holders for part in everyone[rank]], parameter)
+            parts = [part for rank in holders for part in everyone[rank]]
+            yield number, join(parts, parameter, self._memory.strides[number])
 
 
 def _refuse(*_: object, **__: object) -> None:

@@ -68,7 +68,7 @@ class Programs:
         weakref.finalize(self, self.tuning.close).atexit = False
         self._prepared: dict[tuple[Updates, float | None, StepProgram], tuple[Layout, Prepared]] = {}
         """Prepared programs. Equal steps of a period share one."""
-        self._made: dict[tuple[Updates, float | None, int], tuple[Layout, Prepared]] = {}
+        self._made: dict[tuple[Updates, float | None, bool, int], tuple[Layout, Prepared]] = {}
         self._adopt()
 
     # Setting
@@ -127,9 +127,10 @@ class Programs:
         """Return the layout and the program of the next step that synchronizes, and advance `number`."""
         number = (self.number - self.first) % self.traits.period
         self.number += 1
-        if (updates, clip, number) not in self._made:
-            self._made[updates, clip, number] = self._make(updates, clip, number)
-        return self._made[updates, clip, number]
+        key = updates, clip, self.layer_norms, number
+        if key not in self._made:
+            self._made[key] = self._make(updates, clip, number)
+        return self._made[key]
 
     def layout(self) -> Layout:
         """Return the layout of the buckets that were adopted last."""

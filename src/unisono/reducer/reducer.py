@@ -34,7 +34,7 @@ from unisono.engine import OperationSpan
 from unisono.engine.closing import weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
-from unisono.optimizers.sharded import ShardedStep
+from unisono.optimizers.sharded import ShardedStep, is_inner_step
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
@@ -268,13 +268,24 @@ class Reducer:
             self.accumulation.end_average()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call `end_step` after each step of the optimizer of a user's own loop."""
-        end_step = weakly(self.end_step)
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: end_step()))
+        """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it."""
+        begin_step, end_step = weakly(self.begin_step), weakly(self.end_step)
+        self._hooks.append(optimizer.register_step_pre_hook(lambda *_: begin_step()))
+        self._hooks.append(
+            optimizer.register_step_post_hook(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
+        )
+
+    def begin_step(self) -> None:
+        """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first
+        one, without a backward pass that averages."""
+        if self._step is None:
+            self.programs.rule_memory.lay_out(self.traits.state.has_anchor)
 
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward
-        pass."""
+        pass. A Trainer's program makes the step and runs what follows."""
+        if self._step is not None:
+            return
         if self.traits.state.differs and not self.runner.awaits_step:
             self.synchronize()
         try:

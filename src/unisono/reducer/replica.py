@@ -57,6 +57,7 @@ class ModelReplica:
         self.lock = Lock()
         """Lock held while the pass is discarded, and while gradients are set."""
         self._samples = 0.0  # of all ranks
+        self._averages: dict[int, torch.Tensor] = {}  # of earlier passes, where this rank has no samples
         self._exact, self._virtual, virtual = programs.exact, programs.virtual is not None, programs.virtual
         self._shares = [] if virtual is None else virtual.kept
         self._samples_of_pass = 0.0 if virtual is None else virtual.samples
@@ -85,6 +86,12 @@ class ModelReplica:
         return None
 
     # Gradients
+
+    def set_aside(self, number: int, average: torch.Tensor | None) -> None:
+        """Keep the average of an earlier pass, which other ranks add theirs to: it stays if none has samples. One that
+        the loss of an empty batch has made NaN is lost."""
+        if average is not None and lies_in(average, self.memory.views[number]) and average.isfinite().all():
+            self._averages[number] = average
 
     def place_gradient(self, number: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
         """Write a gradient that is ready to its buckets, times the weight that it will most likely have: it is in the
@@ -150,7 +157,10 @@ class ModelReplica:
         if place.parts > 1:
             weight = self.memory.parts.weight(self._loss_weights, self._rank, place.parts, mean=scaled)
         if self._exact is None:
-            self.memory.pack(key, self.gradients, weight, self.placed)
+            gradients, result = self.gradients, self.agreement.result
+            if self._averages and place.parts == 1 and result is not None and result.is_empty:
+                gradients, weight = {**self.gradients, **self._averages}, 1 / self.layout.ranks
+            self.memory.pack(key, gradients, weight, self.placed)
         else:
             terms, flags = self.terms(scaled), integers(self.memory.flags(key))
             self._exact.pack(key, terms)

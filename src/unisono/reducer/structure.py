@@ -97,7 +97,7 @@ REMEDY = "build the same model on every rank, from the same options and in the s
 
 
 def compare_models(model: torch.nn.Module, world: World) -> None:
-    """Raise MismatchError on every rank where names, shapes, dtypes or frozen parameters are not the same on all."""
+    """Raise MismatchError on all ranks where names, shapes, strides, dtypes or frozen parameters differ."""
     if world.size == 1:
         return
     mine = describe(model)
@@ -121,9 +121,12 @@ def describe(model: torch.nn.Module) -> Description:
     buffers = [(f"buffer {name}", tensor) for name, tensor in model.named_buffers(remove_duplicate=False)]
     lines, first = list[str](), dict[int, str]()
     for name, tensor in (*parameters, *buffers):
+        dense = torch.empty_like(tensor, device="meta")  # gradients lie in buckets in this order
+        order = "" if dense.is_contiguous() else f" with strides {dense.stride()}"
         frozen = ", frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
         same = "" if first.setdefault(id(tensor), name) == name else f", the same as {first[id(tensor)]}"
-        lines.append(f"{name}, {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}{frozen}{same}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        lines.append(f"{name}, {tuple(tensor.shape)} of {dtype}{order}{frozen}{same}")
     return lines
 
 

@@ -71,6 +71,22 @@ def test_a_rank_without_samples_takes_part(group: World) -> None:
     assert close(model, serial(6))
 
 
+@pytest.mark.parametrize("absent", [True, False])
+def test_an_average_stays_where_no_rank_has_samples(world: World, absent: bool) -> None:
+    model, average = unisono.parallel(make(0), world), serial(6)
+    for step in range(4):  # the first ones lay the buckets out anew
+        model.zero_grad()
+        inputs, targets = batch(6)
+        unisono.add_samples(model, 6)
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        if world.size > 1 and absent:
+            unisono.synchronize(model)
+        elif world.size > 1:
+            unisono.add_samples(model, 0)
+            model(inputs[:0]).sum().backward()
+        assert close(model, average), step
+
+
 def test_a_rank_that_is_alone_and_has_no_samples_has_no_gradients(world: World) -> None:
     """Those of an empty batch are not numbers, and the optimizer would apply them."""
     alone, model = world.split(world.rank), make(0)

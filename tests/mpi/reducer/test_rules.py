@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,58 @@ def assert_trained(world: World, weights: Sequence[torch.Tensor]) -> None:
     for mine, first in zip(weights, network().parameters(), strict=True):
         assert not torch.isclose(mine, first, rtol=0, atol=1e-6).all()
         assert all(torch.equal(mine, its) for its in world.all_gather_object(mine))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LocalSGD(every=2),
+        LocalSGD(unisono.Exchange(wire="int8"), every=2),
+        unisono.DiLoCo(every=2, fragments=1, delay=0),
+    ],
+    ids=["local_sgd", "int8", "diloco"],
+)
+def test_steps_without_a_backward_pass_that_averages(world: World, rule: LocalSGD) -> None:
+    """Anchors are what ranks have in common, from the first step on."""
+    model = network()
+    unisono.parallel(model, world, rule, optimizer := torch.optim.SGD(model.parameters(), 0.1))
+    for inputs, labels in batches(world, 4, 12):
+        loss = nn.functional.cross_entropy(model(inputs.double()), labels)
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+        ):
+            parameter.grad = gradient
+        optimizer.step()
+    assert_trained(world, [*model.parameters()])
+
+
+def test_a_step_that_calls_that_of_its_base_class_is_one(world: World) -> None:
+    class Mine(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = network()
+    torch.optim.Adam(model.parameters())  # PyTorch calls hooks in its step, too, from here on
+    unisono.parallel(model, world, LocalSGD(every=16), optimizer := Mine(model.parameters()))
+    for inputs, labels in batches(world, 3, 12):
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
+    reducer = reducer_of(model)
+    assert reducer is not None
+    assert reducer.programs.number == 3
+
+
+def test_a_trainer_of_a_model_whose_loop_was_its_own(world: World) -> None:
+    model = network()
+    optimizer = optimizer_of(model)
+    unisono.parallel(model, world, LocalSGD(every=2), optimizer)
+    with pytest.raises(UsageError, match=r"parallel by LocalSGD\(.*the Trainer's rule is BSP\("):
+        unisono.Trainer(model, world, unisono.BSP(), optimizer)
+    trainer = unisono.Trainer(model, world, LocalSGD(every=2), optimizer)
+    for inputs, labels in batches(world, 5, 12):
+        trainer.step(inputs.double(), labels)
+    trainer.wait()
+    close([*model.parameters()], trained(world, LocalSGD(every=2), 5))
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

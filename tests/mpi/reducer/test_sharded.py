@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +39,34 @@ def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
         {"params": [one for one in parameters if one.ndim > 1], "weight_decay": decay},
         {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
     ]
+
+
+def test_a_model_may_be_laid_out_anew(world: World) -> None:
+    """Its shards, and the state in them, stay in the order of the beginning."""
+    start, inputs = nn.Conv2d(3, 4, 3).double(), torch.ones(2, 3, 8, 8, dtype=torch.float64).cumsum(1)
+    found = []
+    for rule in (unisono.Sharded(), unisono.BSP()):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        unisono.parallel(model, world, rule, optimizer)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for _ in range(4):  # the search lays out other buckets
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        found.append((model.weight.detach(), optimizer.state_dict()["state"][0]["momentum_buffer"]))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kinds", [(torch.optim.SGD, LAMB), (LAMB, torch.optim.SGD)], ids=["then LAMB", "then SGD"])
+def test_an_optimizer_that_measures_layers_follows_one_that_does_not(world: World, kinds: Sequence[Any]) -> None:
+    model = network()
+    for kind in kinds:
+        trainer = unisono.Trainer(model, world, unisono.Sharded(), kind(model.parameters(), lr=0.1))
+        for inputs, labels in batches(world, 1, 12):
+            trainer.step(inputs.double(), labels)
+        trainer.wait()
 
 
 OPTIMIZERS: dict[str, Optimizers] = {
