@@ -10,7 +10,7 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
-from unisono.network.choice import LIBRARY, SHARED_MEMORY_COLLECTIVES, Choice, ScheduleTable
+from unisono.network.choice import LIBRARY, Choice, ScheduleTable
 from unisono.placement import Placement
 from unisono.schedules import SCHEDULES, find
 from unisono.schedules.numbering import renumber
@@ -132,8 +132,7 @@ class Plans:
         if algorithm == AUTO:
             algorithm, transport = self._table.choose(collective, self._placement, nbytes, encoded)
         else:
-            shared = self._placement.one_node and collective in SHARED_MEMORY_COLLECTIVES
-            transport = "windows" if shared else "messages"
+            transport = "windows" if self._placement.one_node else "messages"
         if algorithm == LIBRARY:
             return Choice(LIBRARY, LIBRARY)
         base, _, _ = algorithm.partition("/")
