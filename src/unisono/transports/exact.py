@@ -7,10 +7,8 @@ largest magnitudes, then their maximum         1.5 ─┬─ 2.5 < 2**2         
 integers  round(number / quantum)              |  201326592  -33554432 |     |  335544320  100663296 |
 their sum, by any algorithm of any library     |  536870912   67108864 |  x quantum  ─▶  |  4.0   0.5 |
 
-`docs/exact_sums.md` has the bits of a term and the error for S shares and G = ceil(log2 S) guard bits.
-
-Blocks are counted from the first element of a parameter, in the order of its memory: so a bucket's place and length,
-and a rank's shard of it, change no block. Who holds a part of a block measures the whole of it.
+`docs/exact_sums.md` has the bits of a term, the error for S shares and G = ceil(log2 S) guard bits, and where blocks
+begin. Who holds a part of a block measures the whole of it.
 """
 
 from __future__ import annotations
