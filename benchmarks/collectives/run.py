@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unisono.bench.collectives import AUTO, LIBRARY, bound_of, simulated, table
+from unisono.bench.collectives import AUTO, LIBRARY, bound_of, table
 from unisono.bench.peer_program import GLOO, SIZES
 
 HERE = Path(__file__).parent
@@ -135,6 +135,17 @@ HEAD = (
     "| bytes | auto takes | auto ms | auto / bound | MPICH / auto | Open MPI / auto | gloo / auto | auto / best peer "
     "| bfloat16 wire | float16 wire | in order / round-robin |"
 )
+
+
+def simulated(results: dict[str, Any]) -> list[tuple[str, int, float]]:
+    """(algorithm, bytes, simulated / measured) for payloads of 1 MiB or more."""
+    return [
+        (name, row["bytes"], entry["simulated_us"] / entry["median_us"])
+        for row in results["sizes"]
+        if row["bytes"] >= 1 << 20
+        for name, entry in row["contenders"].items()
+        if entry["simulated_us"] is not None
+    ]
 
 
 def summary(settings: list[dict[str, Any]]) -> str:

@@ -1,24 +1,4 @@
-"""Errors that Unisono raises on purpose.
-
-UnisonoError
-├── UsageError            what was asked for cannot be done; the command line answers with one line and exit code 2
-│   ├── RecipeError       a recipe or a --set has an unknown key, a wrong type or a value out of range
-│   ├── LaunchError       the ranks cannot be started: no mpiexec, no MPI library, a wrong number
-│   ├── CheckpointError   a checkpoint cannot be written or read, none is whole, or it does not fit the model
-│   ├── TensorError       a tensor that the collectives cannot carry
-│   ├── TableError        a table of choices has an unknown name, a bad size or a gap
-│   ├── PackError         a data set cannot be packed, a pack is broken, or memory does not hold it
-│   ├── LabError          a cluster on this machine cannot be built: a bad size or rate, no root, a missing program
-│   └── AuditError        a step has other bits than it has to have, or the chain of its hashes was edited
-├── DecodeError           an image or an audio file that cannot be decoded
-├── ScheduleError         a schedule that `verify` refuses: a bug in an algorithm
-├── StepError             a step program that `verify` refuses: a bug in a rule
-├── MismatchError         ranks called different collectives, or the same with different tensors
-│   └── PlaceMismatchError  the same allreduce of tensors at different places in shared memory
-├── StallError            a rank has waited too long for others in a call, or for one that will never come
-├── OperationError        an operation of the engine has failed, or one that it needs
-└── BackendError          an operation of torch.distributed has failed; also a RuntimeError, as PyTorch's own are
-"""
+"""Errors that Unisono raises on purpose; the command line answers a UsageError with one line and exit code 2."""
 
 
 def install_command(extra: str) -> str:

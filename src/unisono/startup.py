@@ -35,6 +35,9 @@ STOPPED_REPORT_SECONDS = 10.0
 
 PROC = Path("/proc")
 
+STOPPED = ("T", "t")
+"""States of a process that is stopped, by a signal or a debugger (proc(5))."""
+
 MPICH_FILES = (("/dev/shm", "mpich_shm_*"), ("/tmp", "hydra_hwloc_xmlfile_*"))
 """Locations of the files that MPICH writes and its ranks remove once all have joined."""
 
@@ -176,8 +179,7 @@ def find_processes(launcher: int) -> LaunchedProcesses:
                 return LaunchedProcesses(ranks, True, frozenset(helpers))
             number = None if in_rank else rank_of(read_process(process, "environ"))
             if number is not None:
-                state = read_process(process, "stat").rpartition(b")")[2].split()
-                ranks[number] = RankProcess(process, bool(state) and state[0] in b"Tt")
+                ranks[number] = RankProcess(process, stat_of(process)[0] in STOPPED)
             elif not in_rank:
                 helpers.add(process)
             waiting.append((process, in_rank or number is not None))
@@ -198,6 +200,11 @@ def read_process(process: int, name: str) -> bytes:
     with suppress(OSError):
         return (PROC / str(process) / name).read_bytes()
     return b""
+
+
+def stat_of(process: int) -> list[str]:
+    """Return the fields of a process's `stat` in /proc from its state on; an empty state where it has ended."""
+    return read_process(process, "stat").rpartition(b")")[2].decode().split() or [""]
 
 
 def remove_leftover_files(begun: float) -> None:
@@ -230,10 +237,9 @@ def _owner(path: Path) -> int | None:
 
 def started_at(process: int) -> float:
     """Return when a process began, in seconds since 1970; 0.0 where it has ended, even if it is not reaped yet."""
-    numbers = read_process(process, "stat").rpartition(b")")[2].split()
+    fields = stat_of(process)
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    runs = bool(numbers) and numbers[0] != b"Z"
-    return booted + int(numbers[19]) / os.sysconf("SC_CLK_TCK") if runs else 0.0
+    return booted + int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields[0] not in ("", "Z") else 0.0
 
 
 def _report(report: str) -> None:

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from unisono.bench.collectives import bound_of, draw, interface_of, simulated, table
+from unisono.bench.collectives import bound_of, draw, interface_of, table
 from unisono.torch_backend.rendezvous import address_towards
 
 
@@ -35,10 +35,6 @@ def test_the_table_has_ratios_to_peers_and_to_the_bound() -> None:
     assert lines[0].startswith("8 ranks on 8 nodes in 2 supernodes, MPICH")
     assert lines[-1].endswith("| 1.000 | 2.00 | 1.10 | 1.10 |")
     assert len({line.count("|") for line in lines[2:]}) == 1, "every row has as many cells as the head"
-
-
-def test_prediction_against_measurement() -> None:
-    assert simulated(FOUND) == [("ring", 1 << 20, 1.1)]
 
 
 def test_on_one_node_the_bound_is_a_copy() -> None:

@@ -11,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.engine import Engine, OperationSpan, Variable
-from unisono.engine.engine import MAIN
+from unisono.engine.engine import MAIN, Handle
 from unisono.errors import OperationError, UsageError
 
 KINDS = ("communication", "loading", "update")
 THREADS = dict.fromkeys(KINDS, 1)
+
+
+def expect(engine: Engine, variable: Variable, name: str) -> Handle:
+    """Add an operation that the caller carries out, who then calls `end`. Operations that need it wait for that."""
+    return engine._add(Handle(name, (), [variable]))
 
 
 class Step(NamedTuple):
@@ -123,7 +128,7 @@ def test_a_long_chain_that_fails_at_its_head() -> None:
     """No recursion, however many need what failed."""
     chain = Variable("chain")
     with Engine(THREADS) as engine:
-        head = engine.expect([chain], "head")
+        head = expect(engine, chain, "head")
         last = [engine.push(lambda: None, mutate=[chain]) for _ in range(20_000)][-1]
         engine.end(head, ValueError("gone"))
         with pytest.raises(OperationError, match="head, needed by update, failed"):
@@ -141,7 +146,7 @@ def test_reads_run_concurrently() -> None:
 def test_an_expected_operation_holds_others_back() -> None:
     gradient, seen = Variable("gradient"), []
     with Engine(THREADS) as engine:
-        filled = engine.expect([gradient], "the backward pass")
+        filled = expect(engine, gradient, "the backward pass")
         exchanged = engine.push(lambda: seen.append("exchange"), mutate=[gradient], kind="communication")
         assert not exchanged.wait(0.05)
         seen.append("backward")
@@ -154,7 +159,7 @@ def test_an_expected_operation_may_end_before_it_is_ready() -> None:
     gradient, seen, go = Variable("gradient"), [], threading.Event()
     with Engine(THREADS) as engine:
         engine.push(lambda: go.wait(20), mutate=[gradient])
-        filled = engine.expect([gradient], "the backward pass")
+        filled = expect(engine, gradient, "the backward pass")
         engine.push(lambda: seen.append("exchange"), mutate=[gradient])
         engine.end(filled)
         assert not engine.wait(gradient, seconds=0.05)
@@ -220,13 +225,13 @@ def test_a_spoilt_expected_operation_ends_once() -> None:
     """It ends by itself when what it needs has failed; whoever carries it out may still say that it is over."""
     gradient = Variable("gradient")
     with Engine(THREADS) as engine:
-        head = engine.expect([gradient], "head")
-        filled = engine.expect([gradient], "the backward pass")
+        head = expect(engine, gradient, "head")
+        filled = expect(engine, gradient, "the backward pass")
         engine.end(head, ValueError("gone"))
         with pytest.raises(OperationError, match="head, needed by the backward pass, failed"):
             filled.wait(20)
         engine.end(filled)
-        late = engine.expect([gradient], "a late one")
+        late = expect(engine, gradient, "a late one")
         engine.end(late)
         engine.end(late)
 
@@ -236,7 +241,7 @@ def test_an_expected_operation_may_end_as_it_becomes_ready() -> None:
         for _ in range(3000):
             gradient = Variable("gradient")
             engine.push(lambda: None, mutate=[gradient])
-            filled = engine.expect([gradient], "the backward pass")
+            filled = expect(engine, gradient, "the backward pass")
             after = engine.push(lambda: None, mutate=[gradient])
             engine.end(filled)
             assert after.wait(20)

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -20,6 +19,7 @@ from unisono.errors import StallError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.rules.asynchronous import BaseAsynchronousRule
+from unisono.startup import STOPPED, stat_of
 from unisono.step.program import RankGroup
 from unisono.transports.messages import wait_until
 from unisono.world import World
@@ -166,13 +166,7 @@ class MpiPort:
 
     def stopped(self, worker: int) -> bool:
         """Return True for a worker of this host whose process is stopped (SIGSTOP)."""
-        if worker not in self._processes:
-            return False
-        try:
-            status = Path(f"/proc/{self._processes[worker]}/stat").read_bytes()
-        except OSError:
-            return False
-        return status.rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return worker in self._processes and stat_of(self._processes[worker])[0] in STOPPED
 
     def lost(self, error: Exception) -> bool:
         """Return True for an error of a message whose other end has died."""

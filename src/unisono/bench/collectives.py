@@ -9,14 +9,11 @@ As a program it times Unisono's collectives, or gloo's, as `peer_program` times 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
-import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,6 +41,7 @@ from unisono.network import NetworkError
 from unisono.plan.collective_costs import CollectiveCase, simulate_schedule
 from unisono.schedules import candidates
 from unisono.torch_backend.rendezvous import address_towards, store_of
+from unisono.transports.sockets import addresses_of_interfaces
 from unisono.view.chart import Times, draw_times
 from unisono.world import World
 
@@ -154,19 +152,9 @@ def gloo_group(world: World) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-SIOCGIFADDR = 0x8915
-"""Linux's request for the address of an interface."""
-
-
 def interface_of(address: str) -> str:
     """Return the network interface that has an address; "lo" where none is found."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                request = struct.pack("256s", name.encode())
-                if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
-                    return name
-    return "lo"
+    return next((name for name, found in addresses_of_interfaces().items() if found == address), "lo")
 
 
 SHORT_PAYLOAD_BYTES = 256 << 10
@@ -186,17 +174,6 @@ def table(results: Mapping[str, Any]) -> str:
         rows.append([str(row["bytes"]), *cells, *last])
     header = ["bytes", *names, "bound", "library / auto", "gloo / auto", "auto / bound"]
     return "\n".join([f"{_setting(results)}; medians in ms", "", *markdown_table(header, rows, left=())])
-
-
-def simulated(results: Mapping[str, Any], smallest: int = 1 << 20) -> list[tuple[str, int, float]]:
-    """Return (algorithm, bytes, simulated / measured) for payloads of `smallest` bytes or more."""
-    return [
-        (name, row["bytes"], entry["simulated_us"] / entry["median_us"])
-        for row in results["sizes"]
-        if row["bytes"] >= smallest
-        for name, entry in row["contenders"].items()
-        if entry["simulated_us"] is not None
-    ]
 
 
 def bound_of(row: Mapping[str, Any]) -> float | None:

@@ -10,7 +10,6 @@ A rank that refuses its arguments still enters the call; otherwise the other ran
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 
 import torch
 
@@ -40,9 +39,7 @@ class Checks:
     def __enter__(self) -> None:
         """Begin the checks."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Enter the call as a rank that refuses it, if a check has raised UsageError."""
         if not isinstance(error, UsageError) or self._group.size == 1:
             return

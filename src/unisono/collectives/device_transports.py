@@ -5,19 +5,8 @@
     nccl      PyTorch's own backend for the device within each node, one of the other two between nodes; NCCL for CUDA,
               XCCL for XPU: its name is that in PyTorch's table of backends
 
-With the third, a tensor goes through the rounds of the schedule `hierarchical`, with as many columns as a node has
-ranks:
-
-    node 0   rank 0 ═ rank 1     reduce-scatter in the node: each rank has the node's sum of its part
-               ║        ║        allreduce of the part among the ranks that have it, with the wire
-    node 1   rank 2 ═ rank 3     all-gather in the node
-
-With one node it is the backend's allreduce. Float16 and bfloat16 are summed in float32. Ranks compare their calls
-before they enter the backend, which compares nothing, and the host waits for it by asking again and again, so that a
-wait for a rank that is dead ends.
-
-NCCL refuses ranks that share a device, and waits for ever for ranks whose nodes have other numbers of them. So devices
-are compared first, and it is no candidate there.
+`docs/devices.md` has their paths. The host waits for the backend by asking again and again, so that a wait for a rank
+that is dead ends. NCCL waits for ever for ranks whose nodes have other numbers of them, so it is no candidate there.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ Any schedule is played on it, by the player of messages (`transports/player.py`)
     SEND, RECEIVE   the payload's own memory
     ADD             into a landing buffer on the device, which sums in the order of the ranks, in float32 or wider
 
-`auto` takes `direct`, which is ASA of Theano-MPI (section 3.2): chunks are exchanged, each rank sums its own, and sends
-the sum to all. 2 rounds, 2n(p-1)/p bytes sent by each rank. With a wire of 16 bits (ASA16) the payload is one of half
-as many bytes meanwhile.
+`auto` takes `direct`: 2 rounds, 2n(p-1)/p bytes sent by each rank, half as many with a wire of 16 bits
+(`docs/devices.md`).
 
 The library knows no streams: the host waits for the device before each round, and for the messages before each sum.
 
@@ -15,8 +14,7 @@ The library knows no streams: the host waits for the device before each round, a
     messages                                 │─ round 0 ─│                  │─ round 1 ─│
 
 A library that was not built for GPUs would read a device address as a host address and crash, so it is asked first. One
-that was may still fail or be slow with the installed driver, so a first sum is compared and timed
-(`device_transports.py`).
+that was may still fail or be slow, so a first sum is compared and timed (`device_transports.py`).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import torch
 from unisono.call import call_of
 from unisono.collectives.payload import name_of
 from unisono.errors import UsageError
-from unisono.network.choice import LIBRARY, SHARED_MEMORY_COLLECTIVES, Choice, ScheduleTable
+from unisono.network.choice import LIBRARY, Choice, ScheduleTable
 from unisono.placement import Placement
-from unisono.schedules import SCHEDULES, find
+from unisono.schedules import SCHEDULES, algorithm_of
 from unisono.schedules.numbering import renumber
 from unisono.schedules.schedule import Algorithm, Program, cuts_alike
 from unisono.transports.plan import Plan
@@ -69,7 +69,7 @@ class Plans:
         """Return the schedule that a plan names. For a root other than 0, ranks are rotated."""
         key = plan.collective, plan.algorithm, plan.root
         if key not in self._schedules:
-            algorithm, ranks = getattr(find(plan.algorithm, self._placement), plan.collective), self._placement.ranks
+            algorithm, ranks = algorithm_of(plan.algorithm, plan.collective, self._placement), self._placement.ranks
             self._schedules[key] = renumber(algorithm, [(index + plan.root) % ranks for index in range(ranks)])
         return self._schedules[key]
 
@@ -108,7 +108,8 @@ class Plans:
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
         if algorithm == AUTO and self._measure is not None and wire is None:
             return plan_of(asked, self._measure(plan_of(asked, choice)))
-        if narrow is not None and not narrow.elementwise and not self._cuts_alike(collective, choice.algorithm):
+        blocks = narrow is not None and not narrow.elementwise and choice.algorithm != LIBRARY
+        if blocks and not cuts_alike(algorithm_of(choice.algorithm, collective, self._placement), self._placement):
             if algorithm != AUTO:
                 raise UsageError(
                     f"{collective} by {algorithm!r} with the wire {wire!r}: that wire encodes blocks of numbers, and "
@@ -117,28 +118,16 @@ class Plans:
             choice = self.choose(collective, "direct", nbytes)
         return plan_of(asked, choice)
 
-    def _cuts_alike(self, collective: str, algorithm: str) -> bool:
-        """Return True if a schedule cuts the payload in the same way in all rounds. The library counts as such."""
-        if algorithm == LIBRARY:
-            return True
-        ranks = {0, max(self._placement.nodes, key=len)[-1]}  # the same looked at on all ranks
-        return all(
-            cuts_alike(getattr(find(algorithm, self._placement), collective)(rank, self._placement.ranks))
-            for rank in ranks
-        )
-
     def choose(self, collective: str, algorithm: str, nbytes: int, encoded: bool = False) -> Choice:
         """Return the algorithm and the transport of a collective for a payload of `nbytes` encoded bytes."""
         if algorithm == AUTO:
             algorithm, transport = self._table.choose(collective, self._placement, nbytes, encoded)
         else:
-            shared = self._placement.one_node and collective in SHARED_MEMORY_COLLECTIVES
-            transport = "windows" if shared else "messages"
+            transport = "windows" if self._placement.one_node else "messages"
         if algorithm == LIBRARY:
             return Choice(LIBRARY, LIBRARY)
         base, _, _ = algorithm.partition("/")
-        if getattr(find(algorithm, self._placement), collective) is None:
-            raise UsageError(f"the schedule {algorithm!r} has no {collective}")
+        algorithm_of(algorithm, collective, self._placement)  # raises where there is none
         if self._placement.one_node:  # where `hierarchical` is `direct`, in a lane for each rank
             return Choice("direct" if base == "hierarchical" else algorithm, transport)
         several = self._placement.ranks > len(self._placement.nodes)

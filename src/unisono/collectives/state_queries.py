@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
 from unisono.mpi import MPI
+from unisono.startup import stat_of
 from unisono.transports.window import Window
 
 POLL_SECONDS = 0.2
@@ -239,7 +240,4 @@ def process_state(process: int) -> str:
     """Return STOPPED or DEAD for a process of this node; SILENT if it lives, or if its state cannot be read."""
     if not Path("/proc/self/stat").exists():
         return SILENT
-    with suppress(OSError):
-        letter = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        return {"T": STOPPED, "t": STOPPED, "Z": DEAD, "X": DEAD}.get(letter, SILENT)
-    return DEAD
+    return {"T": STOPPED, "t": STOPPED, "Z": DEAD, "X": DEAD, "": DEAD}.get(stat_of(process)[0], SILENT)

@@ -1,10 +1,4 @@
-"""Loader of a pack's batches for a training loop of your own, on any number of ranks.
-
-    loader = Loader("packs/cifar10", world, batch=128, size=32)
-    for epoch in range(loader.epoch, 10):
-        loader.set_epoch(epoch)
-        for inputs, labels in loader:          this rank's share of each batch
-            ...
+"""Loader of a pack's batches for a training loop of your own, on any number of ranks (`docs/data.md` shows one).
 
 10 samples, batches of 4, stopped after the second step of epoch 0 on 2 ranks, resumed on 1 (`order.py`):
 
@@ -18,16 +12,14 @@
     Loader          0 1 2 3 │ 4 5 6 7 │ 8 9     memory of a batch is reused; the last step may be short
     BatchDataset    0 1 2 3 │ 4 5 6 7           each batch has its own memory; only full batches
 
-Such loops read batches ahead, collect several before a step (accumulation), and average ranks with equal weight: so
-batches are copied, and all ranks have equally many samples in each. Bytes copied: those of each batch, once. With
-`device`, batches arrive there, in memory of their own (`loading.py`), and are not copied again.
+`docs/how_to/feed_a_framework.md` has the reasons. Bytes copied: those of each batch, once. With `device`, batches
+arrive there, in memory of their own (`loading.py`), and are not copied again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -173,9 +165,7 @@ class Loader(Running):
         self._stop()
         self._feed.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
         self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
 

@@ -7,23 +7,16 @@
     rank 0                 7 2       0 5      3
     rank 1                 9 4       1 8      6
 
-The interval and the scope of the shuffle, by which samples move between ranks:
-
-    "epoch"             every epoch, a new permutation of the whole set
-    "every:4"           every 4 epochs; in between each rank sees its own samples in new orders
-    "every:4,parts:2"   every 4 epochs; in between samples stay in their half of each batch: that of half of the ranks
-    "once"              in the first epoch only
-
-Parts are those of the batch, not of the ranks. In between, each part keeps its samples, and sees them in the order
-of the epoch's own permutation. The next epoch of the one above, with "every:2,parts:2":
+`docs/data.md` has the interval and the scope of the shuffle. Between two shuffles each part of a batch keeps its
+samples, and sees them in the order of the epoch's own permutation. The next epoch of the one above, with
+"every:2,parts:2":
 
     own permutation        5 0 6 1 7 2 4 3 8 9
     of part 0, part 1      5 0 7 2 3            6 1 4 8 9
     epoch's order          5 0 6 1 | 7 2 4 8 | 3 9
     rank 0, rank 1         5 0       7 2       3            6 1       4 8       9
 
-A run that is resumed on other ranks, in whatever step, goes on in the same order: only the owners differ. A rank keeps
-its samples if it has whole parts of a batch, as it has where the ranks divide the parts.
+A rank keeps its samples if it has whole parts of a batch, as it has where the ranks divide the parts.
 
 Random numbers of a sample, for its changes in training, are counter-based: SplitMix64 (Steele, Lea and Flood 2014),
 whose counter begins at a hash of seed, epoch and sample; 53 bits of each output make a number in [0, 1).

@@ -36,7 +36,7 @@ import mpi4py
 
 from unisono.elastic.attach import LENGTH, PEER, PMI_VARIABLE
 from unisono.launch import MEMORY_VARIABLE
-from unisono.startup import read_process
+from unisono.startup import STOPPED, stat_of
 
 IDLE_SECONDS = 60.0
 """Seconds without a rank after which a standby ends."""
@@ -164,8 +164,7 @@ class Standby:
     def _kill_stopped(self) -> None:
         now = time.monotonic()
         for rank in self._ranks.values():
-            state = read_process(rank.process, "stat").rpartition(b")")[2].split()[:1]
-            if state not in ([b"T"], [b"t"]):
+            if stat_of(rank.process)[0] not in STOPPED:
                 self._stopped.pop(rank.process, None)
             elif now - self._stopped.setdefault(rank.process, now) > MAX_STOPPED_SECONDS:
                 os.kill(rank.process, signal.SIGKILL)

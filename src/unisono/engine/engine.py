@@ -158,10 +158,6 @@ class Engine(Closing):
             raise UsageError(f"the engine has no threads for {kind!r}; it has {', '.join(self._pools)}")
         return self._add(Handle(name or kind, read, mutate, action, kind, observe, about))
 
-    def expect(self, mutate: Iterable[Variable], name: str, read: Iterable[Variable] = ()) -> Handle:
-        """Add an operation that the caller carries out, who then calls `end`. Operations that need it wait for that."""
-        return self._add(Handle(name, read, mutate))
-
     def grow(self, kind: str, threads: int) -> None:
         """Provide at least `threads` threads for a kind of work."""
         self._pools[kind].grow(threads)
@@ -193,7 +189,7 @@ class Engine(Closing):
         self.end(handle)
 
     def end(self, expected: Handle, error: BaseException | None = None) -> None:
-        """End an expected operation, with its error if it failed.
+        """End an operation that the caller carries out, with its error if it failed.
 
         Do nothing if it is over already, because an operation that it needs has failed.
         """

@@ -6,9 +6,7 @@
     loading            0 ms        0 ms
     step              52 ms       65 ms    +25%
 
-A rank that waits does not know whether for an exchange or for an update, so both are one part here. Where that part is
-wrong, the times of all exchanges and of all updates, hidden or not, tell which of them is: the one that is further off,
-in seconds, in the direction of the waiting. Where neither is, less of them was hidden than predicted.
+`docs/planning_accuracy.md` says how the cost is found.
 
 Worked example, 4 ranks, 2 nodes: exchanges of 30 ms, of which 10 ms do not hide, take 42 ms, and waiting takes 22 ms
 instead of 10 ms: communication took 40% longer, link.bandwidth is too high.

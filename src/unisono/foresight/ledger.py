@@ -6,10 +6,7 @@
     run B ──────── waits ────────── lock ─ write, ... ─▶                     O_APPEND and a lock keep them apart
 
 `check` is the CRC-32 of the entry: a line with changed bytes is not used. A line that a dying process left torn stays
-alone: the next one begins on a line of its own. Seals of ended runs are read back with a check that none was changed:
-
-    RUN/prediction.json ── SHA-256 ──┬── equal? ── the digest in RUN/measurement.json and in the ledger
-                                     └── if not, the seal was changed after the run
+alone: the next one begins on a line of its own. `docs/planning_accuracy.md` has more of both.
 
 Calibration are the errors of predictions and the cover of their intervals, by version or by any label:
 

@@ -4,10 +4,9 @@
     RUN/prediction-2.json     of its first resumption       seal that was changed afterwards is found out
 
 Worked example, 4 ranks: computing 40 ms, communication that does not hide 10 ms, updates that do not hide 2 ms: a step
-of 52 ms, in 1,000 steps 52 s. Without a machine file the inputs of a prediction are measured in the first steps; such a
-seal is written once these are over, and names their number.
+of 52 ms, in 1,000 steps 52 s.
 
-Measured is the step over all steps after the first ones, which goes into a file beside the seal:
+Measured is the step over all steps after the first ones (`docs/planning_accuracy.md`):
 
     steps      1 2 3 │ 4 5 6 │ 7 8 9 │ 10 11 12 │ 13         3 a period (local_sgd:3), 3 skipped, 1 left over
                 skip │  mean │  mean │   mean   │            median, 5th and 95th percentile of the means
@@ -15,10 +14,6 @@ Measured is the step over all steps after the first ones, which goes into a file
 A rank's step is loading + computing + waiting. The parts are those of the slowest rank, the one that computes longest:
 it waits for exchanges and updates alone, the others wait for it too. If three ranks compute 40 ms and wait 14 ms, and
 one computes 44 ms, a step takes 54 ms: 44 ms of computing, 10 ms of exchanges and updates that do not hide.
-
-**Disturbed** is a machine whose steps differ: the 95th percentile is above 1.5 medians, or the median of the last third
-of the steps is more than 1.1 times that of the first third, or the other way round. A program whose steps are all alike
-gives neither, unless something else takes its cores or its links.
 """
 
 from __future__ import annotations

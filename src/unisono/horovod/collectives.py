@@ -28,6 +28,7 @@ from unisono.torch_backend.arguments import Reduction
 from unisono.world import World
 
 Handle = Future[Any]
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ReduceOp(Enum):
@@ -77,18 +78,17 @@ class _Differentiable(torch.autograd.Function):
     """Function of a tensor with the function that returns its gradient, given that of the result."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        function: Callable[[torch.Tensor], torch.Tensor],
-        gradient: Callable[[torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, function: TensorFunction, gradient: TensorFunction) -> torch.Tensor:
         ctx.gradient = gradient
         return function(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.gradient(grads[0]), None, None
+
+
+def _differentiable(tensor: torch.Tensor, function: TensorFunction, gradient: TensorFunction) -> torch.Tensor:
+    return _Differentiable.apply(tensor, function, gradient)  # type: ignore[no-any-return]
 
 
 # Reductions
@@ -192,7 +192,7 @@ def allreduce(
             raise UsageError(f"allreduce with {op.name} has no gradient: use Average or Sum")
         return reduced(grad)
 
-    return _Differentiable.apply(tensor, reduced, gradient)  # type: ignore[no-any-return]
+    return _differentiable(tensor, reduced, gradient)
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *options: Any, **named: Any) -> list[Handle]:
@@ -251,9 +251,7 @@ def reducescatter(
         factor = prescale_factor * postscale_factor * (size() if op is Sum else 1)
         return synchronize(allgather_async(grad * factor))  # type: ignore[no-any-return]
 
-    return _Differentiable.apply(  # type: ignore[no-any-return]
-        tensor, lambda own: synchronize(reducescatter_async(own, *options)), gradient
-    )
+    return _differentiable(tensor, lambda own: synchronize(reducescatter_async(own, *options)), gradient)
 
 
 # Copies
@@ -286,9 +284,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         begin = sum(rows[: rank()])
         return synchronize(allreduce_async(grad))[begin : begin + own_rows]  # type: ignore[no-any-return]
 
-    return _Differentiable.apply(  # type: ignore[no-any-return]
-        tensor, lambda own: synchronize(allgather_async(own, name)), gradient
-    )
+    return _differentiable(tensor, lambda own: synchronize(allgather_async(own, name)), gradient)
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
@@ -324,9 +320,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
         mean: torch.Tensor = synchronize(allreduce_async(grad))
         return mean if rank() == root_rank else torch.zeros_like(mean)
 
-    return _Differentiable.apply(  # type: ignore[no-any-return]
-        tensor, lambda own: synchronize(broadcast_async(own, root_rank, name)), gradient
-    )
+    return _differentiable(tensor, lambda own: synchronize(broadcast_async(own, root_rank, name)), gradient)
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
@@ -364,7 +358,7 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) 
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         return synchronize(alltoall_async(grad, received[0]))[0]  # type: ignore[no-any-return]
 
-    out = _Differentiable.apply(tensor, exchange, gradient)
+    out = _differentiable(tensor, exchange, gradient)
     return out if splits is None else (out, received[0])
 
 

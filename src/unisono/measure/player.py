@@ -64,7 +64,7 @@ from unisono.measure.timing import (
     worth_another,
 )
 from unisono.network import Network, estimate
-from unisono.network.choice import COLLECTIVES, LIBRARY, SHARED_MEMORY_COLLECTIVES, ChoiceRow
+from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
 from unisono.processor import HOST
@@ -244,7 +244,7 @@ def _timings(world: World, collective: str, network: Network, max_bytes: int, lo
 
 def _names(collective: str, placement: Placement) -> list[str]:
     """Return the names of the candidates."""
-    if placement.one_node and collective in SHARED_MEMORY_COLLECTIVES:
+    if placement.one_node:
         fused = {"allreduce": ["flat", "direct"], "broadcast": ["tree"]}
         return [LIBRARY, *fused.get(collective, ["direct"])]
     return [LIBRARY, *candidates(collective, placement)]
@@ -254,7 +254,7 @@ def _estimated_near_best(
     names: list[str], collective: str, placement: Placement, network: Network, nbytes: int
 ) -> set[str]:
     """Return the schedules estimated within 1.3 of the cheapest at `nbytes` bytes."""
-    if placement.one_node and collective in SHARED_MEMORY_COLLECTIVES:
+    if placement.one_node:
         return set(names)
     prices = {
         name: float(estimate(getattr(find(name, placement), collective), placement, network, nbytes))

@@ -13,13 +13,9 @@ name, or loses it at once: the system removes it also after an error or a kill. 
 nothing to drop, and what is measured is memory. A device queues what it is given: a call on it ends when that is done,
 and products are queued several at a time, as in a step.
 
-The plan has parts with their share of the time, and the probes of each part, the cheapest first.
-
-    0 ── links ── products ── memory ── decoding ── disk ── collectives ──▶ seconds
-         15%      25%         5%        5%          5%      45%
-
-A part ends at the sum of the shares up to it, so that time which one leaves over is the next one's. A probe of a part
-has a share of what is left in proportion to the root of its work: long ones have more time, short ones more trials.
+The plan has parts with their share of the time (`docs/planning.md`), and the probes of each part, the cheapest first. A
+probe has a share of what is left of its part in proportion to the root of its work: long ones have more time, short
+ones more trials.
 
 Worked example: 24 s are left for two probes of 1 and 16 MiB. Their roots are 1 and 4: the first has 4.8 s. If a call of
 it takes 0.25 s, 18 trials follow the first call; the other probe then has 19.2 s, and is expected to take 4 s a call.

@@ -1,46 +1,29 @@
-"""Networks of one layer after another: AlexNet, OverFeat, VGG, a small one, and CD-DNN. A bar or "pool" is a pool.
+"""Networks of one layer after another: AlexNet, OverFeat, VGG, a small one, and CD-DNN.
 
-AlexNet (Krizhevsky et al. 2012) in Caffe's form: convolutions in two groups, local response normalisation, dropout.
+AlexNet (Krizhevsky et al. 2012) in Caffe's form: three convolutions in two groups, local response normalisation,
+dropout. For 1,000 classes and 3 channels it has 60,965,224 parameters, as in Theano-MPI's table 2, and an image takes
+0.72 billion multiply-adds, 0.67 in convolutions. With batch norm in place of local response normalisation (swCaffe 6.1,
+which says no more), each convolution and the two wide layers have one, and there is no dropout: chosen here.
 
-    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 384 ─ 3x3, 384 ─ 3x3, 256 ─ pool ─ 4,096 ─ 4,096 ─ classes
+OverFeat's fast network (Sermanet et al. 2014, table 1), which PCL-DNN measures, has 145,920,872 parameters, and an
+image takes 2.80 billion multiply-adds.
 
-A relu follows each layer but the last; the second, fourth and fifth convolution are in two groups. For 1,000 classes
-and 3 channels it has 60,965,224 parameters, as in Theano-MPI's table 2, and an image takes 0.72 billion multiply-adds,
-0.67 in convolutions. With batch norm in place of local response normalisation (swCaffe 6.1, which says no more), each
-convolution and the two wide layers have one, and there is no dropout: chosen here.
+VGG with 11 (A), 16 (D) and 19 (E) layers (Simonyan and Zisserman 2015, table 1): A has 132,863,336 parameters and takes
+7.61 billion multiply-adds per image, 16 has 138,357,544 (Theano-MPI's table 2) and takes 15.47, 19 has 143,667,240 and
+takes 19.63.
 
-OverFeat's fast network (Sermanet et al. 2014, table 1), which PCL-DNN measures:
-
-    11x11/4, 96 ─ pool ─ 5x5, 256 ─ pool ─ 3x3, 512 ─ 3x3, 1,024 ─ 3x3, 1,024 ─ pool ─ 3,072 ─ 4,096 ─ classes
-    231           56     28         24     12       12           12           12     6
-
-The second row is the size there. It has 145,920,872 parameters, and an image takes 2.80 billion multiply-adds.
-
-VGG with 11 (A), 16 (D) and 19 (E) layers (Simonyan and Zisserman 2015, table 1), 3x3 all:
-
-    A    64    │ 128     │ 256 256         │ 512 512         │ 512 512         │ 4,096 ─ 4,096 ─ classes
-    16   64 64 │ 128 128 │ 256 256 256     │ 512 512 512     │ 512 512 512     │
-    19   64 64 │ 128 128 │ 256 256 256 256 │ 512 512 512 512 │ 512 512 512 512 │
-
-A has 132,863,336 parameters and takes 7.61 billion multiply-adds per image, 16 has 138,357,544 (Theano-MPI's table 2)
-and takes 15.47, 19 has 143,667,240 and takes 19.63.
-
-The small one, for grey images of 8 x 8, has 159,626 parameters for 10 classes:
-
-    1 x 8 x 8 ─ 3x3 ─ 32 x 8 x 8 ─ 3x3 ─ 64 x 8 x 8 ─ pool ─ 64 x 4 x 4 ─ 3x3 ─ 128 x 4 x 4 ─ pool ─ 512 ─ 128 ─ classes
+The small one, for grey images of 8 x 8, has 159,626 parameters for 10 classes.
 
 CD-DNN, a network for speech (PCL-DNN 5.4, Seide et al. 2011), has seven hidden layers over frames with their context:
-
-    a window: frame -c ... frame 0 ... frame +c ─ 2,048 ─ 2,048 ─ ... seven of them ... ─ 2,048 ─ classes
 
     a recording    window 0   log p(class | window 0) ─┐
                    window 1   log p(class | window 1) ─┼─ mean ─ its scores
                    window 2   log p(class | window 2) ─┘
 
-A relu follows each hidden layer. Each window has its posterior, the softmax. A recording's scores are the mean of the
-log posteriors over its windows: the product of the posteriors, as if windows were independent, and the root of that.
-The cross entropy makes it a distribution again; for a single window it is the posterior itself. For 440 inputs (11
-frames of 40 numbers) and 10 classes it has 26,101,770 parameters, and a window takes 26.1 million multiply-adds.
+Each window has its posterior, the softmax. A recording's scores are the mean of the log posteriors over its windows:
+the product of the posteriors, as if windows were independent, and the root of that. The cross entropy makes it a
+distribution again; for a single window it is the posterior itself. For 440 inputs (11 frames of 40 numbers) and 10
+classes it has 26,101,770 parameters, and a window takes 26.1 million multiply-adds.
 """
 
 from __future__ import annotations

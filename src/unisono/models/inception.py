@@ -1,10 +1,6 @@
 """Networks of Inception modules: branches of convolutions side by side.
 
-GoogLeNet (Szegedy et al. 2015, table 1) in Caffe's form has two auxiliary classifiers, or batch norm:
-
-    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b ─ pool ─ 4a ─ 4b 4c 4d ─ 4e ─ pool ─ 5a 5b ─ mean ─ classes
-                                                                  │          │
-                                                                  auxiliary: pool ─ 1x1, 128 ─ 1,024 ─ classes
+GoogLeNet (Szegedy et al. 2015, table 1) in Caffe's form has two auxiliary classifiers, behind 4a and 4d, or batch norm:
 
     a module    x ─┬─ 1x1 ─────────────┬─ side by side
                    ├─ 1x1 ─ 3x3 ───────┤
@@ -21,14 +17,9 @@ With batch norm after each convolution there is neither local response normalisa
 The GoogLeNetBN that DIMD measures is from Torch's packages, and a payload of 93 MB there. The published one that is
 nearest, of Torch's examples for ImageNet, has 19,147,888 parameters, 76.6 MB in float32, with biases before the batch
 norm, which begin at 0 here. (Torch's modules have a second relu between the two.) It has the next network's modules,
-halves the size by convolutions, and has one auxiliary classifier; an image takes 2.76 billion multiply-adds without it:
-
-    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c ─ 2x2/2 ─ 4a 4b 4c 4d ─ 4e ─ 2x2/2 ─ 5a 5b ─ mean ─ classes
-                                              classes ─ 768 ─ 1x1, 128 ─ pool ─┘  auxiliary
+halves the size by convolutions, and has one auxiliary classifier; an image takes 2.76 billion multiply-adds without it.
 
 Inception with batch norm (Ioffe and Szegedy 2015, figure 5) in MXNet's form, a network that MXNET-MPI measures:
-
-    7x7/2, 64 ─ pool ─ 1x1, 64 ─ 3x3, 192 ─ pool ─ 3a 3b 3c(half) ─ 4a 4b 4c 4d 4e(half) ─ 5a 5b ─ mean ─ classes
 
     a module    x ─┬─ 1x1 ────────────────────┬─ side by side        one that halves the size has no 1x1, strides of 2
                    ├─ 1x1 ─ 3x3 ──────────────┤                      in the last 3x3, and a pool without a convolution

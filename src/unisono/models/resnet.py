@@ -1,7 +1,5 @@
 """Residual networks (He et al. 2016): for small images 6 n + 2 layers (section 4.2), for large ones ResNet-50.
 
-    3x3, 16 ─ n blocks of 16 ─ n blocks of 32, half the size ─ n blocks of 64, half the size ─ mean ─ classes
-
     block   x ─ 3x3 ─ norm ─ relu ─ 3x3 ─ norm ─ (+) ─ relu        where sizes change, every second pixel of x is
             └──────────────────────────────────┘                  used, and channels of zeros are added: no parameters
 
@@ -9,8 +7,6 @@ n = 1, 3, 5, 7, 9 and 18 give ResNet-8, 20, 32, 44, 56 and 110. ResNet-20 has 26
 channels.
 
 ResNet-50 has the stride in the 3x3 convolution of a block, as in PyTorch:
-
-    7x7, 64, half ─ pool, half ─ 3 blocks of 64 ─ 4 of 128, half ─ 6 of 256, half ─ 3 of 512, half ─ mean ─ classes
 
     block of w   x ─ 1x1, w ─ norm, relu ─ 3x3, w ─ norm, relu ─ 1x1, 4 w ─ norm ─ (+) ─ relu
                  └── (1x1, 4 w ─ norm, where sizes change) ─────────────────────┘

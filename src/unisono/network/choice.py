@@ -107,9 +107,6 @@ COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to
 RENAMED = {"part_reduce": "reduce_scatter", "part_broadcast": "all_gather"}
 """Names of collectives in older tables, and their present names."""
 
-SHARED_MEMORY_COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
-"""Collectives that go through shared memory if all ranks are on one node."""
-
 LOCATIONS = ("one node", "across nodes")
 TRANSPORTS = ("windows", "cma", "messages")
 """Transports of schedules: shared memory, the memory of other processes of the node, and messages."""
@@ -126,7 +123,7 @@ class ChoiceRow:
     up_to: int | None = number(None, at_least=0)
     """Bytes of the largest payload that it serves; None: the rest."""
     transport: str = field(default="", metadata={"one_of": TRANSPORTS})
-    """Empty: windows on one node, for what goes through them, else messages; the library has its own."""
+    """Empty: windows on one node, else messages; the library has its own."""
     median_us: float = number(0.0, at_least=0)
     """Microseconds of the algorithm at the largest measured size that the row serves; the file's reader gets them."""
     interval_us: tuple[float, float] = number((0.0, 0.0), at_least=0)
@@ -254,9 +251,9 @@ def _with_transport(collective: str, location: str, row: ChoiceRow, where: str) 
     if row.algorithm not in offered:
         known = ", ".join((LIBRARY, *offered))
         raise TableError(f"{where}: unknown algorithm {row.algorithm!r}; there are {known}")
-    shared = location == "one node" and collective in SHARED_MEMORY_COLLECTIVES
-    if row.transport == "windows" and not shared:
+    one_node = location == "one node"
+    if row.transport == "windows" and not one_node:
         raise TableError(f"{where}: {collective} cannot use windows across nodes; use messages")
-    if row.transport == "cma" and (location != "one node" or row.algorithm not in ("direct", "tree")):
+    if row.transport == "cma" and (not one_node or row.algorithm not in ("direct", "tree")):
         raise TableError(f"{where}: cma carries direct, and the tree of a broadcast, on one node")
-    return row if row.transport else replace(row, transport="windows" if shared else "messages")
+    return row if row.transport else replace(row, transport="windows" if one_node else "messages")

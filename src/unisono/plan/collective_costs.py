@@ -26,7 +26,7 @@ from unisono.network.choice import COLLECTIVES, LIBRARY, ScheduleTable
 from unisono.network.pace import pace_of
 from unisono.network.price import examined_ranks
 from unisono.placement import Placement
-from unisono.schedules import SCHEDULES, check, find, names
+from unisono.schedules import SCHEDULES, algorithm_of, check, find, names
 from unisono.schedules.numbering import round_robin
 from unisono.schedules.schedule import Action, Algorithm, Program, cuts_alike
 from unisono.wires import WIRES, encoded_share, wire_of
@@ -83,10 +83,7 @@ class CollectiveCase:
 
     def algorithm(self, name: str) -> Algorithm:
         """Return a schedule's algorithm. Raises UsageError if there is none for the collective."""
-        algorithm: Algorithm | None = getattr(find(name, self.placement), self.collective)
-        if algorithm is None:
-            raise UsageError(f"the schedule {name!r} has no {self.collective}")
-        return algorithm
+        return algorithm_of(name, self.collective, self.placement)
 
     def network(self, by_node: bool = False) -> Network:
         """Return the network per byte of payload. `by_node`: messages within nodes are not encoded."""
@@ -152,14 +149,9 @@ def schedules_of(case: CollectiveCase, chosen: Sequence[str] = ()) -> tuple[list
 def _refusal(case: CollectiveCase, name: str) -> str | None:
     """Return the reason why a schedule cannot do the collective with the wire."""
     algorithm = case.algorithm(name)
-    if case.wire is None or not case.cuts_must_match or _cuts_alike(case, algorithm):
+    if case.wire is None or not case.cuts_must_match or cuts_alike(algorithm, case.placement):
         return None
     return f"the wire {case.wire!r} encodes blocks, and the schedule cuts the payload differently in each round"
-
-
-def _cuts_alike(case: CollectiveCase, algorithm: Algorithm) -> bool:
-    ranks = {0, max(case.placement.nodes, key=len)[-1]}  # as a call looks at them
-    return all(cuts_alike(algorithm(rank, case.placement.ranks)) for rank in ranks)
 
 
 def _duplicate(case: CollectiveCase, name: str) -> str | None:
@@ -177,7 +169,7 @@ def choose_auto(case: CollectiveCase, nbytes: int) -> str:
     sent, encoded = ceil(nbytes * case.share), case.share != 1
     name = case.table.choose(case.collective, case.placement, sent, encoded).algorithm
     differs = name != LIBRARY and case.wire is not None and case.cuts_must_match
-    return "direct" if differs and not _cuts_alike(case, case.algorithm(name)) else name
+    return "direct" if differs and not cuts_alike(case.algorithm(name), case.placement) else name
 
 
 def price_schedule(case: CollectiveCase, name: str, sizes: Iterable[int]) -> list[SchedulePrice]:

@@ -5,20 +5,11 @@
     unisono probe OUT.toml ───┤
     unisono tune ─────────────┘
 
-    [node] [efficiency] [link] [topology] [disk] [decoding] [probe]      a dataclass each, with the same keys
-    [slow_links]  "3" = 4.0               nodes whose links are slower, and how many times
-    [assumed]     "link.latency" = "why"  values that are in no source; tables of predictions name them
-    [measured]    "link.latency" = "how"  values that `unisono probe` has measured
-    [choices]                             tables by which `auto` chooses (`network/default.toml`)
-    [[network]] [[product]] [[collective]]      rows that were measured, or that a paper has
-
 Worked example, `taihulight`: an adapter of 12 GB/s, supernodes of 256 whose uplink carries a quarter of that: beta_1 =
 83 ps, beta_2 = 333 ps. `network` gives it as a network to price schedules on.
 
-Machines that are not there yet are made by `changed_machine`: "bandwidth=2x" is link.bandwidth times 2.
-
-Tables may lack keys, rows have every key. A spread is that of the middle half of the trials: the third quartile less
-the first, over the median; 0 for a single trial.
+`docs/planning.md` has the tables of such a file. They may lack keys, rows have every key. A spread is 0 for a single
+trial.
 """
 
 from __future__ import annotations

@@ -2,15 +2,10 @@
 
     minibatch 256, 4 nodes, 2 ranks a node     ─▶  64 samples for a node, 32 for a rank
 
-**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before:
+**Loading** of a step's samples on a node, reading and decoding, is beside the training of the step before
+(`docs/planning.md` has the equations):
 
     disk ── read ──▶ memory ── decode ──▶ batch ──▶ step
-
-    reading    = samples * bytes / disk.bandwidth                   0 where samples are in memory, as those of a pack
-    decoding   = samples * pixels / (threads * decoding.pixels)     threads: 8 a rank at most, a core each
-    in turn    = samples * pixels / (cores * decoding.pixels)       0 where accelerators train: the cores are free
-    step       = max(step alone, computing + updates + in turn, reading, decoding)
-    loading    = step - step alone                                  what the step takes longer
 
 Worked example: 4 nodes of 8 cores, 256 samples a step of 100 KB and 100,000 pixels, so 64 on each node; 8 threads that
 decode 40 Mpixel/s each, a disk of 200 MB/s, a step of 15 ms alone. Decoding takes 6.4 Mpixel / 320 Mpixel/s = 20 ms,
@@ -18,18 +13,9 @@ reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores com
 need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and reading and
 decoding overlap.
 
-**Memory** of a rank:
-
-    weights        all of them, on each rank
-    gradients      as many bytes: buckets are made of them
-    optimizer      numbers that it keeps for each weight: 0 or 1 for SGD, 2 for AdamW; a sharded rule, a p-th
-    anchor         the weights of the last exchange, where a rule keeps them
-    activations    outputs of all layers for the rank's samples, kept for the backward pass
-    samples        encoded samples that it holds for all of training
-
-Worked example: 4 ranks, 100 MB of weights, AdamW, 8 samples of 50 MB: 100 + 100 + 200 + 400 = 800 MB. Sharded, the
-optimizer has 50 MB: 650 MB. Known limits: outputs that a layer changes in place count, views do not; working memory of
-convolutions, fragments in flight and errors of quantization are not counted.
+**Memory** of a rank. Worked example: 4 ranks, 100 MB of weights, as many of gradients, AdamW, 8 samples whose outputs
+of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has 50 MB: 650 MB. Known limits:
+outputs that a layer changes in place count, views do not; errors of quantization are not counted.
 """
 
 from __future__ import annotations

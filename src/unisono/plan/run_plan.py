@@ -4,10 +4,7 @@
     machine ─ exchange_cost ─▶ a collective ─┼─── choose ────▶ overlap, buckets ─ predict ─▶ step ─▶ row (`run_row.py`)
     weights ─ bucket_layout ─▶ buckets ─────┘
 
-    step           the rule's own program on a clock, in the setting that a run would choose with these times
-    update         that step without any communication, less computing: updates that do not hide
-    communication  the rest of the step: exchanges that do not hide
-    speedup        the step of one node, same minibatch, over this one; efficiency: speedup / nodes
+`docs/planning.md` has the parts of a step; its update is that step without any communication, less computing.
 
 Where layers can be split, a row with the splits follows the rows without, if they are faster. It is the same
 prediction, with the tasks of split layers in the program (`split.py`) and their buckets in parts:
@@ -19,7 +16,7 @@ prediction, with the tasks of split layers in the program (`split.py`) and their
                             within a node what its rows of one node say, else nothing
 
 A run that chooses its layers (`plan="auto"`) measures what stands on the left, and then goes through the same
-functions. Known limit: the error of predicted steps was measured without splits.
+functions.
 """
 
 from __future__ import annotations

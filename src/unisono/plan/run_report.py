@@ -1,17 +1,7 @@
-"""Planned runs as a table and as JSON data, also beside those after a change.
-
-nodes  step       low-high       computing  communication  update  speedup  ...
-    1   486 ms                     486 ms           0 ms    0 ms     1.0
-
-what if       rule  nodes      step       then  change  mostly                  speedup   then  bottleneck then
-bandwidth=2x   bsp     16  802.0 ms   486.3 ms    -39%  communication -315.7 ms   9.702     16  computing: ...
-
-layer         kind    GFLOP   weights  parallelism  computing  gradients  activations      sent
-features.8    Conv2d  2,841   2.36 MB  data         118.12 ms    3.54 ms      0.00 ms  4.426 MB
-classifier.1  Linear  157.8  411.1 MB  row 16         8.44 ms    0.00 ms      8.80 ms  10.87 MB
+"""Planned runs as a table and as JSON data, also beside those after a change (`docs/planning.md` shows them).
 
 A row is compared with that of its own rule; where the change is one of the rule, with the rows of the new one. Lines
-have the steps that change, data have all. The layers are two of VGG-A, 256 images on 16 nodes of `aws_c4_8xlarge`.
+have the steps that change, data have all.
 """
 
 from __future__ import annotations

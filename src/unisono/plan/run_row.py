@@ -4,9 +4,7 @@
     loading ────────┼─▶ step ─▶ speedup over one node, epoch
     error ──────────┘     └──▶ from, to
 
-**Interval.** Of 25 runs on 2 to 8 emulated hosts that were probed, whose computing was exact, 9 in 10 took at most 4.8%
-more or less than predicted (`benchmarks/foresight/calibration`). So that error is one of communication: a step without
-any has no interval, and no step is below its computing and updates, nor below its loading.
+**Interval** (`docs/planning.md` has its source): no step is below its computing and updates, nor below its loading.
 
 Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
 node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
@@ -19,13 +17,9 @@ step   │ computing 12 ms │ communication 30 ms │ update 1 ms │       com
                                                                      are bytes on links and 6 ms are latency
 batch  │ decoding 60 ms ────────────────────────────────────────▶│    starved: decoding 60 ms, a step without it 43 ms
 
-**Wall time** of a job that trains, part by part, is the time that a scheduler is asked for:
+**Wall time** of a job that trains, part by part (sources: `docs/planning.md`), is what a scheduler is asked for:
 
     │ start │ pack │ tuning │ epoch 0: steps │ test │ checkpoint │ epoch 1: steps │ test │ checkpoint │ ...
-
-`docs/planning.md` has the parts and their sources. A scheduler ends a job that takes longer than it asked for, and a
-job that asks for far more waits longer in the queue. The first steps are tuned: 5 whose communication does not hide,
-and 6 trials of 5 steps, each 15% slower than the best.
 
 Worked example: 100 epochs of 60 steps. A step takes 50 ms: 25 ms of computing, 5 ms of updates, 30 ms of collectives.
 Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 30 * 0.15 * 50 ms = 0.28 s. A test has 160

@@ -48,7 +48,7 @@ LEAST_GAIN = 1.1
 """Ratio of data parallelism's predicted step to that of a plan from which on layers are split. Predicted steps were off
 by up to 7.5% (benchmarks/overlaps), and a split changes what a program has to do."""
 
-MAX_BUCKETS = 64
+MAX_COMPARED_BUCKETS = 64
 """Largest number of buckets of a prediction, many of which are made to choose the layers to split."""
 
 
@@ -99,9 +99,9 @@ class SplitInputs:
 
     @cached_property
     def setting(self) -> Setting:
-        """Setting in which splits are compared: that with which a run begins, in at most MAX_BUCKETS buckets."""
+        """Setting in which splits are compared: that with which a run begins, in few enough buckets."""
         first = initial_setting(self.step.rule, self.step.buckets, self.links.placement.ranks)
-        return first._replace(bucket_bytes=max(first.bucket_bytes, sum(self.weights.values()) // MAX_BUCKETS))
+        return first._replace(bucket_bytes=max(first.bucket_bytes, sum(self.weights.values()) // MAX_COMPARED_BUCKETS))
 
 
 class LayerSent(NamedTuple):

@@ -6,8 +6,7 @@
 
 A layer is two nodes of autograd's graph. The node of the weight gradient stands behind that of the input gradient and
 passes the gradient on. Autograd accumulates into `.grad`, and runs the hooks on it, before any other node that is
-ready, and then the node that was made last: the input gradient of the same layer. So hooks, weights that are used
-several times, accumulation and `torch.autograd.grad` are autograd's own.
+ready, and then the node that was made last: the input gradient of the same layer (`docs/step.md` has what follows).
 
 Worked example, 4 ranks, layers 0 to 2 with weights of n bytes each (i, w: input and weight gradient of a layer):
 
@@ -16,8 +15,6 @@ Worked example, 4 ranks, layers 0 to 2 with weights of n bytes each (i, w: input
 
 Each rank sends and receives 2 n (p - 1) / p = 1.5 n bytes for each layer, in both orders. An update of a weight waits
 until the input gradient has read it (`have_been_read`; task `grad_input` of `step/build.py`).
-
-Source: Das et al., Distributed Deep Learning Using Synchronous Stochastic Gradient Descent, section 3.1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """DiLoCo: local SGD with an outer optimizer, in fragments whose exchange runs beside inner steps.
 
-Each rank makes inner steps alone. All ranks keep an anchor a: the weights after the last outer step. In each period the
-ranks sum the changes a - w, one fragment after another, and the outer optimizer, SGD with Nesterov momentum, moves the
-anchor along their mean (`rules/outer.py` has the formulas). With fragments = 4, delay = 1 and every = 16:
+`docs/rules.md` says what it does, `rules/outer.py` has the formulas. With fragments = 4, delay = 1 and every = 16:
 
     step          0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15
     fragment 0            p═══o
@@ -13,15 +11,14 @@ anchor along their mean (`rules/outer.py` has the formulas). With fragments = 4,
     p   packs its change and begins to send it, after the inner step        p═══o   inner steps run meanwhile
     o   takes its outer step, after the inner step
 
-Fragment f of F has the buckets f + 1, f + 1 + F, ... and is packed in step (f + 1) every / F - 1 - delay, rounded down.
-So a fragment at most is in flight at once, and links are used evenly.
+Fragment f of F is packed in step (f + 1) every / F - 1 - delay, rounded down. So a fragment at most is in flight at
+once, and links are used evenly.
 
 Of 4 ranks and n bytes of weights, each rank sends 2 n (p - 1) / p = 1.5 n bytes in a period, in 2 rounds for each
 bucket; with every = 16 and the wire "int4", that is 0.0125 n bytes in a step, where BSP has 1.5 n.
 
 Sources: DiLoCo (Douillard et al., arXiv:2311.08105): outer Nesterov momentum 0.9 at the rate 0.7. Streaming DiLoCo
-(Douillard et al., arXiv:2501.18512): fragments, delay (its tau) and 4 bits. There the weights are mixed with those that
-arrive; here the progress since sending is kept, as `rules/outer.py` compares.
+(Douillard et al., arXiv:2501.18512): fragments, delay (its tau) and 4 bits.
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@
 
 A worker's x and the server's c cross on the link while the worker computes; c is the centre before this x moves it, and
 both ends move by α times the same difference. So gradient and force are both of the same x, as in equation 5 of the
-paper. The server answers whoever comes first (Theano-MPI section 4), so that a slow worker delays nobody.
+paper. `docs/rules.md` has its options, EAMSGD, events and faults.
 
 4 workers, period = 2, a model of n bytes: each worker sends and receives n bytes in every second step, n / 2 a step;
 the server 4 n in two steps, 2 n a step each way. With `servers=2` each of them carries half of that.
-With Nesterov's momentum in the workers' optimizer (`optimizer.nesterov = true`) it is the paper's EAMSGD, but for the
-point of the force: here it is x + momentum v, where the gradient is taken, there x.
 
     worker x                     server c
     copy_weights                                     x as it is now

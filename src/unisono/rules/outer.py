@@ -10,9 +10,7 @@
                       w = a + (w - sent)                                    the progress since it was sent stays
 
 With d = 0 the weights become the anchor, exactly. With d > 0 the exchange runs beside d inner steps, whose progress is
-added to the new anchor: ranks end with the weights that they would have if the change of the anchor had been added d
-steps late. Streaming DiLoCo (arXiv:2501.18512) mixes instead: w = alpha w + (1 - alpha) a. With alpha = 0
-that discards the progress of d steps, with alpha = 1/2 half of both.
+added to the new anchor (`docs/rules.md` compares it with Streaming DiLoCo, which mixes).
 
 Quantized changes are summed with error feedback: what rounding leaves out is added the next time.
 

@@ -25,7 +25,7 @@ from unisono.schedules import (
     tree,
 )
 from unisono.schedules.hierarchical import nodes_of
-from unisono.schedules.schedule import Family
+from unisono.schedules.schedule import Algorithm, Family
 
 
 class Entry(NamedTuple):
@@ -105,3 +105,11 @@ def find(name: str, placement: Placement) -> Family:
     check(name)
     base, _, variant = name.partition("/")
     return SCHEDULES[base].family(placement, variant)
+
+
+def algorithm_of(name: str, collective: str, placement: Placement) -> Algorithm:
+    """Return a schedule's algorithm for a collective. Raises UsageError where there is none."""
+    algorithm: Algorithm | None = getattr(find(name, placement), collective)
+    if algorithm is None:
+        raise UsageError(f"the schedule {name!r} has no {collective}")
+    return algorithm

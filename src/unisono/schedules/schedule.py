@@ -29,6 +29,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
+from unisono.placement import Placement
+
 
 class Action(Enum):
     """Action of a transfer on its chunks."""
@@ -71,14 +73,19 @@ class Program(NamedTuple):
     """True if each rank always receives from the same one or two ranks of other nodes. Equal on all ranks, too."""
 
 
-def cuts_alike(program: Program) -> bool:
-    """Return True if the ranges of chunks of any two transfers are equal or have no chunk in common."""
-    ranges = sorted({(t.chunk, t.chunk + t.span) for lane in program.lanes for transfers in lane for t in transfers})
-    return all(stop <= start for (_, stop), (start, _) in pairwise(ranges))
-
-
 Algorithm = Callable[[int, int], Program]
 """Function (rank, ranks) -> the program of that rank."""
+
+
+def cuts_alike(algorithm: Algorithm, placement: Placement) -> bool:
+    """Return True if the payload is cut in the same way in all rounds: the ranges of chunks of any two transfers are
+    equal or have no chunk in common."""
+    for rank in {0, max(placement.nodes, key=len)[-1]}:  # the same looked at on all ranks
+        lanes = algorithm(rank, placement.ranks).lanes
+        ranges = sorted({(t.chunk, t.chunk + t.span) for lane in lanes for transfers in lane for t in transfers})
+        if any(stop > start for (_, stop), (start, _) in pairwise(ranges)):
+            return False
+    return True
 
 
 class Family(NamedTuple):

@@ -36,6 +36,7 @@ import tomli_w
 
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import naming_os_errors, write_atomically
+from unisono.startup import stat_of
 from unisono.training.checkpoint.layout import DamagedCheckpointError, checkpoint_names, read_manifest, step_of
 from unisono.training.recipe import Recipe, read_recipe, to_dict
 
@@ -286,11 +287,8 @@ def _mine() -> bytes:
 
 def _born(process: int) -> str:
     """Return the start time of a process, in the kernel's ticks; empty where it is unknown or the process is dead."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = stat_of(process)
+    return "" if fields[0] in ("", "Z", "X") else fields[19]
 
 
 def _holder(content: bytes) -> tuple[str, int, str, str] | None:

@@ -14,7 +14,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self
 
 Request = Literal["save", "stop"]
@@ -72,9 +71,7 @@ class SignalHandlers:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is None:
             return
         if self.saved:

@@ -7,13 +7,8 @@ largest magnitudes, then their maximum         1.5 ─┬─ 2.5 < 2**2         
 integers  round(number / quantum)              |  201326592  -33554432 |     |  335544320  100663296 |
 their sum, by any algorithm of any library     |  536870912   67108864 |  x quantum  ─▶  |  4.0   0.5 |
 
-With S shares and G = ceil(log2 S) guard bits a term has 30 - G bits besides its sign (62 - G in float64's int64), so
-that the sum has 30. Each term is rounded to the nearest multiple of the quantum, and the sum once to the payload's
-dtype: the error is at most S quanta / 2, and half a unit in the last place of the sum (`docs/exact_sums.md`). A block
-with a number that is not finite is NaN throughout. Blocks below 2**-96 have fewer bits.
-
-Blocks are counted from the first element of a parameter, in the order of its memory: so a bucket's place and length,
-and a rank's shard of it, change no block. Who holds a part of a block measures the whole of it.
+`docs/exact_sums.md` has the bits of a term, the error for S shares and G = ceil(log2 S) guard bits, and where blocks
+begin. Who holds a part of a block measures the whole of it.
 """
 
 from __future__ import annotations

@@ -226,15 +226,21 @@ def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
     return Sockets(connected)
 
 
-def _addresses(wanted: str) -> list[str]:
-    """Return the IPv4 addresses of this host that others may reach, those of faster interfaces first."""
-    found = []
+def addresses_of_interfaces() -> dict[str, str]:
+    """Return the IPv4 address of each interface of this host that has one."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            if wanted in ("", "on", name):
-                with suppress(OSError):  # an interface without an address
-                    answer = ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                    found.append((-_speed(name), socket.inet_ntoa(answer[20:24])))
+            with suppress(OSError):  # an interface without an address
+                answer = ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _addresses(wanted: str) -> list[str]:
+    """Return the IPv4 addresses of this host that others may reach, those of faster interfaces first."""
+    known = addresses_of_interfaces().items()
+    found = [(-_speed(name), address) for name, address in known if wanted in ("", "on", name)]
     reached = [address for _, address in sorted(found) if not address.startswith("127.")]
     return reached or ["127.0.0.1"]
 

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from tests.engine.test_engine import expect
 
 from unisono import KVStore
 from unisono.engine import Variable
@@ -76,7 +77,7 @@ def test_gradients_that_become_ready_in_any_order(world: World, name: str) -> No
         updated = [Variable(f"weights {key}") for key in keys]
         for step in range(10):
             gradients = [torch.full((SIZES[key],), float("nan")) for key in keys]
-            computed = [store.engine.expect([store.variable(key)], f"the gradient of {key}") for key in keys]
+            computed = [expect(store.engine, store.variable(key), f"the gradient of {key}") for key in keys]
 
             def compute(step: int = step, gradients: list[torch.Tensor] = gradients, computed: list = computed) -> None:
                 for key in generator.sample(keys, len(keys)):

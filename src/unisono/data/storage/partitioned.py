@@ -4,8 +4,6 @@ read     a stretch each, from few stripes; in an elastic run first what was left
 epoch    shuffle, so that each rank holds what it will see; nothing is sent if each rank holds it already
 samples  any of those, from memory
 
-Owners. The rank that holds each sample is known on every rank.
-
 When a pack is read, each rank takes a stretch of it, so that it reads few stripes: as in an epoch of one step, in the
 order of the pack. In an epoch a rank holds the samples that it will see in that epoch. They depend on the order alone
 (`data/order.py`): 10 samples, batches of 4, 2 ranks
@@ -14,10 +12,8 @@ order of the pack. In an epoch a rank holds the samples that it will see in that
     epoch's order   7 2 9 4 | 0 5 1 8 | 3 6
     held            rank 0: 7 2  0 5  3       rank 1: 9 4  1 8  6
 
-So a shuffle is a true permutation, it is the same for any number of ranks, and no rank ever needs a sample of another.
-Each of several groups of ranks may hold a copy: ranks under one switch, if the numbers divide. Samples move inside a
-group only. So a group under one switch sends nothing through an uplink, and a group on one node nothing at all. 8 ranks
-on 4 nodes of 2 supernodes, in 2 groups:
+So every rank knows the owners of all samples, and no rank ever needs a sample of another (`docs/data.md`). Each of
+several groups of ranks may hold a copy. 8 ranks on 4 nodes of 2 supernodes, in 2 groups:
 
     rank                            0  1 | 2  3 | 4  5 | 6  7     2 ranks a node
     supernode                       0  0 | 1  1 | 0  0 | 1  1     nodes are connected by turns

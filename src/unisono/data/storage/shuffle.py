@@ -1,29 +1,25 @@
 """Shuffle of samples across ranks (DIMD 4.1, Algorithm 2).
 
-The samples of a rank are cut into segments. First the ranks exchange how much each sends to each, so that every rank
-knows where all samples will lie. Then, segment by segment, each sample goes to its new owner. On one
-node its sender copies it there; between nodes samples are laid out by receiver and sent:
+Segment by segment, each sample goes to its new owner (`docs/data.md`). On one node its sender copies it there; between
+nodes samples are laid out by receiver and sent:
 
     rank 0   a b c d                 a d | b | c |                     a d  g  k     4 ranks, the first segment of each;
     rank 1   e f g h    ──copy─▶     g | e f | | h    ──exchange──▶    b  e f  l     received samples lie in the order
     rank 2   i j k l                 k | l | i | j                     c  i          of their senders
     rank 3   ...                                                       ...
 
-Only numbers are sorted: samples leave a rank in the order in which they lie there, and the index has their positions.
 Rounds: one for each segment, after two all_to_all exchanges. Bytes of each rank: on a node its samples, n / p, are read
 once and written once; between nodes twice, and sent, less the n / p^2 that stay. Memory beside the samples: one
 segment, free in the store or laid out, and spare capacity for random variation.
 
-Arriving samples take the place of those that leave, without a second copy of the memory (compaction). The segments of a
-rank lie side by side at one end of its memory; the rest is free. In each round one segment is sent, to many ranks, and
-its replacement, from many ranks, is put at the other end. Here segments move from the beginning to the end:
+Arriving samples take the place of those that leave, without a second copy of the memory (compaction). In each round one
+segment is sent, and its replacement is put at the other end. Here segments move from the beginning to the end:
 
     held         | 0 0 0 | 1 1 | . . . . |           9 rows, segments of 3 and 2
     round of 1   | 0 0 0 | 1 1 | . | 1'1'1' |        3 arrive, side by side in the order of their senders
     round of 0   | . . . | 0'0'0' | 1'1'1' |         3 again; the next shuffle moves back, beginning with 0'
 
-So beside its samples a rank needs free memory for the largest segment and for random variation: as many samples arrive
-as leave, apart from chance. If the memory is not enough, all ranks know it before any sample has moved.
+If the memory is not enough, all ranks know it before any sample has moved.
 """
 
 from __future__ import annotations

@@ -8,15 +8,8 @@ A block is a record batch of a stripe: 4 MB, one checksum, the least that is rea
     a step     c1 c1       a2 a2      b0 b0      d0 d0       its samples lie in the order of the line
     4 ranks    ── 0 ──     ── 1 ──    ── 2 ──    ── 3 ──     so `order.share` cuts the line itself
 
-So the samples of a step do not depend on the number of ranks. A run resumes at any step on any number of them, and each
-sample is used once an epoch, as with a full permutation. Yet rank r of p sees blocks from the r-th part of the line
-alone: it reads a p-th of the stripes (swCaffe 5.2), and a block or two at either end that its neighbour also reads.
-
-Why not another order. A uniform permutation of the blocks would spread each rank's over all stripes, or ranks would
-have to send samples to each other during the step. A shuffle buffer that the ranks of a node share would be read whole
-by every node. What it costs: the samples of one rank in one step are of a p-th of the stripes. Those of a pack that is
-sorted by class are of few classes, though the step has all; layers that look at a rank's share alone (batch
-normalisation) notice. The other storages have no such rule.
+Rank r of p sees blocks from the r-th part of the line alone: it reads a p-th of the stripes (swCaffe 5.2), and a block
+or two at either end that its neighbour also reads. `docs/data.md` says why, and what it costs.
 
 Worked example, the picture above in numbers: 4 stripes of 3 blocks of 4 samples (a0 has 0 1 2 3, d2 has 44 45 46 47),
 windows of 16 samples, steps of 8, seed 0, epoch 0:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from rich.console import Console
@@ -155,9 +155,7 @@ class StopSignals:
                 self._earlier[number] = signal.signal(number, self._pass_on)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal has returned it
 
