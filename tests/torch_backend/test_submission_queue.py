@@ -108,7 +108,7 @@ def test_after_the_end_an_operation_fails() -> None:
     assert submit(queue, lambda: None, blocking=True).wait(), "as programs do when they exit"
     queue.ended = "rank 1: group 3 was destroyed"
     for blocking in (False, True):
-        with pytest.raises(BackendError, match="^rank 1: group 3 was destroyed$"):
+        with pytest.raises(BackendError, match="rank 1: group 3 was destroyed"):
             submit(queue, lambda: None, blocking).wait()
 
 
