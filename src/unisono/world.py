@@ -14,11 +14,10 @@ from unisono.call import call_of
 from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
-from unisono.collectives.allreduce import MAX_FLAT_SHARED_BYTES, allreduce, device_transports
+from unisono.collectives.allreduce import allreduce, device_transports
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.device_transports import ALONE, Transports
 from unisono.collectives.group import Group
-from unisono.collectives.plans import AUTO
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
 from unisono.collectives.watch import Watch
@@ -27,8 +26,6 @@ from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import ScheduleTable
 from unisono.placement import Partition, Placement, place
-from unisono.transports.exact import FORMATS, sum_over
-from unisono.wires import EXACT
 
 Result = TypeVar("Result")
 
@@ -107,20 +104,7 @@ class World:
         Raises TensorError for a dtype, a device or a wire that is not supported, UsageError for an unknown algorithm or
         op, MismatchError when ranks make different calls.
         """
-        if wire == EXACT:
-            if op != "sum" or not tensor.is_floating_point():
-                wire = None  # integers need no other form
-            elif algorithm == AUTO and self._sees_all(tensor):
-                algorithm = "flat" if tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
-            else:
-                with torch.no_grad():
-                    return tensor.copy_(sum_over(self, tensor, algorithm).view(tensor.shape))
         return allreduce(self._group, tensor, algorithm, wire, op)
-
-    def _sees_all(self, tensor: torch.Tensor) -> bool:
-        """Return True where the ranks, of one node, read each other's numbers to sum them exactly."""
-        plain = self.size > 1 and tensor.is_cpu and tensor.dtype in FORMATS and tensor.numel() > 0
-        return plain and self._group.uses_shared_memory(call_of("an exact sum"))
 
     def device_transports(self, device: torch.device) -> Transports:
         """Return how sums of a kind of device travel. The first call, by all ranks together, tries what is there."""
@@ -138,10 +122,6 @@ class World:
         Rank r gets elements [n r // p, n (r+1) // p) of the flattened result. `tensor` is not changed. `algorithm`,
         `wire`, `op` and errors are those of `allreduce`.
         """
-        if wire == EXACT:
-            if op == "sum" and tensor.is_floating_point():
-                return sum_over(self, tensor, algorithm, scatter=True)
-            wire = None
         return reduce_scatter(self._group, tensor, algorithm, wire, op)
 
     def all_gather(

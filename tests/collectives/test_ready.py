@@ -59,6 +59,26 @@ def test_a_tensor_that_changes_is_another(make: Callable[[int], ReadyInPython]) 
     assert played == [1]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "change"),
+    [
+        (torch.float32, lambda data: data.view(torch.int32)),
+        (torch.float32, torch._neg_view),  # type: ignore[attr-defined]
+        (torch.complex64, torch.conj),
+    ],
+)
+def test_a_tensor_that_is_given_other_data_in_its_memory_is_another(
+    make: Callable[[int], ReadyInPython], dtype: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    ready, tensor = make(10), torch.zeros(4, dtype=dtype)
+    ready.add(("sum",), lambda: None, tensor)
+    assert ready.play(("sum",), tensor)
+    before, tensor.data = tensor.data, change(tensor.data)
+    assert not ready.play(("sum",), tensor)
+    tensor.data = before
+    assert ready.play(("sum",), tensor)
+
+
 def test_conjugates_are_not_kept(make: Callable[[int], ReadyInPython]) -> None:
     ready, tensor = make(10), torch.zeros(4, dtype=torch.complex64)
     ready.add(("sum",), lambda: None, tensor)

@@ -49,6 +49,8 @@ for turn in range(4):
     assert every == list(range(size))
     assert listening() == before, listening() - before
     dist.destroy_process_group()
+links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+assert sum("unisono-store" in link for link in links) == 1, links
 model = unisono.parallel(torch.nn.Linear(2, 2), unisono.init())
 model(torch.ones(1, 2)).sum().backward()
 assert listening() == before, listening() - before

@@ -97,6 +97,21 @@ def test_errors_name_the_rank_and_the_operation(blocking: bool) -> None:
     queue.close()
 
 
+def test_after_the_end_an_operation_fails() -> None:
+    queue = queue_of("3", 1, 2)
+    submit(queue, lambda: None).wait()
+    queue.close()
+    ending = submit(queue, lambda: None)
+    assert ending.is_completed(), "no thread would ever end it"
+    with pytest.raises(BackendError, match="rank 1 of 2: all_reduce, number 2 of group 3: the group ends; submit it"):
+        ending.wait()
+    assert submit(queue, lambda: None, blocking=True).wait(), "as programs do when they exit"
+    queue.ended = "rank 1: group 3 was destroyed"
+    for blocking in (False, True):
+        with pytest.raises(BackendError, match="rank 1: group 3 was destroyed"):
+            submit(queue, lambda: None, blocking).wait()
+
+
 def test_futures_before_and_after_the_end() -> None:
     queue, gate = queue_of("0", 0, 1), threading.Event()
     early = queue.submit(gate.wait, work(["tensors"]), False)

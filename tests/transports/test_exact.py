@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,7 +153,12 @@ def test_the_largest_numbers_and_zeros_and_the_smallest() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_of_a_world_it_is_the_same_in_chunks(dtype: torch.dtype) -> None:
     shares = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    worlds = call(3, lambda world: [sum_over(world, shares[world.rank], "auto", scatter) for scatter in (False, True)])
+
+    def sums(world: Any) -> list[torch.Tensor]:
+        ways = [type(world).allreduce], [type(world).allreduce, type(world).reduce_scatter]
+        return [sum_over(world, shares[world.rank], "auto", *functions) for functions in ways]
+
+    worlds = call(3, sums)
     wide = shares if dtype.itemsize >= 4 else shares.float()
     expected = summed(wide, [], [[0, 1, 2]]).to(dtype)
     assert all(whole.equal(expected) for whole, _ in worlds)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_output
 from unisono.collectives.device_transports import Transports, backend_of, transports_of
 from unisono.collectives.direct import allreduce_direct, is_direct
@@ -24,6 +25,8 @@ from unisono.collectives.plans import AUTO
 from unisono.collectives.prepare import prepare
 from unisono.collectives.ready import Key, start_and_keep
 from unisono.collectives.staged import allreduce_staged, is_on_device, refuse_shared, refuse_unsupported
+from unisono.transports.exact import FORMATS, sum_over
+from unisono.wires import EXACT
 
 MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
@@ -52,6 +55,12 @@ def _start_first(
     group: Group, parameters: Key, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str
 ) -> None:
     """Carry the allreduce out of a tensor of an address, a length or an algorithm that is not prepared yet."""
+    if wire == EXACT and (op != "sum" or not tensor.is_floating_point()):
+        wire = None  # integers need no other form
+    if wire == EXACT and not (algorithm == AUTO and _sees_all(group, tensor)):
+        with torch.no_grad():
+            tensor.copy_(sum_over(group, tensor, algorithm, allreduce).view(tensor.shape))
+        return
     if is_on_device(tensor):
         with Checks(group, "allreduce"):
             refuse_unsupported(tensor)
@@ -62,7 +71,7 @@ def _start_first(
     with Checks(group, "allreduce"):
         nbytes_of(tensor)
         planned = algorithm
-        if algorithm == AUTO and group.is_reduced_in_place(tensor, wire):
+        if wire == EXACT or (algorithm == AUTO and group.is_reduced_in_place(tensor, wire)):
             planned = "flat" if tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
         plan = group.plan("allreduce", planned, tensor, wire, op)
         check_output(group, tensor, "allreduce")
@@ -77,6 +86,12 @@ def _start_first(
     if address and (found := group.find_shared(address, tensor.nbytes)) is not None:
         found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
     start_and_keep(group, parameters, play, tensor)
+
+
+def _sees_all(group: Group, tensor: torch.Tensor) -> bool:
+    """Return True where the ranks, of one node, read each other's numbers to sum them exactly."""
+    plain = group.size > 1 and tensor.is_cpu and tensor.dtype in FORMATS and tensor.numel() > 0
+    return plain and group.uses_shared_memory(call_of("an exact sum"))
 
 
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:

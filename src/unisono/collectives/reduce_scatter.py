@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.checks import Checks, check_chunk, check_output
 from unisono.collectives.group import Group
 from unisono.collectives.payload import copy_back, flat_of, name_of, nbytes_of, receive_buffer
@@ -24,6 +25,8 @@ from unisono.collectives.ready import start_and_keep, start_ready
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
+from unisono.transports.exact import sum_over
+from unisono.wires import EXACT
 
 
 def reduce_scatter(
@@ -43,6 +46,13 @@ def reduce_scatter(
     parameters = "reduce_scatter", algorithm, wire, op, out is None
     if start_ready(group, parameters, tensor, result):
         return result
+    if wire == EXACT and op == "sum" and tensor.is_floating_point():
+        with Checks(group, "reduce_scatter"):
+            _check_out(group, tensor, result, start, stop)
+        total = sum_over(group, tensor, algorithm, allreduce, reduce_scatter)
+        result.detach().copy_(total.view(result.shape))
+        return result
+    wire = None if wire == EXACT else wire
     if is_on_device(tensor):
         call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
         on_host(group, "reduce_scatter", (tensor, result), (result,), lambda one, into: call(one, out=into))
@@ -63,10 +73,10 @@ def reduce_scatter(
 
 
 def _check_out(group: Group, tensor: torch.Tensor, out: torch.Tensor, start: int, stop: int) -> None:
-    if out.numel() != stop - start or out.dtype != tensor.dtype or not out.is_cpu:
+    if out.numel() != stop - start or out.dtype != tensor.dtype or out.device != tensor.device:
         raise TensorError(
             f"rank {group.rank}: out, {out.numel()} x {name_of(out.dtype)} on {out.device}, does not fit this rank's "
-            f"chunk; make it {stop - start} x {name_of(tensor.dtype)}, on the CPU"
+            f"chunk; make it {stop - start} x {name_of(tensor.dtype)}, on {tensor.device}"
         )
     check_output(group, out, "reduce_scatter")
     check_chunk(group, "reduce_scatter", out, tensor, start)

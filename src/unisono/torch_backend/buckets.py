@@ -6,13 +6,15 @@
 
 PyTorch 2.13 has no way for a backend in Python to give a Reducer memory, and 2.14's is off by default for the whole
 process. So the allocation itself is intercepted, and only it: a bucket lies in shared memory from the first moment on,
-and no memory is moved that somebody might point to. All ranks make the same buckets in the same order, since a
-Reducer's constructor is called by all and `_rebuild_buckets` begins with a collective of its own.
+and no memory is moved that somebody might point to. All ranks make the same buckets in the same order, since
+DistributedDataParallel's constructor has collectives of its own just before, and `_rebuild_buckets` begins with one. A
+copy of a model, which any rank may make alone, has ordinary memory for good.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +40,9 @@ class SharedBucketReducer(ReducerBase):  # type: ignore[misc]  # untyped
         *others: Any,
         **named: Any,
     ) -> None:
-        self._memory = _SharedBuckets(process_group)
+        maker = sys._getframe(1).f_back  # DistributedDataParallel's __init__, or __setstate__ without init_sync
+        self._collective = maker is not None and maker.f_locals.get("init_sync", False)
+        self._memory = self._memory_of(process_group)
         with self._memory:
             super().__init__(params, bucket_indices, per_bucket_size_limits, process_group, *others, **named)
 
@@ -50,8 +54,11 @@ class SharedBucketReducer(ReducerBase):  # type: ignore[misc]  # untyped
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """Do as PyTorch does: reduce over other ranks from now on."""
-        self._memory = _SharedBuckets(new_process_group)
+        self._memory = self._memory_of(new_process_group)
         super()._update_process_group(new_process_group)
+
+    def _memory_of(self, group: Any) -> _SharedBuckets:
+        return _SharedBuckets(group if self._collective else None)
 
 
 class _SharedBuckets(DispatchModeBase):  # type: ignore[misc]  # untyped

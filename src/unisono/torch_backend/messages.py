@@ -133,6 +133,7 @@ class Messages:
         self._highest: int = comm.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self._pending: list[Message] = []
         self._abandoned: list[object] = []
+        self._posted: list[tuple[MPI.Request, object]] = []  # words of barriers that may be under way
         self._mutex = threading.Lock()
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
@@ -269,7 +270,8 @@ class Messages:
     def _post(self, other: int, what: int) -> None:
         """Send a word of a barrier without a wait."""
         word = np.zeros(1, np.uint8)
-        self.abandon(self.comm.Isend(word, other, self._highest - what), word)
+        self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
+        self._posted.append((self.comm.Isend(word, other, self._highest - what), word))
 
     def _received(self, other: int, what: int, end: float) -> bool:
         """Return True if the word of another rank arrives in time."""

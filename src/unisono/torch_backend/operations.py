@@ -38,6 +38,7 @@ from unisono.torch_backend.arguments import (
 from unisono.torch_backend.pytorch import GroupBase, ReduceOp
 from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
+from unisono.wires import EXACT
 
 Tensors = list[torch.Tensor]
 
@@ -127,7 +128,10 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
         """Reduce a tensor over all ranks into the root's, in place."""
         reduction, root, own = _reduction(opts), _root(opts), tensors[0].detach()
         source = reduction.before(own, copy=True)
-        reduce(self._group, source, root, reduction.op)
+        if self.options.wire == EXACT:
+            source = allreduce(self._group, source.clone(), "auto", EXACT, reduction.op)
+        else:
+            reduce(self._group, source, root, reduction.op)
         if self._group.rank == root:
             reduction.after(source, self._group.size)
             if source is not own:
@@ -274,6 +278,8 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
 
     def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:
         """Return the number format in which a tensor is sent between nodes; None for its own."""
+        if self.options.wire == EXACT:
+            return EXACT  # of all tensors: it is no conversion
         fit = tensor.dtype in (torch.float32, torch.float64) and tensor.nbytes >= self.options.wire_from
         return self.options.wire if fit and reduction.op == "sum" else None
 

@@ -32,8 +32,9 @@ class Options:
 
     `wire` is the number format in which float32 and float64 tensors are sent between nodes when they are summed
     (all_reduce, reduce_scatter, with SUM, AVG or PREMUL_SUM); sums are computed in float32. It applies to tensors of
-    `wire_from` bytes or more: shorter ones gain nothing, and counts and losses keep all their digits. Raises UsageError
-    for an unknown `wire` and a negative `wire_from`.
+    `wire_from` bytes or more: shorter ones gain nothing, and counts and losses keep all their digits. "exact" gives all
+    dense sums, of any length and of `reduce` too, the bits of `World.allreduce(wire="exact")`. Raises UsageError for an
+    unknown `wire` and a negative `wire_from`.
     """
 
     wire: str | None = None

@@ -15,11 +15,13 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from unisono.launch import on_one_node, ranks_started
-from unisono.torch_backend.pytorch import TCPStore
+from unisono.torch_backend.pytorch import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
     from unisono.world import World  # importing it starts MPI, which registering must not
@@ -98,11 +100,20 @@ def address_of_root(world: World) -> str:
 
 def store_of(world: World, timeout: timedelta = TIMEOUT) -> tuple[Any, str]:
     """Return a store of all ranks of `world`, and rank 0's address as the other nodes reach it."""
-    from unisono.collectives.device_transports import store_in_memory  # noqa: PLC0415 - this imports MPI
-
-    if world.nodes == 1 and (shared := store_in_memory(world.comm, timeout)) is not None:
-        return shared, "127.0.0.1"
+    if world.nodes == 1:
+        shared, meetings = _in_memory(world)
+        if shared is not None:
+            shared.set_timeout(timeout)
+            return PrefixStore(f"meeting {next(meetings)}", shared), "127.0.0.1"
     address = address_of_root(world)
     served = TCPStore(address, 0, world.size, True, timeout, False) if world.rank == 0 else None
     port = world.comm.bcast(served.port if served is not None else 0, 0)
     return served or TCPStore(address, port, world.size, False, timeout), address
+
+
+@cache
+def _in_memory(world: World) -> tuple[Any, Iterator[int]]:
+    """Return the store in memory of all meetings, whose file must stay open as long as it lasts; and their numbers."""
+    from unisono.collectives.device_transports import store_in_memory  # noqa: PLC0415 - this imports MPI
+
+    return store_in_memory(world.comm, TIMEOUT), count()

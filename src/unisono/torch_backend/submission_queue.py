@@ -28,6 +28,7 @@ class SubmissionQueue:
         self.group, self.rank, self.size, self.calls = group, rank, size, calls
         self.ended = ""
         """Error of collectives after the end of the group; empty before it."""
+        self._closed = False  # the thread carries out what is queued, and nothing more
         self._number = 0
         self._waiting = 0  # collectives that are not over
         self._queue: SimpleQueue[tuple[Action, Work] | None] = SimpleQueue()
@@ -38,25 +39,29 @@ class SubmissionQueue:
     def submit(self, action: Action, work: Work, blocking: bool) -> Work:
         """Carry `action` out, and return its `work`.
 
-        A blocking one is carried out in this thread if nothing is under way; all others are queued.
+        A blocking one is carried out in this thread if nothing is under way; all others are queued, and fail after
+        `close`.
         """
         with self._mutex:
             self._number += 1
             work.number = self._number
             here = blocking and self._waiting == 0
-            self._waiting += 1
+            refused = self._closed and not here
+            self._waiting += not refused
             if here:
                 self._run_lock.acquire()
-            else:
+            elif not refused:
                 self._queue.put((action, work))
-            if not here and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"unisono {self.group}", daemon=True)
-                self._thread.start()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=f"unisono {self.group}", daemon=True)
+                    self._thread.start()
         if here:
             try:
                 self._carry_out(action, work)
             finally:
                 self._run_lock.release()
+        elif refused:
+            work.end(BackendError(self.failure or f"{self.describe(work)}: the group ends; submit it before that"))
         return work
 
     def describe(self, work: Work) -> str:
@@ -71,7 +76,9 @@ class SubmissionQueue:
     def close(self, seconds: float | None = None) -> None:
         """End the communication thread once all submitted collectives are done; wait for `seconds` at most, or as long
         as a collective may take."""
-        self._queue.put(None)
+        with self._mutex:
+            self._closed = True
+            self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds or (self.calls.timeout if self._waiting else None))
 

@@ -4,9 +4,9 @@
 #include "_steps.h"
 
 /* Names of attributes and methods of tensors. */
-enum { DATA_PTR, NUMEL, DTYPE, IS_CPU, IS_CONTIGUOUS, IS_NEG, IS_CONJ, IS_COMPLEX, NAMES };
-static const char *const spelled[NAMES] = {"data_ptr", "numel", "dtype", "is_cpu", "is_contiguous", "is_neg", "is_conj",
-                                           "is_complex"};
+enum { DATA_PTR, NUMEL, NBYTES, DTYPE, IS_CPU, IS_CONTIGUOUS, IS_NEG, IS_CONJ, IS_COMPLEX, NAMES };
+static const char *const spelled[NAMES] = {"data_ptr",      "numel",  "nbytes",  "dtype",     "is_cpu",
+                                           "is_contiguous", "is_neg", "is_conj", "is_complex"};
 static PyObject *names[NAMES];
 
 /* Return 1 if what a method returns, or an attribute is, is `expected`; 0 if not; -1 with an error. */
@@ -40,8 +40,9 @@ enum { RECENT = 64 };
 /* Collective of one tensor that was carried out lately. */
 typedef struct {
     PyObject *tensor; /* weak reference */
-    PyObject *parameters, *play;
-    long long address, count;
+    PyObject *parameters, *play, *dtype;
+    long long address, nbytes;
+    int is_complex;
 } Recent;
 
 typedef struct {
@@ -60,11 +61,11 @@ static void forget(Recent *recent) {
     Py_XDECREF(gone.tensor);
     Py_XDECREF(gone.parameters);
     Py_XDECREF(gone.play);
+    Py_XDECREF(gone.dtype);
 }
 
-/* Return the number that a method returns, which must not be negative; -1 with an error. */
-static long long number_of(PyObject *tensor, int name) {
-    PyObject *found = PyObject_CallMethodNoArgs(tensor, names[name]);
+/* Return a number that was found, which must not be negative; -1 with an error. */
+static long long number_of(PyObject *found) {
     if (found == NULL) return -1;
     long long number = PyLong_AsLongLong(found);
     Py_DECREF(found);
@@ -79,16 +80,22 @@ static int same_objects(PyObject *one, PyObject *other) {
     return 1;
 }
 
-/* Return a new reference to the play of a tensor that was seen lately, or NULL. The object has kept its dtype and its
-   device; its memory, its length and its strides may be others. What asks for them may run Python that clears `self`. */
+/* Return a new reference to the play of a tensor that was seen lately, or NULL. The object may have been given other
+   data. What asks for it may run Python that clears `self`. */
 static PyObject *find_recent(Ready *self, PyObject *parameters, PyObject *tensor) {
     Recent *recent = place_of(self, tensor);
     if (recent->tensor == NULL || PyWeakref_GET_OBJECT(recent->tensor) != tensor) return NULL;
     if (!same_objects(recent->parameters, parameters)) return NULL;
     PyObject *play = Py_NewRef(recent->play);
-    const long long address = recent->address, count = recent->count;
-    if (number_of(tensor, DATA_PTR) == address && number_of(tensor, NUMEL) == count &&
-        is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True) > 0)
+    PyObject *dtype = recent->dtype; /* compared, and not read */
+    const long long address = recent->address, nbytes = recent->nbytes;
+    const int is_complex = recent->is_complex;
+    if (number_of(PyObject_CallMethodNoArgs(tensor, names[DATA_PTR])) == address &&
+        number_of(PyObject_GetAttr(tensor, names[NBYTES])) == nbytes &&
+        is(PyObject_GetAttr(tensor, names[DTYPE]), dtype) > 0 &&
+        is(PyObject_CallMethodNoArgs(tensor, names[IS_CONTIGUOUS]), Py_True) > 0 &&
+        is(PyObject_CallMethodNoArgs(tensor, names[IS_NEG]), Py_False) > 0 &&
+        (!is_complex || is(PyObject_CallMethodNoArgs(tensor, names[IS_CONJ]), Py_False) > 0))
         return play;
     Py_DECREF(play);
     return NULL;
@@ -195,8 +202,10 @@ static PyObject *ready_add(PyObject *object, PyObject *const *arguments, Py_ssiz
         recent->tensor = PyWeakref_NewRef(arguments[2], NULL);
         recent->parameters = Py_NewRef(arguments[0]);
         recent->play = Py_NewRef(arguments[1]);
-        recent->address = number_of(arguments[2], DATA_PTR);
-        recent->count = number_of(arguments[2], NUMEL);
+        recent->dtype = PyObject_GetAttr(arguments[2], names[DTYPE]);
+        recent->address = number_of(PyObject_CallMethodNoArgs(arguments[2], names[DATA_PTR]));
+        recent->nbytes = number_of(PyObject_GetAttr(arguments[2], names[NBYTES]));
+        recent->is_complex = is(PyObject_CallMethodNoArgs(arguments[2], names[IS_COMPLEX]), Py_True);
         if (PyErr_Occurred()) {
             forget(recent);
             return NULL;
@@ -250,6 +259,7 @@ static int ready_traverse(PyObject *object, visitproc visit, void *arg) {
         Py_VISIT(self->recent[i].tensor);
         Py_VISIT(self->recent[i].parameters);
         Py_VISIT(self->recent[i].play);
+        Py_VISIT(self->recent[i].dtype);
     }
     return 0;
 }

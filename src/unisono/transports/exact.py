@@ -49,6 +49,9 @@ Gradients = dict[int, torch.Tensor | None]
 Terms = Sequence[tuple[float, Gradients]]
 """Gradients of the shares of a rank, each with its weight in the sum."""
 
+Collective = Callable[..., torch.Tensor]
+"""Function of a group, a tensor, and the arguments of `World.allreduce`."""
+
 
 class Format(NamedTuple):
     """Numbers of bits of a floating-point dtype, and the integers that its numbers become."""
@@ -251,19 +254,21 @@ class ExactSums:
             at += last - first
 
 
-def sum_over(world: Any, tensor: torch.Tensor, algorithm: str, scatter: bool = False) -> torch.Tensor:
-    """Return the exact sum of the tensors of all ranks, flat; with `scatter`, this rank's chunk of it. bfloat16 and
-    float16 are summed as float32."""
+def sum_over(
+    group: Any, tensor: torch.Tensor, algorithm: str, allreduce: Collective, reduce_scatter: Collective | None = None
+) -> torch.Tensor:
+    """Return the exact sum of the tensors of a group's ranks by its `allreduce`, flat; with its `reduce_scatter`, this
+    rank's chunk of it. bfloat16 and float16 are summed as float32."""
     flat = tensor.detach().reshape(-1)
     flat = flat.float() if flat.itemsize < 4 else flat
     mine, whole = torch.empty_like(flat), slice(0, len(flat))
-    sums = ExactSums(world.size, lambda _: mine, lambda _: [(0, whole, whole)], lambda one, _: one)
+    sums = ExactSums(group.size, lambda _: mine, lambda _: [(0, whole, whole)], lambda one, _: one)
     terms: Terms = [(1.0, {0: flat})]
     sums.measure(0, terms)
-    world.allreduce(sums.maxima(0), op="maximum")
+    allreduce(group, sums.maxima(0), op="maximum")
     sums.pack(0, terms)
-    start, stop = bounds(len(flat), world.size, world.rank) if scatter else (0, len(flat))
-    total = (world.reduce_scatter if scatter else world.allreduce)(sums.integers(0), algorithm)
+    start, stop = bounds(len(flat), group.size, group.rank) if reduce_scatter else (0, len(flat))
+    total = (reduce_scatter or allreduce)(group, sums.integers(0), algorithm)
     integers(mine)[start:stop] = total
     sums.decode(0, start, stop)
     return mine[start:stop].to(tensor.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -194,6 +195,23 @@ def test_a_group_of_some_ranks() -> None:
         assert all(seen)
         assert not shared(gradients(model)[0], group)
         dist.destroy_process_group(group)
+
+
+def test_a_rank_may_copy_a_model_alone() -> None:
+    model = DistributedDataParallel(network())
+    average = copy.deepcopy(model) if dist.get_rank() == 0 else None
+    for number in range(2):
+        backward(model, number)
+        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), number))
+    if average is not None:
+        with torch.no_grad():
+            assert average(batch(0)).equal(model(batch(0)))
+    made = mappings()
+    every = copy.deepcopy(model)
+    for number in range(2):
+        backward(every, number)
+        torch.testing.assert_close(gradients(every), expected(dist.get_world_size(), number))
+    assert mappings() == made, "copies share nothing"
 
 
 def test_gradients_outlive_their_group() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch.distributed as dist
 
 import unisono  # noqa: F401 - registers the backend
 from unisono.errors import BackendError, LaunchError
+from unisono.placement import place
+from unisono.torch_backend import Options
 from unisono.torch_backend.process_group import ProcessGroup
 from unisono.world import World
 
@@ -94,6 +97,34 @@ def test_bits() -> None:
     tensor = torch.tensor([1 << rank()])
     dist.all_reduce(tensor, dist.ReduceOp.BXOR)
     assert int(tensor) == (1 << size()) - 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("length", [5, 20_100])
+def test_exact_sums_have_the_bits_of_a_world(
+    nodes: int, length: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unisono.torch_backend.mpi_job import mpi_job
+
+    monkeypatch.setattr(mpi_job().world, "placement", place([number % nodes for number in range(size())]))
+    group = dist.new_group(list(range(size())), pg_options=Options(wire="exact"))
+    tensor = of(rank(), size() * length) * torch.logspace(-6, 6, size() * length)
+    expected = world.allreduce(tensor.clone(), wire="exact")
+    whole, part, rooted = tensor.clone(), torch.empty(length, 1, dtype=tensor.dtype), tensor.clone()
+    dist.all_reduce(whole, group=group)
+    assert whole.equal(expected)
+    dist.reduce_scatter_single(part, tensor, group=group)
+    assert part.flatten().equal(expected[rank() * length :][:length])
+    dist.reduce(rooted, 0, group=group)
+    assert rooted.equal(tensor if rank() else expected)
+    with pytest.raises(BackendError, match="does not fit"):
+        dist.reduce_scatter_single(part[1:], tensor, group=group)
+    count, largest = torch.tensor([rank()]), tensor.clone()
+    dist.all_reduce(count, group=group)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    assert count == sum(range(size()))
+    assert largest.equal(world.allreduce(tensor.clone(), op="maximum"))
+    dist.destroy_process_group(group)
 
 
 def test_lists_of_sizes_that_differ() -> None:
@@ -233,7 +264,10 @@ def test_a_group_larger_than_the_mpi_job(world: World) -> None:
 def test_a_monitored_barrier_names_the_missing_ranks() -> None:
     if size() == 1:
         pytest.skip("one rank waits for nobody")
-    dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+    group: Any = dist.group.WORLD
+    for _ in range(20):
+        group.monitored_barrier(timedelta(seconds=20))
+    assert len(group._messages._posted) < 20, "what has been sent is dropped"
     again = dist.new_group(list(range(size())))
     if rank() == 0:
         with pytest.raises(BackendError, match="Rank 1 failed to pass monitoredBarrier in 300 ms"):
