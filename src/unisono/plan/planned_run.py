@@ -164,6 +164,8 @@ class PlannedRun:
     """True where convolutions are timed before the first step."""
     split: SplitModel | None = None
     """Model whose layers can be split; None: no layer is."""
+    notes: tuple[str, ...] = ()
+    """Lines on what the numbers count, or leave out, of how it computes."""
 
     @property
     def ranks(self) -> int:
