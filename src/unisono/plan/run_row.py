@@ -110,12 +110,11 @@ def row_of(
     seconds of the step on one node, with its loading.
     """
     setting, loading = played.setting, run.loading
-    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), setting).prediction.step
-    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
-    whole, least = parts.step, least_step(parts.computing, parts.update, loading)
-    error, step = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0, max(whole, least)
+    parts, least = parts_with_loading(run, inputs, played)
+    step, whole = parts.step, replace(parts, loading=0.0).step
+    error = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0
     row = RunPlan(
-        **vars(replace(parts, loading=step - whole)),
+        **vars(parts),
         rule=run.rule_name,
         nodes=run.nodes,
         ranks=run.ranks,
@@ -137,6 +136,14 @@ def row_of(
     )
     links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
     return replace(row, bottleneck=bottleneck(row, links, capacity))
+
+
+def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candidate) -> tuple[StepParts, float]:
+    """Return the parts of a step that was played, with its loading, and the seconds that it takes at least."""
+    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), played.setting).prediction.step
+    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
+    least = least_step(parts.computing, parts.update, run.loading)
+    return replace(parts, loading=max(0.0, least - parts.step)), least
 
 
 LEAST_COST = 0.01
