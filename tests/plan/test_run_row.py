@@ -177,6 +177,14 @@ def test_checkpoints_within_an_epoch_count() -> None:
         assert job_seconds(run, FOUR).checkpoints == pytest.approx(number * each)
 
 
+def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_the_links() -> None:
+    memory = FOUR.memory._replace(weights=1e8, gathered=8e8)
+    machine = replace(MACHINE, link=LinkFacts(1e9))
+    run = replace(NOT_SEARCHED, machine=machine, epochs=1, ranks_per_node=2)
+    found = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
+    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 2 * 6e8 / 1e9)
+
+
 def test_the_constants_are_those_of_a_run() -> None:
     # two more in other buckets: a quarter as large, and equal ones
     assert (2 + len(OVERLAPS)) * (1 + tuning.STEPS_PER_TRIAL) == TRIAL_STEPS

@@ -24,12 +24,15 @@ decoding overlap.
     gradients      as many bytes: buckets are made of them
     optimizer      numbers that it keeps for each weight: 0 or 1 for SGD, 2 for AdamW; a sharded rule, a p-th
     anchor         the weights of the last exchange, where a rule keeps them
+    outer          momentum of the outer optimizer, and what a wire has rounded away of changes
     activations    outputs of all layers for the rank's samples, kept for the backward pass
     samples        encoded samples that it holds for all of training
+    gathered       weights, optimizer, anchor and outer of all ranks for a checkpoint, where ranks' weights differ: each
+                   rank gathers them after a step, when it has no activations
 
 Worked example: 4 ranks, 100 MB of weights, AdamW, 8 samples of 50 MB: 100 + 100 + 200 + 400 = 800 MB. Sharded, the
-optimizer has 50 MB: 650 MB. Known limits: outputs that a layer changes in place count, views do not; working memory of
-convolutions, fragments in flight and errors of quantization are not counted.
+optimizer has 50 MB: 650 MB. By local SGD each gathers 4 * 300 MB: 400 + 1,200 MB. Known limits: outputs that a layer
+changes in place count, views do not; working memory of convolutions and fragments in flight are not counted.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState
+from unisono.wires import encoded_share
 
 MAX_DECODING_THREADS = 8
 """Largest number of decoding threads of a rank, unless a recipe gives more."""
@@ -221,11 +225,15 @@ class RankMemory(NamedTuple):
     activations: float
     samples: float = 0.0
     """Encoded samples, where they are in memory."""
+    outer: float = 0.0
+    """Momentum of an outer optimizer, and errors of quantized changes."""
+    gathered: float = 0.0
+    """States of all ranks that each gathers for a checkpoint, where they differ."""
 
     @property
     def total(self) -> float:
-        """Bytes of all uses."""
-        return sum(self)
+        """Bytes of all uses at once: of activations and what is gathered, the larger."""
+        return sum(self) - min(self.activations, self.gathered)
 
 
 def rank_memory(run: PlannedRun) -> RankMemory:
@@ -235,7 +243,12 @@ def rank_memory(run: PlannedRun) -> RankMemory:
     activations = sum(layer.activation_bytes for layer in run.layers) * run.samples_of_rank / run.traced
     optimizer = gradients * run.kept / (run.ranks if state is RankState.SHARDED else 1)
     held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
-    return RankMemory(weights, gradients, optimizer, gradients if state.has_anchor else 0.0, activations, held)
+    anchor, outer = gradients if state.has_anchor else 0.0, 0.0
+    if state.has_anchor:  # residuals of its changes, and of its part of the sum (`rules/outer.py`)
+        rounded = (1 + 1 / run.ranks) * (encoded_share(run.rule.exchange.wire) != 1)
+        outer = gradients * (rounded + (getattr(run.rule, "outer_momentum", 0) > 0))
+    gathered = run.ranks * (weights + optimizer + anchor + outer) if state.differs else 0.0
+    return RankMemory(weights, gradients, optimizer, anchor, activations, held, outer, gathered)
 
 
 def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInputs) -> RankMemory:

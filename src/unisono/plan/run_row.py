@@ -250,7 +250,11 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     forward = sum(product_seconds(one, one.forward_flops, run.machine) for one in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
     test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
-    checkpoint = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers) / disk
+    written = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers)
+    if gathered := plan.memory.gathered:  # of every rank, beside their mean or anchor
+        written = plan.memory.weights + gathered
+    came = run.ranks_per_node * gathered * (1 - 1 / plan.nodes)  # over the link of a node
+    checkpoint = written / disk + (came / run.machine.link.total_bandwidth if came else 0.0)
     within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
     return JobSeconds(
         START_SECONDS,
