@@ -46,6 +46,7 @@ from typing import NamedTuple
 import torch
 
 from unisono.errors import UsageError
+from unisono.network.choice import LIBRARY
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
@@ -55,7 +56,7 @@ from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState
-from unisono.wires import encoded_share
+from unisono.wires import EXACT, encoded_share
 
 MAX_DECODING_THREADS = 8
 """Largest number of decoding threads of a rank, unless a recipe gives more."""
@@ -186,10 +187,16 @@ class PlannedRun:
         """Loading of a step's samples on the node that has most."""
         return loading_of(self.machine, self.samples, ceil(self.minibatch / self.nodes), self.ranks_per_node)
 
+    @property
+    def wire(self) -> str | None:
+        """Number format of what is exchanged between nodes; None for its own, in which the library sends it."""
+        wire = self.rule.exchange.wire
+        return wire if wire == EXACT or self.rule.algorithm != LIBRARY else None
+
     @cached_property
     def exchange(self) -> ExchangeCost:
         """Cost of the rule's exchanges."""
-        kind = self.rule.exchange.wire, self.rule.traits.state is RankState.SHARDED, self.rule.algorithm
+        kind = self.wire, self.rule.traits.state is RankState.SHARDED, self.rule.algorithm
         return exchange_cost(self.machine, self.nodes, self.ranks_per_node, *kind)
 
 

@@ -129,7 +129,7 @@ def row_of(
         memory=memory,
         bottleneck="",
         epoch=None if run.epoch_samples is None else epoch_seconds(run.epoch_samples, run.minibatch, step),
-        wire=run.rule.exchange.wire or "float32",
+        wire=run.wire or "float32",
         reading=loading.reading,
         decoding=loading.decoding,
         basis=run.exchange.basis,
