@@ -175,6 +175,12 @@ def test_layers_add_up_to_the_row() -> None:
         assert make_plan({one.name: one.parallelism for one in layers if one.parallelism != "data"}).splits == row.split
 
 
+def test_layers_have_the_wire_of_the_row() -> None:
+    narrow = replace(DEEP, exchange=replace(DEEP.exchange, wire="bfloat16"))
+    layers, wide = (layers_of(planned_run(recipe, MACHINE, 4), {}) for recipe in (narrow, DEEP))
+    assert sum(one.gradients for one in layers) < 0.55 * sum(one.gradients for one in wide)
+
+
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
     _, rows = planned(parallel=ParallelRecipe(2, {"layers.2": "column"}))
     assert [row.split for row in rows] == [{}, {}, {"layers.2": Split("column", 2)}]

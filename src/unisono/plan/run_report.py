@@ -308,7 +308,7 @@ def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer
     Gradients are exchanged by an allreduce. The run has a model to split.
     """
     assert run.split is not None
-    plain = replace(run, rule=BSP())
+    plain = replace(run, rule=BSP(run.rule.exchange))
     facts, _ = run.split(run.ranks)
     return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), facts), splits)
 
