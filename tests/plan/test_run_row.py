@@ -107,6 +107,11 @@ COMPUTING, COMMUNICATION, UPDATE = (
         (UPDATE, 0.0, "updates: 75% of the step"),
         (replace(UPDATE, memory=RankMemory(2e10, 0, 0, 0, 0)), 0.0, "memory: a rank needs 20 GB of 10 GB"),
         (
+            replace(UPDATE, memory=RankMemory(1e9, 0, 0, 0, 0, gathered=1.9e10)),
+            0.0,
+            "memory: a rank needs 20 GB of 10 GB; 19 GB are states of all ranks, gathered for a checkpoint",
+        ),
+        (
             replace(COMPUTING, loading=2.0, reading=0.1, decoding=3.0),
             0.0,
             "starved: decoding takes 3e+03 ms, a step without it 1e+03 ms: more cores",

@@ -155,7 +155,9 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
     bytes of memory that a rank has (0: not known)."""
     memory, step = row.memory.total, row.step
     if capacity and memory > capacity:
-        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB"
+        gathered = row.memory.gathered
+        why = f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint" if gathered else ""
+        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
     largest = max(row.computing, row.communication, row.update)
     starved = isclose(step, max(row.reading, row.decoding))
     if row.loading and (starved or row.loading >= largest):
