@@ -144,6 +144,8 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
     rates = machine.in_precision(recipe.compute.precision)
     rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
     speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
+    if data.pack and not samples.shape:
+        notes += (f"samples of {_words(shape)}, the network's own: {data.pack} is not here; else --set samples.shape",)
     copies = 0 if data.storage in (REPLICATED, FILES) else data.groups
     threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
