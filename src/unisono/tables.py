@@ -247,6 +247,8 @@ def _whole_number(key: str, name: str) -> int:
 
 
 def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:
+    if limits.get("or_number") and type(value) is int:  # a text such as 3x4 may be a number alone
+        value = str(value)
     fits = isinstance(value, float | int) if kind is float else isinstance(value, kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         word = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]

@@ -106,7 +106,7 @@ def test_a_table_of_layers(in_process: Run) -> None:
 
 
 def test_split_layers_of_a_recipe_are_planned(in_process: Run, tmp_path: Path) -> None:
-    text = '[model]\nname = "cd_dnn"\n[training]\nbatch = 256\n[parallel]\nlayers = "auto"\n'
+    text = '[model]\nname = "cd_dnn"\n[training]\nbatch = 256\n[parallel]\nlayers = "auto"\n[samples]\nshape = 440\n'
     (tmp_path / "wide.toml").write_text(text)
     done = in_process("plan", "wide.toml", "--machine=aws_c4_8xlarge", "--nodes=4")
     assert done.returncode == 0, done.stderr

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from unisono.errors import UsageError
 from unisono.network import estimate
 from unisono.placement import one_rank_per_node, place
 from unisono.plan.exchange_cost import FREE, exchange_cost, nearest_rows, placement_of, rows_of, uneven_of
 from unisono.plan.machines import CollectiveRow, LinkFacts, MachineFacts, NodeFacts, TopologyFacts, find_machine
+from unisono.plan.planned_run import PlannedRun
+from unisono.rules import BSP, Exchange
 from unisono.schedules import find
 from unisono.wires import encoded_share
 
@@ -133,6 +136,23 @@ def test_auto_does_not_know_of_slow_links() -> None:
 
 def test_a_narrow_wire_halves_the_bytes() -> None:
     assert exchange_cost(MACHINE, 4, 1, "bfloat16").cost.per_byte == pytest.approx(0.75e-9, rel=0.01)
+
+
+def test_the_library_sends_gradients_as_they_are() -> None:
+    run = PlannedRun(MACHINE, [], 2, BSP(Exchange("library", "bfloat16")), 64, 4)
+    assert (run.wire, run.exchange) == (None, replace(run, rule=BSP(Exchange("library"))).exchange)
+    assert replace(run, rule=BSP(Exchange("library", "exact"))).wire == "exact"
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_a_wire_of_blocks_goes_by_a_schedule_that_cuts_alike(wire: str) -> None:
+    machine = find_machine("taihulight")
+    assert exchange_cost(machine, 512, 1, "bfloat16").schedule == "halving/round-robin"
+    assert exchange_cost(machine, 512, 1, wire) == exchange_cost(machine, 512, 1, wire, algorithm="direct")
+    rows = tuple(row(2, nbytes, 0.1, schedule="halving", wire="bfloat16") for nbytes in (1 << 19, 8 << 20))
+    assert exchange_cost(replace(MACHINE, collectives=rows), 4, 1, wire)[::2] == ("direct", "corrected")
+    with pytest.raises(UsageError, match=f"halving: the wire '{wire}' encodes blocks.*; use 'direct' or 'ring'"):
+        exchange_cost(MACHINE, 4, 1, wire, algorithm="halving")
 
 
 def test_nodes_fill_supernodes_and_their_uplinks_are_narrow() -> None:

@@ -274,8 +274,9 @@ def test_rows_of_another_machine_are_left_out() -> None:
     product = ProductRow("linear", 1, 1, 1, 1, 1e9, 2e9, 0.0)
     collective = CollectiveRow("allreduce", "ring", "float32", 2, 2, 4, 1.0, 0.0)
     measured = replace(SOME_MACHINE, products=(product,), collectives=(collective,))
-    faster = changed_machine(measured, "flops=2x")
+    faster, networks = changed_machine(measured, "flops=2x"), SOME_MACHINE.networks
     assert faster.products == (replace(product, forward=2e9, backward=4e9),)
+    assert [row.samples_per_second for row in faster.networks] == [2 * row.samples_per_second for row in networks]
     assert faster.collectives == measured.collectives
     wider = changed_machine(measured, "bandwidth=2x")
     assert (wider.products, wider.collectives) == ((product,), ())

@@ -25,7 +25,7 @@ from unisono.plan.planned_run import (
     unknown_rates,
 )
 from unisono.plan.trace import TracedLayer
-from unisono.rules import BSP, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD, Sharded
 
 MACHINE = MachineFacts(
     "example", NodeFacts(cores=8, accelerators=1), disk=DiskFacts(200e6), decoding=DecodingFacts(40e6)
@@ -113,6 +113,23 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
 def test_an_anchor_is_as_large_as_the_weights() -> None:
     assert rank_memory(replace(RUN, rule=LocalSGD(Exchange(wire="int4")))).anchor == 100
     assert rank_memory(replace(RUN, rule=LocalSGD())).anchor == 0
+
+
+def test_an_outer_optimizer_has_a_momentum_and_a_wire_of_changes_what_it_rounded_away() -> None:
+    wire = Exchange(wire="int4")
+    assert rank_memory(replace(RUN, rule=DiLoCo())).outer == 100
+    assert rank_memory(replace(RUN, rule=DiLoCo(outer_momentum=0.0))).outer == 0
+    assert rank_memory(replace(RUN, rule=DiLoCo(wire))).outer == 100 + 125
+    assert rank_memory(replace(RUN, rule=LocalSGD(wire))).outer == 125
+    assert rank_memory(replace(RUN, rule=LocalSGD(Exchange(wire="exact")))).outer == 0
+
+
+def test_ranks_that_differ_gather_their_states_for_a_checkpoint() -> None:
+    local, outer = (rank_memory(replace(RUN, rule=rule)) for rule in (LocalSGD(), DiLoCo()))
+    assert (local.gathered, outer.gathered) == (4 * 300, 4 * 500)
+    assert (local.total, outer.total) == (400 + 1200, 600 + 2000)
+    assert rank_memory(replace(RUN, rule=LocalSGD(), minibatch=1280)).total == 400 + 16_000
+    assert rank_memory(RUN).gathered == rank_memory(replace(RUN, rule=Sharded())).gathered == 0
 
 
 def test_an_optimizer_keeps_what_its_step_leaves() -> None:

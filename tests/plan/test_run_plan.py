@@ -253,6 +253,16 @@ def test_the_interval_is_that_of_measured_runs() -> None:
     assert row.computing + row.update <= row.low < row.step
 
 
+def test_the_speedup_of_one_node_is_one_where_its_ranks_exchange_and_decode() -> None:
+    """Decoding takes turns with computing, not with the exchange within the node."""
+    rows = tuple(CollectiveRow("allreduce", "direct", "float32", 1, 2, size, size * 4e-9, 0.0) for size in (1024, 8192))
+    node = replace(MACHINE.node, cores=2)
+    machine = replace(MACHINE, node=node, collectives=rows, decoding=DecodingFacts(1e7))
+    (row,) = plan_run(on(machine, ranks_per_node=2, samples=SampleFacts(pixels=2e3)), (1,))
+    assert min(row.communication, row.decoding) > 0
+    assert row.speedup == 1
+
+
 def test_a_step_takes_as_long_as_its_loading() -> None:
     node = replace(MACHINE.node, cores=4, accelerators=1)
     machine = replace(MACHINE, node=node, decoding=DecodingFacts(1e6), disk=DiskFacts(1e6))

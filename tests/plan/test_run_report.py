@@ -129,6 +129,8 @@ def test_the_form_of_json() -> None:
                     "anchor": 0.0,
                     "activations": 2e9,
                     "samples": 0.0,
+                    "outer": 0.0,
+                    "gathered": 0.0,
                     "total": 5e9,
                 },
             }

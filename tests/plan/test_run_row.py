@@ -107,6 +107,11 @@ COMPUTING, COMMUNICATION, UPDATE = (
         (UPDATE, 0.0, "updates: 75% of the step"),
         (replace(UPDATE, memory=RankMemory(2e10, 0, 0, 0, 0)), 0.0, "memory: a rank needs 20 GB of 10 GB"),
         (
+            replace(UPDATE, memory=RankMemory(1e9, 0, 0, 0, 0, gathered=1.9e10)),
+            0.0,
+            "memory: a rank needs 20 GB of 10 GB; 19 GB are states of all ranks, gathered for a checkpoint",
+        ),
+        (
             replace(COMPUTING, loading=2.0, reading=0.1, decoding=3.0),
             0.0,
             "starved: decoding takes 3e+03 ms, a step without it 1e+03 ms: more cores",
@@ -175,6 +180,14 @@ def test_checkpoints_within_an_epoch_count() -> None:
     for every, number in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):
         run = replace(JOB, epochs=1, checkpoint_every=every)
         assert job_seconds(run, FOUR).checkpoints == pytest.approx(number * each)
+
+
+def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_the_links() -> None:
+    memory = FOUR.memory._replace(weights=1e8, gathered=8e8)
+    machine = replace(MACHINE, link=LinkFacts(1e9))
+    run = replace(NOT_SEARCHED, machine=machine, epochs=1, ranks_per_node=2)
+    found = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
+    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 2 * 6e8 / 1e9)
 
 
 def test_the_constants_are_those_of_a_run() -> None:

@@ -52,6 +52,11 @@ def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
     assert torch.equal(SampleDropout.forward(set_p(model[0], 1.0), torch.ones(2, 2)), torch.zeros(2, 2))
 
 
+def test_a_mask_is_the_same_on_a_device(device: torch.device) -> None:
+    model, ones = dropouts(SampleNumbers(7, 3, first=0)), torch.ones(4, 50)
+    assert torch.equal(model[0](ones.to(device)).cpu(), model[0](ones))
+
+
 def set_p(layer: nn.Module, p: float) -> nn.Module:
     layer.p = p
     return layer

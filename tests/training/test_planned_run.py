@@ -175,6 +175,12 @@ def test_layers_add_up_to_the_row() -> None:
         assert make_plan({one.name: one.parallelism for one in layers if one.parallelism != "data"}).splits == row.split
 
 
+def test_layers_have_the_wire_of_the_row() -> None:
+    narrow = replace(DEEP, exchange=replace(DEEP.exchange, wire="bfloat16"))
+    layers, wide = (layers_of(planned_run(recipe, MACHINE, 4), {}) for recipe in (narrow, DEEP))
+    assert sum(one.gradients for one in layers) < 0.55 * sum(one.gradients for one in wide)
+
+
 def test_the_layers_of_a_recipe_are_whole_on_one_rank() -> None:
     _, rows = planned(parallel=ParallelRecipe(2, {"layers.2": "column"}))
     assert [row.split for row in rows] == [{}, {}, {"layers.2": Split("column", 2)}]
@@ -227,7 +233,7 @@ def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:
-    assert samples_of(DataOptions()) == SampleRecipe(classes=10, train=1437, test=360)
+    assert samples_of(DataOptions()) == SampleRecipe("1x8x8", 10, 1437, 360)
     assert run_of().samples == SampleFacts(threads=MAX_DECODING_THREADS)
     with pytest.raises(RecipeError, match=r"data\.name = 'digit'; there are digits"):
         samples_of(DataOptions(name="digit"))
@@ -238,15 +244,56 @@ def test_a_pack_has_its_samples_bytes_and_pixels(image_samples: Callable[..., Pa
         part = find(image_samples(tmp_path / "source" / name, count=count))[""]
         pack(part, tmp_path / "pack" / name, PackOptions(stripes=2), 1, lambda: None)
     files = sorted((tmp_path / "source" / "train").rglob("*.jpg"))
-    found = samples_of(DataOptions(pack=str(tmp_path / "pack"), threads=3, groups=2))
+    found = samples_of(DataOptions(pack=str(tmp_path / "pack"), size=24, threads=3, groups=2))
     nbytes = round(sum(path.stat().st_size for path in files) / 12)
-    assert found == SampleRecipe("", 2, 12, 4, nbytes, 40 * 32)
+    assert found == SampleRecipe("3x24x24", 2, 12, 4, nbytes, 40 * 32)
+
+
+def inputs_of_first_layer(run: PlannedRun) -> tuple[int, ...]:
+    return next(layer for layer in run.layers if layer.parameters).input_shapes[0][1:]
+
+
+def test_a_network_is_traced_on_samples_of_the_data() -> None:
+    """Of recordings also where the pack is elsewhere."""
+    assert inputs_of_first_layer(run_of("model.name=resnet8")) == (1, 8, 8)
+    recipe = plan_recipe(Path("spoken_digits"), None)
+    assert inputs_of_first_layer(planned_run(recipe, MACHINE, 1)) == (4, 1000)
+    alone = plan_recipe(Path("spoken_digits"), None, ["samples.shape=360"])
+    assert inputs_of_first_layer(planned_run(alone, MACHINE, 1)) == (360,)
+    known = run_on_ranks(read_recipe(find_recipe(Path("spoken_digits"))), SampleRecipe("4x1000", 10), MACHINE, 2, 2)
+    assert inputs_of_first_layer(known) == (4, 1000)
+
+
+def test_number_format_and_threads_of_a_recipe_count_and_what_does_not_has_a_line() -> None:
+    virtual = ("training.virtual_ranks=4", "compute.convolutions=library")
+    plain, wide, alone, two = run_of(), run_of("model.dtype=float64"), run_of(*virtual), run_of("compute.threads=2")
+    assert wide.layers[-1].gradient_bytes == 2 * plain.layers[-1].gradient_bytes
+    flops = plain.machine.node.flops
+    assert (alone.machine.node.flops, two.machine.node.flops) == pytest.approx((flops / 18, flops / 9))
+    assert run_of("compute.threads=40").machine.node.flops == flops
+    audited = run_of(*virtual, "audit.fraction=0.25")
+    assert [run.notes for run in (plain, wide, alone)] == [
+        (),
+        ("not in these numbers: products in float64, about half as fast, and fewer bits of wires",),
+        ("computing: 1 x 1 of 18 cores of a node, 6% of its speed",),
+    ]
+    assert audited.notes[1:] == ("not in these numbers: hashes of [audit], 25% of computing again",)
+    accelerated = planned_run(plan_recipe(None, "resnet50", ["compute.threads=2"]), find_machine("minsky_p100"), 2)
+    assert not accelerated.notes
+    unknown = replace(MACHINE, node=replace(MACHINE.node, cores=0))
+    (line,) = planned_run(plan_recipe(None, "cd_dnn", ["compute.threads=2"]), unknown, 1).notes
+    assert line.startswith("not in these numbers: ranks of 2 threads")
+    with pytest.raises(RecipeError, match="virtual_ranks = 4, but 8 ranks: some would have no share"):
+        planned_run(plan_recipe(Path("digits"), None, virtual), MACHINE, 4, 2)
 
 
 def test_of_a_pack_that_is_elsewhere_only_its_form_is_known() -> None:
     assert samples_of(DataOptions(pack="packs/nowhere", storage="replicated")) == SampleRecipe()
     words = ["data.pack=packs/nowhere", "data.threads=3", "data.groups=2", "samples.shape=1x8x8"]
     assert run_of(*words).samples == SampleFacts(threads=3, copies=2)
+    (line,) = run_of("data.pack=packs/nowhere", "model.name=resnet8").notes
+    assert line.startswith("samples of 3x32x32, the network's own: packs/nowhere is not here")
+    assert not run_of(*words).notes
     assert run_of(*words, "data.groups=1", "data.storage=replicated").samples.copies == 0
 
 

@@ -136,9 +136,9 @@ def schedules_of(case: CollectiveCase, chosen: Sequence[str] = ()) -> tuple[list
         check(name)
         if not chosen and getattr(find(name, case.placement), case.collective) is None:
             continue
-        reason = _refusal(case, name)
+        reason = refusal(case, name)
         if reason and chosen:
-            raise UsageError(f"{name}: {reason}")
+            raise UsageError(f"{name}: {reason}; use 'direct' or 'ring'")
         if reason := reason or (None if chosen else _duplicate(case, name)):
             reasons.setdefault(reason, []).append(name)
         else:
@@ -146,7 +146,7 @@ def schedules_of(case: CollectiveCase, chosen: Sequence[str] = ()) -> tuple[list
     return kept, [LeftOut(tuple(some), reason) for reason, some in reasons.items()]
 
 
-def _refusal(case: CollectiveCase, name: str) -> str | None:
+def refusal(case: CollectiveCase, name: str) -> str | None:
     """Return the reason why a schedule cannot do the collective with the wire."""
     algorithm = case.algorithm(name)
     if case.wire is None or not case.cuts_must_match or cuts_alike(algorithm, case.placement):

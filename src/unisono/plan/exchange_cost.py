@@ -33,9 +33,10 @@ from math import log
 from typing import NamedTuple
 
 from unisono.network import Network, Uneven, estimate
-from unisono.network.choice import LONG_BYTES_PER_RANK, choose_by_price
+from unisono.network.choice import LIBRARY, LONG_BYTES_PER_RANK, ScheduleTable, choose_by_price
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
+from unisono.plan.collective_costs import CollectiveCase, refusal, schedules_of
 from unisono.plan.machines import FLOAT32_WIRE, CollectiveRow, MachineFacts
 from unisono.schedules import find, names
 from unisono.step.costs import Cost, fit
@@ -82,6 +83,12 @@ class _PricedCall(NamedTuple):
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    @property
+    def case(self) -> CollectiveCase:
+        placement = placement_of(self.nodes, self.ranks_per_node, self.machine.topology.supernode)
+        table = ScheduleTable({}, network_of(self.machine, self.ranks_per_node))
+        return CollectiveCase(self.collective, placement, table, self.wire)
+
 
 def exchange_cost(
     machine: MachineFacts,
@@ -94,11 +101,16 @@ def exchange_cost(
     """Return the cost of an allreduce over `nodes` nodes; if `sharded`, of a reduce_scatter and an all_gather, whose
     weights are not encoded. Rows of another schedule than `algorithm` correct its estimate.
 
-    Raises NetworkError for a machine without a bandwidth, and TensorError for an unknown wire.
+    Raises NetworkError for a machine without a bandwidth, TensorError for an unknown wire, and UsageError, as a run
+    would, for an algorithm that is unknown, or cannot do it with this wire.
     """
-    calls = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
+    wires = (("reduce_scatter", wire), ("all_gather", None)) if sharded else (("allreduce", wire),)
     schedule = "" if algorithm == AUTO else algorithm
-    found = [_cost(_PricedCall(machine, nodes, ranks_per_node, *call, schedule)) for call in calls]
+    calls = [_PricedCall(machine, nodes, ranks_per_node, *call, schedule) for call in wires]
+    if nodes > 1 and algorithm not in (AUTO, LIBRARY):
+        for call in calls:
+            schedules_of(call.case, [algorithm])
+    found = [_cost(call) for call in calls]
     cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
     bases = [one.basis for one in found if one.basis]
     return ExchangeCost(found[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
@@ -140,15 +152,16 @@ def _corrected(call: _PricedCall, row: CollectiveRow) -> tuple[str, float]:
 def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
     """Return the schedule of a call, if it offers the collective, else that of `auto`, and its estimated seconds.
 
-    `auto` does not know of slow links, in a plan as in a run; the estimate does.
+    `auto` does not know of slow links, in a plan as in a run; the estimate does. With a wire that encodes blocks, it is
+    "direct" where `auto` chose one that cuts the payload differently in each round.
     """
-    machine, nodes, ranks_per_node, collective, wire, schedule = call
-    placement = placement_of(nodes, ranks_per_node, machine.topology.supernode)
-    network, sent = network_of(machine, ranks_per_node), int(nbytes * encoded_share(wire))
+    collective, case, schedule = call.collective, call.case, call.schedule
+    placement, network, sent = case.placement, case.table.network, int(nbytes * case.share)
     if schedule not in names() or getattr(find(schedule, placement), collective) is None:
         schedule = choose_by_price(collective, placement, network, sent).algorithm
-    algorithm = getattr(find(schedule, placement), collective)
-    return schedule, float(estimate(algorithm, placement, network, sent, uneven=uneven_of(machine, nodes)))
+    schedule = "direct" if refusal(case, schedule) else schedule
+    uneven = uneven_of(call.machine, call.nodes)
+    return schedule, float(estimate(case.algorithm(schedule), placement, network, sent, uneven=uneven))
 
 
 def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:

@@ -220,6 +220,13 @@ class MachineFacts:
         of = {dtype: tuple(row for row in self.products if row.dtype == dtype) for dtype in (FLOAT32, BFLOAT16)}
         return replace(self, products=(precision != FLOAT32 and of[BFLOAT16]) or of[FLOAT32])
 
+    def at_speed(self, times: float) -> MachineFacts:
+        """Return the machine whose nodes compute so many times as fast, in rows of products and networks as well."""
+        products = (replace(row, forward=row.forward * times, backward=row.backward * times) for row in self.products)
+        networks = (replace(row, samples_per_second=row.samples_per_second * times) for row in self.networks)
+        node = replace(self.node, flops=self.node.flops * times)
+        return replace(self, node=node, products=tuple(products), networks=tuple(networks))
+
     @property
     def assumptions(self) -> Mapping[str, str]:
         """Reason for each value that a plan assumes, by its key: those of the file, and computing at the peak."""
@@ -320,8 +327,8 @@ CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscri
 def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     """Return the machine with a value multiplied, as in "bandwidth=2x".
 
-    Rows that were measured change with it: those of products are multiplied with flops, and those of collectives are
-    left out where links or memory change, so that exchanges are estimated from the link alone.
+    Rows that were measured change with it: those of products and networks are multiplied with flops, and those of
+    collectives are left out where links or memory change, so that exchanges are estimated from the link alone.
 
     Raises UsageError for other words, and for a value that the machine file does not have.
     """
@@ -340,8 +347,7 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     if not getattr(facts, key):
         raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
     if name == "flops":
-        faster = (replace(row, forward=row.forward * times, backward=row.backward * times) for row in machine.products)
-        machine = replace(machine, products=tuple(faster))
+        machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
         machine = replace(machine, collectives=())
     changed = replace(facts, **{key: getattr(facts, key) * times})

@@ -13,9 +13,10 @@ reading 32 ms. From disk a step takes 32 ms, from memory 20 ms. If the cores com
 need 12 + 20 = 32 ms for both. **Assumed:** computing and decoding lose nothing by taking turns, and reading and
 decoding overlap.
 
-**Memory** of a rank. Worked example: 4 ranks, 100 MB of weights, as many of gradients, AdamW, 8 samples whose outputs
-of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has 50 MB: 650 MB. Known limits:
-outputs that a layer changes in place count, views do not; errors of quantization are not counted.
+**Memory** of a rank (parts: `docs/planning.md`). Worked example: 4 ranks, 100 MB of weights, as many of gradients,
+AdamW, 8 samples whose outputs of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has
+50 MB: 650 MB. By local SGD each gathers 4 * 300 MB for a checkpoint: 400 + 1,200 MB. Known limits: outputs that a layer
+changes in place count, views do not; working memory of convolutions and fragments in flight are not counted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import NamedTuple
 import torch
 
 from unisono.errors import UsageError
+from unisono.network.choice import LIBRARY
 from unisono.optimizers.build import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
@@ -38,6 +40,7 @@ from unisono.plan.split import SplitInputs, SplitModel
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BaseRule
 from unisono.step.rule import Members, RankState
+from unisono.wires import EXACT, encoded_share
 
 MAX_DECODING_THREADS = 8
 """Largest number of decoding threads of a rank, unless a recipe gives more."""
@@ -150,6 +153,8 @@ class PlannedRun:
     """True where convolutions are timed before the first step."""
     split: SplitModel | None = None
     """Model whose layers can be split; None: no layer is."""
+    notes: tuple[str, ...] = ()
+    """Lines on what the numbers count, or leave out, of how it computes."""
 
     @property
     def ranks(self) -> int:
@@ -166,10 +171,16 @@ class PlannedRun:
         """Loading of a step's samples on the node that has most."""
         return loading_of(self.machine, self.samples, ceil(self.minibatch / self.nodes), self.ranks_per_node)
 
+    @property
+    def wire(self) -> str | None:
+        """Number format of what is exchanged between nodes; None for its own, in which the library sends it."""
+        wire = self.rule.exchange.wire
+        return wire if wire == EXACT or self.rule.algorithm != LIBRARY else None
+
     @cached_property
     def exchange(self) -> ExchangeCost:
         """Cost of the rule's exchanges."""
-        kind = self.rule.exchange.wire, self.rule.traits.state is RankState.SHARDED, self.rule.algorithm
+        kind = self.wire, self.rule.traits.state is RankState.SHARDED, self.rule.algorithm
         return exchange_cost(self.machine, self.nodes, self.ranks_per_node, *kind)
 
 
@@ -205,11 +216,15 @@ class RankMemory(NamedTuple):
     activations: float
     samples: float = 0.0
     """Encoded samples, where they are in memory."""
+    outer: float = 0.0
+    """Momentum of an outer optimizer, and errors of quantized changes."""
+    gathered: float = 0.0
+    """States of all ranks that each gathers for a checkpoint, where they differ."""
 
     @property
     def total(self) -> float:
-        """Bytes of all uses."""
-        return sum(self)
+        """Bytes of all uses at once: of activations and what is gathered, the larger."""
+        return sum(self) - min(self.activations, self.gathered)
 
 
 def rank_memory(run: PlannedRun) -> RankMemory:
@@ -219,7 +234,12 @@ def rank_memory(run: PlannedRun) -> RankMemory:
     activations = sum(layer.activation_bytes for layer in run.layers) * run.samples_of_rank / run.traced
     optimizer = gradients * run.kept / (run.ranks if state is RankState.SHARDED else 1)
     held = held_bytes(run.samples, run.epoch_samples, run.nodes, run.ranks)
-    return RankMemory(weights, gradients, optimizer, gradients if state.has_anchor else 0.0, activations, held)
+    anchor, outer = gradients if state.has_anchor else 0.0, 0.0
+    if state.has_anchor:  # residuals of its changes, and of its part of the sum (`rules/outer.py`)
+        rounded = (1 + 1 / run.ranks) * (encoded_share(run.rule.exchange.wire) != 1)
+        outer = gradients * (rounded + (getattr(run.rule, "outer_momentum", 0) > 0))
+    gathered = run.ranks * (weights + optimizer + anchor + outer) if state.differs else 0.0
+    return RankMemory(weights, gradients, optimizer, anchor, activations, held, outer, gathered)
 
 
 def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInputs) -> RankMemory:

@@ -39,8 +39,8 @@ from unisono.plan.choose import (
 )
 from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
 from unisono.plan.layer_costs import computing_of
-from unisono.plan.planned_run import PlannedRun, check_run, least_step, memory_with, rank_memory
-from unisono.plan.run_row import RunPlan, row_of, slow_link
+from unisono.plan.planned_run import PlannedRun, check_run, memory_with, rank_memory
+from unisono.plan.run_row import RunPlan, parts_with_loading, row_of, slow_link
 from unisono.plan.split import (
     GroupLinks,
     LayerFacts,
@@ -155,8 +155,7 @@ def update_seconds(run: PlannedRun) -> float:
 def _alone(run: PlannedRun) -> float:
     """Return the seconds of a step on one node, with its loading."""
     one = replace(run, nodes=1)
-    step = predict_step(one, one.exchange.cost)[1].prediction.step
-    return max(step, least_step(step, 0.0, one.loading))
+    return parts_with_loading(one, *predict_step(one, one.exchange.cost))[0].step
 
 
 def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
@@ -202,7 +201,7 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
 
     def of_sent(nodes: int) -> LinkCosts:
         """Return the costs on so many nodes, by the bytes that a rank sends."""
-        sent, wires = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), (step.rule.exchange.wire, None)
+        sent, wires = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), (run.wire, None)
         costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost for wire in wires)
         gradients, own = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
         return LinkCosts(gradients, own._replace(latency=own.latency / 2))  # an all-gather has half the messages

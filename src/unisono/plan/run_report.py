@@ -58,7 +58,7 @@ def as_lines(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> Iterato
         yield f"exchanges: {_bases(plans)}"
     if not machine.node.memory_bandwidth:
         yield "updates and sums take no time here: the machine file has no node.memory_bandwidth"
-    yield from unknown_rates(machine, run.samples)
+    yield from (*unknown_rates(machine, run.samples), *run.notes)
     for row in machine.networks:
         yield (
             f"computing: {row.samples_per_second:g} samples/s of a node, as the machine file has them for {row.name}, "
@@ -87,7 +87,7 @@ def as_data(plans: Sequence[RunPlan], run: PlannedRun, least: float) -> dict[str
         "rows": rows,
         "least_marginal_efficiency": least,
         "worthwhile_nodes": worthwhile(plans, least),
-        "notes": unknown_rates(run.machine, run.samples),
+        "notes": [*unknown_rates(run.machine, run.samples), *run.notes],
     }
 
 
@@ -298,7 +298,7 @@ def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer
     Gradients are exchanged by an allreduce. The run has a model to split.
     """
     assert run.split is not None
-    plain = replace(run, rule=BSP())
+    plain = replace(run, rule=BSP(run.rule.exchange))
     facts, _ = run.split(run.ranks)
     return planned_layers(run, split_inputs(plain, inputs_of(plain, plain.exchange.cost), facts), splits)
 

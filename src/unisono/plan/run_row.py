@@ -104,12 +104,11 @@ def row_of(
     seconds of the step on one node, with its loading.
     """
     setting, loading = played.setting, run.loading
-    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), setting).prediction.step
-    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
-    whole, least = parts.step, least_step(parts.computing, parts.update, loading)
-    error, step = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0, max(whole, least)
+    parts, least = parts_with_loading(run, inputs, played)
+    step, whole = parts.step, replace(parts, loading=0.0).step
+    error = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0
     row = RunPlan(
-        **vars(replace(parts, loading=step - whole)),
+        **vars(parts),
         rule=run.rule_name,
         nodes=run.nodes,
         ranks=run.ranks,
@@ -124,13 +123,21 @@ def row_of(
         memory=memory,
         bottleneck="",
         epoch=None if run.epoch_samples is None else epoch_seconds(run.epoch_samples, run.minibatch, step),
-        wire=run.rule.exchange.wire or "float32",
+        wire=run.wire or "float32",
         reading=loading.reading,
         decoding=loading.decoding,
         basis=run.exchange.basis,
     )
     links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
     return replace(row, bottleneck=bottleneck(row, links, capacity))
+
+
+def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candidate) -> tuple[StepParts, float]:
+    """Return the parts of a step that was played, with its loading, and the seconds that it takes at least."""
+    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), played.setting).prediction.step
+    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
+    least = least_step(parts.computing, parts.update, run.loading)
+    return replace(parts, loading=max(0.0, least - parts.step)), least
 
 
 LEAST_COST = 0.01
@@ -142,7 +149,9 @@ def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
     bytes of memory that a rank has (0: not known)."""
     memory, step = row.memory.total, row.step
     if capacity and memory > capacity:
-        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB"
+        gathered = row.memory.gathered
+        why = f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint" if gathered else ""
+        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
     largest = max(row.computing, row.communication, row.update)
     starved = isclose(step, max(row.reading, row.decoding))
     if row.loading and (starved or row.loading >= largest):
@@ -237,7 +246,11 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     forward = sum(product_seconds(one, one.forward_flops, run.machine) for one in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
     test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
-    checkpoint = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers) / disk
+    written = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers)
+    if gathered := plan.memory.gathered:  # of every rank, beside their mean or anchor
+        written = plan.memory.weights + gathered
+    came = run.ranks_per_node * gathered * (1 - 1 / plan.nodes)  # over the link of a node
+    checkpoint = written / disk + (came / run.machine.link.total_bandwidth if came else 0.0)
     within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
     return JobSeconds(
         START_SECONDS,

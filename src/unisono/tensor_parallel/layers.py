@@ -191,7 +191,7 @@ class SampleDropout(ParallelLayer, nn.Dropout):
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
             torch.rand(shape[1:], generator=generator, out=mask[place])
         scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-        return input * (mask.chunk(ranks, self.split.dim)[member] >= self.p).to(input.dtype).mul_(scale)
+        return input * (mask.chunk(ranks, self.split.dim)[member] >= self.p).to(input.device, input.dtype).mul_(scale)
 
 
 KINDS: Mapping[tuple[type[nn.Module], str], type[ParallelLayer]] = {

@@ -45,7 +45,7 @@ from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
 from unisono.tensor_parallel.model import refusal, split_model
 from unisono.training.accuracy import blank_labels, classification_loss
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, threads_of
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.world import World
@@ -195,11 +195,6 @@ def make_trainer(
     optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
     shares = recipe.training.virtual_ranks, threads_of(recipe) or 1
     return Trainer(model, world, rule, optimizer, classification_loss, options.clip or None, timeline, within, *shares)
-
-
-def threads_of(recipe: Recipe) -> int:
-    """Return the number of threads that compute on each rank; 0: those of its cores."""
-    return recipe.compute.threads or int(recipe.training.virtual_ranks > 0)
 
 
 def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:

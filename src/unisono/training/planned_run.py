@@ -4,8 +4,8 @@ recipe, changes ─▶ PlanRecipe ┬ network ─ trace ─▶ layers ┬─▶ 
 machine, nodes ───────────────┴ data, or its [samples] ───┘
 
 recipe ┬ data.name ─▶ data set that comes with Unisono: already decoded
-       └ data.pack ─▶ index: samples, bytes, classes ─▶ headers of the first images: pixels
-                      not on this machine: nothing is known
+       └ data.pack ─▶ index: samples, bytes, classes, shape ─▶ headers of the first images: pixels
+                      not on this machine: the shape of images of data.size, and of CD-DNN's windows
 
 A plan's recipe has a table more, for what a data set that is not on this machine does not tell: [samples]. Changes that
 are asked for as "what if" are keys of that recipe, or values of the machine (`plan/machines.py`); several with commas
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from unisono.data.builtin import BUILTIN_DATASETS
-from unisono.data.kinds import IMAGE, find_kind
+from unisono.data.kinds import IMAGE, make_transform
+from unisono.data.kinds.audio import BANDS
 from unisono.data.options import DataOptions
 from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import FILES, REPLICATED, STREAMED
@@ -43,8 +44,18 @@ from unisono.rules import BaseRule
 from unisono.tables import number
 from unisono.tensor_parallel.choose_plan import facts_of
 from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
-from unisono.training.recipe import ParallelRecipe, Recipe, find_recipe, parse_recipe, read_as, to_dict
-from unisono.training.recipe_check import make_rule
+from unisono.training.recipe import (
+    AuditRecipe,
+    ModelRecipe,
+    ParallelRecipe,
+    Recipe,
+    find_recipe,
+    parse_recipe,
+    read_as,
+    threads_of,
+    to_dict,
+)
+from unisono.training.recipe_check import about_virtual_ranks, make_rule
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index
@@ -66,8 +77,8 @@ MAX_HEADERS_READ = 64
 class SampleRecipe:
     """Samples of a planned run, before what its data tell; empty or 0: as the data tell, or not known."""
 
-    shape: str = ""
-    """Shape of a sample, as in "3x224x224"; without it and without data that of the network's paper."""
+    shape: str = field(default="", metadata={"or_number": True})
+    """Shape of a sample, as in "3x224x224" or 440; without it and without data that of the network's paper."""
     classes: int = number(0, at_least=0)
     train: int = number(0, at_least=0)
     """Training samples of an epoch."""
@@ -114,9 +125,11 @@ def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[Plan
 def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per_node: int = 1) -> PlannedRun:
     """Return the run of a recipe on nodes of a machine, at the machine's rate of the network where it has one.
 
-    Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, and for
-    accelerators that the machine does not have; "auto" is planned on what it has.
+    Raises UsageError for a network that cannot be traced, a rule that is unknown, splits that no rule takes, virtual
+    ranks that do not fit, and for accelerators that the machine does not have; "auto" is planned on what it has.
     """
+    for complaint in about_virtual_ranks(recipe, nodes * ranks_per_node) if recipe.training.virtual_ranks else ():
+        raise RecipeError(complaint)
     if recipe.compute.device not in (HOST, AUTO) and not machine.node.accelerators:
         raise UsageError(
             f"compute.device = {recipe.compute.device!r}, but {machine.name} has no accelerators: plan with "
@@ -124,14 +137,19 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         )
     data, samples, training, model = recipe.data, known_samples(recipe), recipe.training, recipe.model
     shape = sample_shape(samples.shape) or input_shape(model.name, data.size)
-    network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES)
+    dtype = getattr(torch, model.dtype)
+    network, traced = traced_network(model.name, model.folder, shape, samples.classes or CLASSES, dtype)
     rule, optimizer = make_rule(recipe), recipe.optimizer
     measured = model.name if shape == input_shape(model.name) else ""
     rates = machine.in_precision(recipe.compute.precision)
+    rates = at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes)
+    speed, notes = speed_of_threads(recipe, machine, ranks_per_node)
+    if data.pack and not samples.shape:
+        notes += (f"samples of {_words(shape)}, the network's own: {data.pack} is not here; else --set samples.shape",)
     copies = 0 if data.storage in (REPLICATED, FILES) else data.groups
     threads = data.threads or MAX_DECODING_THREADS
     return PlannedRun(
-        at_rate_of(rates, measured, traced.layers, TRACED_SAMPLES, training.batch / nodes),
+        replace(rates.at_speed(speed), networks=rates.networks),  # the row is shown as the file has it
         traced.layers,
         TRACED_SAMPLES,
         rule,
@@ -149,7 +167,28 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         training.checkpoint_every,
         recipe.compute.convolutions == "autotune",
         split_model_of(recipe.parallel, rule, optimizer.name, network, traced),
+        notes,
     )
+
+
+def speed_of_threads(recipe: Recipe, machine: MachineFacts, ranks_per_node: int) -> tuple[float, tuple[str, ...]]:
+    """Return the share of a node's speed that the threads of its ranks have, and lines on it and on what a recipe asks
+    for that no number of a plan counts."""
+    threads, cores, notes = threads_of(recipe), machine.node.cores, list[str]()
+    threads = 0 if machine.node.accelerators else threads
+    speed = min(1.0, threads * ranks_per_node / cores) if threads and cores else 1.0
+    if speed < 1:
+        notes.append(f"computing: {ranks_per_node} x {threads} of {cores} cores of a node, {speed:.0%} of its speed")
+    if threads and not cores:
+        notes.append(f"not in these numbers: ranks of {threads} threads, for the machine file has no node.cores")
+    if recipe.model.dtype != ModelRecipe.dtype:
+        notes.append(
+            f"not in these numbers: products in {recipe.model.dtype}, about half as fast, and fewer bits of wires"
+        )
+    if recipe.audit != AuditRecipe():
+        again = f", {recipe.audit.fraction:.0%} of computing again" if recipe.audit.fraction else ""
+        notes.append(f"not in these numbers: hashes of [audit]{again}")
+    return speed, tuple(notes)
 
 
 def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, ranks: int, nodes: int) -> PlannedRun:
@@ -168,9 +207,11 @@ def run_on_ranks(recipe: Recipe, samples: SampleRecipe, machine: MachineFacts, r
 def known_samples(recipe: PlanRecipe) -> SampleRecipe:
     """Return the samples of a recipe as they are given, and else as its data tell, if these are on this machine.
 
-    Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read.
+    Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read, or not with its options.
     """
-    found = samples_of(recipe.data)
+    data, found = recipe.data, samples_of(recipe.data)
+    if data.pack and not found.shape and recipe.model.name == "cd_dnn":  # elsewhere, but of recordings, as audio.py has
+        found = replace(found, shape=f"{data.windows}x{BANDS * (2 * data.context + 1)}")
     return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
 
 
@@ -182,7 +223,7 @@ def samples_of(recipe: DataOptions) -> SampleRecipe:
         if recipe.name not in BUILTIN_DATASETS:
             raise RecipeError(f"data.name = {recipe.name!r}; there are {', '.join(BUILTIN_DATASETS)}")
         data = BUILTIN_DATASETS[recipe.name]()
-        return SampleRecipe(classes=data.classes, train=len(data.train), test=len(data.test))
+        return SampleRecipe(_words(data.train.inputs.shape[1:]), data.classes, len(data.train), len(data.test))
     folder = Path(recipe.pack)
     if not folder.is_dir():
         return SampleRecipe()
@@ -190,10 +231,13 @@ def samples_of(recipe: DataOptions) -> SampleRecipe:
     from unisono.data.pack.index import read_index  # noqa: PLC0415  Arrow takes a while, and only packs need it
 
     train, test = (read_index(split_folder(folder, names)) for names in (TRAIN_SPLITS, TEST_SPLITS))
-    labels = find_kind(train.about.kind).labels_per_sample(train.about.shape)
-    shape = str(labels) if labels > 1 else ""  # of text; that of images is given by the network or by an option
-    sizes = round(train.nbytes / len(train)), round(mean_pixels(train))
-    return SampleRecipe(shape, len(train.about.classes), len(train), len(test), *sizes)
+    transform, sizes = make_transform(train, recipe)(), (round(train.nbytes / len(train)), round(mean_pixels(train)))
+    blank = transform.batch(torch.empty(1, *transform.shape, device="meta"))
+    return SampleRecipe(_words(blank.shape[1:]), len(train.about.classes), len(train), len(test), *sizes)
+
+
+def _words(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def mean_pixels(index: Index) -> float:
@@ -213,8 +257,10 @@ def mean_pixels(index: Index) -> float:
 
 
 @lru_cache(1)
-def traced_network(name: str, folder: str, shape: tuple[int, ...], classes: int) -> tuple[nn.Module, Trace]:
-    """Return the network for samples of this shape, without memory for weights, and its trace.
+def traced_network(
+    name: str, folder: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Trace]:
+    """Return the network for samples of this shape, without memory for weights, of this dtype, and its trace.
 
     Raises RecipeError for an unknown network, and UsageError, naming the layer, for one that cannot be traced.
     """
@@ -222,7 +268,8 @@ def traced_network(name: str, folder: str, shape: tuple[int, ...], classes: int)
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                network = make_network(name, folder, classes, shape[0])
+                channels = shape[0] if len(shape) > 2 else shape[-1]  # of an image; else numbers of a window
+                network = make_network(name, folder, classes, channels).to(dtype)
         except (RuntimeError, ValueError, TypeError) as error:  # of a user's network: weights on meta have no values
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UsageError(f"model.name = {name!r} is not made without memory for its weights: {reason}") from error
@@ -232,7 +279,8 @@ def traced_network(name: str, folder: str, shape: tuple[int, ...], classes: int)
 def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tensor:
     """Return inputs of this shape, (samples, *shape), without memory: tokens where the first layer is an embedding."""
     first = next((module for module in network.modules() if not any(module.children())), None)
-    dtype = torch.int64 if isinstance(first, nn.Embedding) else torch.get_default_dtype()
+    own = next((one.dtype for one in network.parameters()), torch.get_default_dtype())
+    dtype = torch.int64 if isinstance(first, nn.Embedding) else own
     return torch.empty(samples, *shape, dtype=dtype, device="meta")
 
 

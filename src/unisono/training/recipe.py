@@ -199,6 +199,11 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     return [key for key in {**first, **second} if key != "ranks" and first.get(key) != second.get(key)]
 
 
+def threads_of(recipe: Recipe) -> int:
+    """Return the number of threads that compute on each rank; 0: those of its cores."""
+    return recipe.compute.threads or int(recipe.training.virtual_ranks > 0)
+
+
 # Files ---------------------------------------------------------------------------------------------------------------
 
 FOLDER = Path(__file__).parents[1] / "recipes"

@@ -93,8 +93,8 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
         yield f"audit.fraction = {recipe.audit.fraction}: it is at most 1, where each share is computed again"
     if recipe.audit != AuditRecipe() and not recipe.training.virtual_ranks:
         yield "[audit] needs the same bits on any ranks: set training.virtual_ranks, or leave the table away"
-    if virtual := recipe.training.virtual_ranks:
-        yield from _about_virtual_ranks(recipe, ranks, virtual)
+    if recipe.training.virtual_ranks:
+        yield from about_virtual_ranks(recipe, ranks)
     if ranks > batch:
         yield (
             f"{ranks} ranks share batches of {batch} samples, so some would have none; start at most {batch} ranks, or "
@@ -109,8 +109,10 @@ def _about_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
             )
 
 
-def _about_virtual_ranks(recipe: Recipe, ranks: int, virtual: int) -> Iterator[str]:
-    named, batch, compute = f"training.virtual_ranks = {virtual}", recipe.training.batch, recipe.compute
+def about_virtual_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
+    """Yield complaints about the virtual ranks of a recipe that has some, on so many ranks."""
+    virtual, batch, compute = recipe.training.virtual_ranks, recipe.training.batch, recipe.compute
+    named = f"training.virtual_ranks = {virtual}"
     if virtual < ranks:
         yield f"{named}, but {ranks} ranks: some would have no share; start at most {virtual} ranks, or raise it"
     if batch % virtual:

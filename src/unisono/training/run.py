@@ -25,7 +25,7 @@ from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
 from unisono.training.player import EventPlayer, Run, TogetherPlayer, TrainOptions
-from unisono.training.recipe import AuditRecipe, Recipe
+from unisono.training.recipe import AuditRecipe, Recipe, threads_of
 from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.state import check_alike
@@ -102,7 +102,7 @@ def make_parts(
 
     `source` is the folder of the run that is resumed or replayed.
     """
-    share, lines = build.bind_cores(world, build.threads_of(recipe))
+    share, lines = build.bind_cores(world, threads_of(recipe))
     device = build.take_device(recipe.compute.device, world)
     if recipe.training.virtual_ranks:
         check_alike(world, recipe.training.virtual_ranks)
