@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
         ended = run.end()
     assert ended.stderr.count("unisono: goes on from") == 4
     assert "ended unexpectedly: killed by a signal" in ended.stderr
-    assert not run.run.memory.exists()
+    assert not list(run.run.memory.parent.glob(f"unisono-run-{run.run.key}-*"))
     poll_until(run.standbys, lambda found: not found)
     assert_same_weights(home, whole, unisono)
 
@@ -159,6 +160,30 @@ def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], words: 
     assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), words)
 
 
+ALONE = """
+import sys
+from pathlib import Path
+from unisono.elastic.generations import ElasticRun
+from unisono.elastic.supervisor import Supervisor
+
+Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2).play()
+"""
+
+
+def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> None:
+    launcher, started = tmp_path / "mpiexec", tmp_path / "started"
+    launcher.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exit\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60\n"
+    )
+    launcher.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path), str(launcher)]) as process:
+        poll_until(started.exists, bool)
+        watched = os.pidfd_open(int(started.read_text()))
+        process.kill()
+    assert select.select([watched], [], [], 10)[0], "it still runs"
+    os.close(watched)
+
+
 class Parts(io.BytesIO):
     """A pipe from which one part after another arrives."""
 
@@ -199,7 +224,7 @@ def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: R
     start = [str(python), *command("train", "digits", "--elastic", "-n", "3", "--set", "training.epochs=9999")[1:]]
     with Watched([*start, *CHANGES, "--run", str(home)], env=environment) as watched:
         run = Disturbed(home, watched)
-        watched.until(lambda: run.first_steps() == [3] and run.run.kept() > 0)
+        watched.until(lambda: run.first_steps() == [3] and run.run.kept_anywhere() > 0)
         before = set(run.ranks())
         assert run.disturb(lambda: run.signal_rank(signal.SIGKILL)) == 2
         assert set(run.ranks()) < before

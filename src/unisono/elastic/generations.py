@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from unisono.elastic import attach
@@ -96,6 +97,8 @@ class ElasticRun:
     hosts: Sequence[str] = ()
     """Hosts of the ranks, each of which has as many; none for this machine."""
     mpiexec: Path = field(default_factory=find_mpiexec)
+    command_key: str = field(default_factory=partial(secrets.token_hex, 4))
+    """Name of the command that plays it: one after it has other ranks, and takes no copies of theirs."""
 
     @property
     def key(self) -> str:
@@ -105,7 +108,7 @@ class ElasticRun:
     @property
     def memory(self) -> Path:
         """Folder in memory for copies of its state, on each host."""
-        return Path("/dev/shm", f"unisono-run-{self.key}")
+        return Path("/dev/shm", f"unisono-run-{self.key}-{self.command_key}")
 
     @property
     def address(self) -> str:

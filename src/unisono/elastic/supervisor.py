@@ -7,6 +7,7 @@ unisono train --elastic ──┬── mpiexec ── ranks of this generation
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -30,7 +31,7 @@ from typing import BinaryIO, TextIO
 from unisono import witness
 from unisono.elastic.attach import dismiss
 from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
-from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
@@ -144,7 +145,6 @@ class Supervisor:
                 raise UsageError(f"{run.home} is trained by another command of this machine already") from error
             lock = RunLock()
             lock.take(run.home)
-            shutil.rmtree(run.memory, ignore_errors=True)  # of a run that was here before
             (run.home / ALIVE).unlink(missing_ok=True)
             try:
                 return self._play(requests)
@@ -205,9 +205,15 @@ class Supervisor:
             if run.survives:
                 environment[SURVIVORS_VARIABLE] = json.dumps([run.least, *run.later])
             command = run.command(generation.ranks, self._hosts.there, begun)
-            pipe = subprocess.PIPE
+            pipe, die = subprocess.PIPE, partial(ctypes.CDLL(None).prctl, SET_DEATH_SIGNAL, signal.SIGKILL)
             with subprocess.Popen(
-                command, 0, None, None, pipe, pipe, env=environment, process_group=0
+                command,
+                bufsize=0,
+                stdout=pipe,
+                stderr=pipe,
+                preexec_fn=die,  # noqa: PLW1509  ranks must not outlive this command, which holds their folder's lock
+                env=environment,
+                process_group=0,
             ) as self._process:
                 ends = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
                 hear = partial(self._hear, listener=listener)

@@ -28,6 +28,7 @@ from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.launch import (
     LOCAL_RANK_VARIABLES,
     LOCAL_SIZE_VARIABLES,
+    MEMORY_VARIABLE,
     RANK_VARIABLES,
     SIZE_VARIABLES,
     SURVIVORS_VARIABLE,
@@ -88,7 +89,8 @@ def begin_again() -> bool:
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     least, *arguments = json.loads(os.environ[SURVIVORS_VARIABLE])
     number, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
-    step = max(comm.allgather(ElasticRun(home).kept()))
+    run = ElasticRun(home, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
+    step = max(comm.allgather(run.kept()))
     if step < 0 or comm.size < least:
         return False
     if comm.rank == 0:  # the supervisor reads it
