@@ -93,7 +93,8 @@ def run(
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
     if elastic:
         home = run_directory.new_folder(Path(program).stem)
-        raise typer.Exit(run_elastically(home, count, min_ranks, hosts))
+        words = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
+        raise typer.Exit(run_elastically(home, words, count, min_ranks, hosts))
     if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)
