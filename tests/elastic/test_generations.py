@@ -20,8 +20,16 @@ def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
 
 
 def test_a_death_is_followed_by_the_ranks_that_there_are() -> None:
-    assert decide(Generation(4, 3, 10, fruitless=2), End(137, 12, 3), 1) == Generation(3, 4, 12)
+    assert decide(Generation(4, 3, 10, fruitless=2), End(137, 12, 3), 1) == Generation(3, 4, 12, made=4)
     assert decide(Generation(4, 3, 10), End(143, 10, 5, joins=True), 1) == Generation(5, 4, 10)
+
+
+@pytest.mark.parametrize("joined", [5, 3])
+def test_ranks_that_refuse_to_begin_are_followed_by_as_many_as_trained_before(joined: int) -> None:
+    back = decide(Generation(joined, 4, 12, made=4), End(BAD_INPUT, 12, joined), 1)
+    assert back == Generation(4, 5, 12, fruitless=1, made=4)
+    assert decide(back, End(BAD_INPUT, 12, joined), 1) == "", "the others refuse it, too"
+    assert decide(Generation(joined, 4, 12, made=4), End(BAD_INPUT, 13, joined), 1) == "", "they have trained"
 
 
 @pytest.mark.parametrize("end", [End(0, 9, 4), End(BAD_INPUT, -1, 4), End(143, 9, 4, stopped=True)])
@@ -60,6 +68,7 @@ def test_ranks_resume_once_the_folder_has_a_recipe(tmp_path: Path) -> None:
 def test_hosts_are_given_as_the_launcher_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_in(tmp_path)
     assert run.command(4, ["a", "b"], begun=False)[1:7] == ["-hosts", "a,b", "-ppn", "2", "-n", "4"]
+    assert run.command(3, ["a", "b"], begun=False)[3:7] == ["-ppn", "2", "-n", "3"], "as the recipe allows"
     assert run.question("b") == ["/bin/true", "-hosts", "b", "-ppn", "1", "-n", "1", "true"]
     assert not run.survives
     monkeypatch.setattr(generations, "is_open_mpi", lambda _: True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,13 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
+from unisono.errors import LaunchError, UsageError
 from unisono.files import cache_folder
 from unisono.launch import find_mpiexec, is_open_mpi
 from unisono.startup import read_process
 from unisono.training import run_directory
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
+from unisono.training.recipe import Recipe
 from unisono.training.run_directory import CHECKPOINTS
 
 pytestmark = pytest.mark.launches
@@ -145,6 +149,22 @@ def test_a_wrong_product_ends_the_run_and_no_generation_follows(tmp_path: Path, 
 
 def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run) -> None:
     assert_one_line_error(unisono("join", str(tmp_path / "run")), "no elastic run is active in")
+
+
+REFUSED = "3 ranks share batches of 2 samples, so some would have none"
+
+
+def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(Recipe(), training=replace(Recipe().training, batch=2), ranks=2)
+    playing = supervisor.Supervisor(ElasticRun(tmp_path, recipe=recipe), 2)
+    assert not playing._take("join 1")
+    assert re.match(f"unisono: the 2 ranks train on without others: {REFUSED}", capfd.readouterr().err)
+    assert playing._take("join -1")
+    run_directory.write_recipe(tmp_path, recipe)
+    with pytest.raises(UsageError, match=REFUSED):
+        supervisor.join(tmp_path, 1)
+    with pytest.raises(LaunchError, match="no elastic run is active"):
+        supervisor.join(tmp_path, -1)
 
 
 @pytest.mark.parametrize(

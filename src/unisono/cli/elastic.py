@@ -44,7 +44,7 @@ def train_elastically(
         )
     fixed = recipe.training.virtual_ranks
     note = "" if fixed else "; without training.virtual_ranks, the numbers depend on how many ranks there are"
-    return _supervise(ElasticRun(home, first, later), ranks, least, hosts, note)
+    return _supervise(ElasticRun(home, first, later, recipe=recipe), ranks, least, hosts, note)
 
 
 def run_elastically(home: Path, arguments: Sequence[str], ranks: int, least: int, hosts: str) -> int:

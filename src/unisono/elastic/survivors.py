@@ -34,6 +34,7 @@ from unisono.launch import (
     SURVIVORS_VARIABLE,
 )
 from unisono.mpi import MPI
+from unisono.training.run_directory import RECIPE, recipe_of
 
 TELL_SECONDS = 2.0
 """Seconds after an error in which the library may still hear of a death."""
@@ -89,9 +90,10 @@ def begin_again() -> bool:
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     least, *arguments = json.loads(os.environ[SURVIVORS_VARIABLE])
     number, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
-    run = ElasticRun(home, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
+    recipe = recipe_of(home, []) if (home / RECIPE).exists() else None
+    run = ElasticRun(home, recipe=recipe, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
     step = max(comm.allgather(run.kept()))
-    if step < 0 or comm.size < least:
+    if step < 0 or comm.size < least or run.refusal(comm.size):
         return False
     if comm.rank == 0:  # the supervisor reads it
         words = f"goes on from step {step} with the {comm.size} ranks that are left (generation {number})"
