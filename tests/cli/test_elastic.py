@@ -45,6 +45,12 @@ def test_ranks_of_a_program_have_its_arguments(started: Started, given: str, wor
     assert ranks == 2
 
 
+def test_a_program_goes_on_in_the_folder_of_its_run(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "r" / "checkpoints" / "step-000000007").mkdir(parents=True)
+    run, _ = started("run --elastic -n2 --resume r t.py")
+    assert (run.home, run.first) == (Path("r"), ["run", "--backend-for=gloo,mpi", "t.py"])
+
+
 @pytest.mark.parametrize(
     ("given", "first", "later"),
     [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unisono.elastic import generations
 from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
 from unisono.launch import SURVIVAL
+from unisono.training.recipe import Recipe
 from unisono.training.run_directory import ALIVE
 
 
@@ -86,6 +87,23 @@ def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monk
     assert run.kept() == 7
     (tmp_path / "memory" / "step-000000009").mkdir(parents=True)
     assert run.kept() == 9
+
+
+def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, checkpoints = tmp_path / "memory", tmp_path / "run" / "checkpoints"
+    monkeypatch.setattr(ElasticRun, "memory", memory)
+    program = replace(run_in(tmp_path / "run"), later=("run", "t.py", "a b"))
+    assert (program.store(), program.remedy()) == (False, "")
+    for step in (8, 9):
+        (memory / f"step-00000000{step}").mkdir(parents=True)
+        (memory / f"step-00000000{step}" / "manifest.json").write_text(f"{step}")
+    assert (program.store(), program.store()) == (True, False)
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000000009"]
+    assert (checkpoints / "step-000000009" / "manifest.json").read_text() == "9"
+    assert program.remedy() == f"; resume with: unisono run --elastic --resume {tmp_path / 'run'} t.py 'a b'"
+    assert (
+        replace(program, recipe=Recipe(), later=("train", "--resume", "x")).remedy().endswith(" --elastic --resume x")
+    )
 
 
 def test_a_copy_on_another_host_is_a_kept_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

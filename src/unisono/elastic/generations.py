@@ -15,6 +15,8 @@ import hashlib
 import math
 import os
 import secrets
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,9 +26,10 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from unisono.elastic import attach
-from unisono.errors import UsageError
+from unisono.errors import CheckpointError, UsageError
+from unisono.files import naming_os_errors
 from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
-from unisono.training.checkpoint.layout import checkpoint_names, step_of
+from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run
 from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
@@ -147,6 +150,25 @@ class ElasticRun:
         """Return the newest step that is kept on this host or on the disk; -1 for none."""
         names = [*checkpoint_names(self.memory), *checkpoint_names(self.home / CHECKPOINTS)]
         return max(map(step_of, names), default=-1)
+
+    def store(self) -> bool:
+        """Make the newest copy in this host's memory a checkpoint, if it is newer than those. Return True if it was."""
+        checkpoints, names = self.home / CHECKPOINTS, checkpoint_names(self.memory)
+        if not names or step_of(names[-1]) <= max(map(step_of, checkpoint_names(checkpoints)), default=-1):
+            return False
+        name = checkpoint_name(step_of(names[-1]))
+        with naming_os_errors(f"cannot write a checkpoint into {checkpoints}", CheckpointError):
+            aside = shutil.copytree(self.memory / names[-1], checkpoints / f".{name}.tmp", dirs_exist_ok=True)
+            aside.rename(checkpoints / name)
+        return True
+
+    def remedy(self) -> str:
+        """Return how it is resumed; "" where it has nothing to begin with."""
+        name, *arguments = self.later
+        if self.recipe is None:  # a program, whose ranks are not told
+            arguments = ["--resume", str(self.home), *arguments]
+        there = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
+        return f"; resume with: {shlex.join(['unisono', name, '--elastic', *arguments])}" if there else ""
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""

@@ -167,9 +167,10 @@ class Supervisor:
             self._record(end)
             following = decide(self._generation, end, run.least) if not self._stopped else ""
             if isinstance(following, str):
-                if following:
-                    _report(f"{following}; resume with: unisono train --elastic --resume {run.home}")
-                return end.code or self._stopped
+                code = end.code or self._stopped
+                if (code and run.store()) or following:
+                    _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
+                return code
             where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
