@@ -94,6 +94,8 @@ def test_an_error_of_the_program_ends_all_ranks(
         (("nothing",), "there is no program {folder}/nothing; run a module with: unisono run -m nothing"),
         (("--nnodes", "2", "a.py"), "--nnodes 2: {nodes}"),
         (("--node_rank=1", "a.py"), "--node-rank 1: {nodes}"),
+        (("--resume", "r", "-m", "a"), "--resume needs --elastic"),
+        (("--resume", "r", "--elastic", "-m", "a"), "--resume r: there is no checkpoint in it"),
         (("--max-restarts=3", "a.py"), "--max-restarts 3: a program with a loop of unisono.elastic goes on {elastic}"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from unisono.elastic import generations
 from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
 from unisono.launch import SURVIVAL
+from unisono.training.recipe import Recipe
 from unisono.training.run_directory import ALIVE
 
 
@@ -20,8 +21,16 @@ def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
 
 
 def test_a_death_is_followed_by_the_ranks_that_there_are() -> None:
-    assert decide(Generation(4, 3, 10, fruitless=2), End(137, 12, 3), 1) == Generation(3, 4, 12)
+    assert decide(Generation(4, 3, 10, fruitless=2), End(137, 12, 3), 1) == Generation(3, 4, 12, made=4)
     assert decide(Generation(4, 3, 10), End(143, 10, 5, joins=True), 1) == Generation(5, 4, 10)
+
+
+@pytest.mark.parametrize("joined", [5, 3])
+def test_ranks_that_refuse_to_begin_are_followed_by_as_many_as_trained_before(joined: int) -> None:
+    back = decide(Generation(joined, 4, 12, made=4), End(BAD_INPUT, 12, joined), 1)
+    assert back == Generation(4, 5, 12, fruitless=1, made=4)
+    assert decide(back, End(BAD_INPUT, 12, joined), 1) == "", "the others refuse it, too"
+    assert decide(Generation(joined, 4, 12, made=4), End(BAD_INPUT, 13, joined), 1) == "", "they have trained"
 
 
 @pytest.mark.parametrize("end", [End(0, 9, 4), End(BAD_INPUT, -1, 4), End(143, 9, 4, stopped=True)])
@@ -60,6 +69,7 @@ def test_ranks_resume_once_the_folder_has_a_recipe(tmp_path: Path) -> None:
 def test_hosts_are_given_as_the_launcher_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_in(tmp_path)
     assert run.command(4, ["a", "b"], begun=False)[1:7] == ["-hosts", "a,b", "-ppn", "2", "-n", "4"]
+    assert run.command(3, ["a", "b"], begun=False)[3:7] == ["-ppn", "2", "-n", "3"], "as the recipe allows"
     assert run.question("b") == ["/bin/true", "-hosts", "b", "-ppn", "1", "-n", "1", "true"]
     assert not run.survives
     monkeypatch.setattr(generations, "is_open_mpi", lambda _: True)
@@ -77,6 +87,23 @@ def test_what_is_kept_is_the_newest_step_of_memory_and_disk(tmp_path: Path, monk
     assert run.kept() == 7
     (tmp_path / "memory" / "step-000000009").mkdir(parents=True)
     assert run.kept() == 9
+
+
+def test_the_newest_copy_is_a_checkpoint_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, checkpoints = tmp_path / "memory", tmp_path / "run" / "checkpoints"
+    monkeypatch.setattr(ElasticRun, "memory", memory)
+    program = replace(run_in(tmp_path / "run"), later=("run", "t.py", "a b"))
+    assert (program.store(), program.remedy()) == (False, "")
+    for step in (8, 9):
+        (memory / f"step-00000000{step}").mkdir(parents=True)
+        (memory / f"step-00000000{step}" / "manifest.json").write_text(f"{step}")
+    assert (program.store(), program.store()) == (True, False)
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000000009"]
+    assert (checkpoints / "step-000000009" / "manifest.json").read_text() == "9"
+    assert program.remedy() == f"; resume with: unisono run --elastic --resume {tmp_path / 'run'} t.py 'a b'"
+    assert (
+        replace(program, recipe=Recipe(), later=("train", "--resume", "x")).remedy().endswith(" --elastic --resume x")
+    )
 
 
 def test_a_copy_on_another_host_is_a_kept_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

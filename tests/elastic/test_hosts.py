@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unisono.elastic import supervisor
-from unisono.elastic.generations import ElasticRun
-from unisono.elastic.supervisor import Hosts
+from unisono.elastic.generations import ElasticRun, Generation
+from unisono.elastic.supervisor import Hosts, Supervisor
+from unisono.training.recipe import Recipe
 
 
 @pytest.fixture
@@ -85,3 +88,12 @@ def test_after_a_death_all_are_asked(hosts: Hosts, up: Path) -> None:
     (up / "a").unlink()
     hosts.find()
     assert hosts.there == ["b"]
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(64, 4), (3, 3)])
+def test_after_a_host_is_gone_as_many_ranks_follow_as_can_train(hosts: Hosts, batch: int, ranks: int) -> None:
+    recipe = replace(Recipe(), training=replace(Recipe().training, batch=batch))
+    run = replace(hosts._run, hosts=("a", "b", "c"), recipe=recipe)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        end = Supervisor(run, 6)._train(Generation(6), False, requests)
+    assert (end.code, end.ranks) == (1, ranks)

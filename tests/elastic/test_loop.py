@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.conftest import handlers_restored
 from tests.data.conftest import known
 from tests.progress import Run
+from torch import nn
 
 from unisono.data.kinds import RAW
+from unisono.elastic import Loop
+from unisono.elastic.standby import FOLDER_VARIABLE
+from unisono.launch import MEMORY_VARIABLE
+from unisono.training.checkpoint.files import save
+from unisono.training.checkpoint.layout import Checkpoint
 
 PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "reading.py"))
+
+
+def test_a_loop_that_is_resumed_begins_with_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, now = nn.Linear(3, 2), nn.Linear(3, 2)
+    save(tmp_path / "checkpoints", Checkpoint(7, {"model": before.state_dict()}, {}, {}))
+    monkeypatch.setenv(MEMORY_VARIABLE, str(tmp_path / "memory"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    alone: Any = SimpleNamespace(rank=0, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
+    alone.all_gather_object, alone.call_on_root = lambda one: [one], lambda action: action()
+    with handlers_restored():
+        assert next(Loop(alone, model=now).steps(9)) == 7
+    assert torch.equal(now.weight, before.weight)
 
 
 @pytest.mark.launches

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from unisono.elastic import attach, standby
+from unisono.launch import MEMORY_VARIABLE
 
 
 def test_a_request_has_all_that_makes_a_process_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +39,36 @@ def test_a_request_that_is_cut_off_is_refused() -> None:
         here.close()
         with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
             standby.receive_request(there)
+
+
+@pytest.mark.parametrize(
+    ("command", "generation", "ends"), [("mine", "2", False), ("mine", "3", True), ("next", "1", True)]
+)
+def test_ranks_that_nobody_has_told_of_their_end_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, generation: str, ends: bool
+) -> None:
+    """Those of an earlier generation, and of another command: what it has left in memory goes with them."""
+    (tmp_path / "unisono-run-key-mine").mkdir()
+    monkeypatch.setenv(MEMORY_VARIABLE, str(tmp_path / f"unisono-run-key-{command}"))
+    monkeypatch.setenv(standby.GENERATION_VARIABLE, generation)
+    name = f"\0unisono-standby-of-a-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as launched:
+        listener.bind(name)
+        listener.listen()
+        launched.connect(name)
+        attach.send_rank(launched, ["train"])
+        serving = standby.Standby(listener)
+        serving.memory = str(tmp_path / "unisono-run-key-mine")
+        with subprocess.Popen(["sleep", "60"]) as process:
+            descriptor = os.pidfd_open(process.pid)
+            serving._ranks[descriptor] = standby.Rank(process.pid, launched, serving.memory, 2)
+            if serving._accept() is not None:  # the forked rank
+                os._exit(0)
+            os.waitpid(int(attach.read_line(launched)), 0)
+            ended = bool(select.select([descriptor], [], [], 10 if ends else 0.1)[0])
+            process.kill()
+    assert ended == ends
+    assert (tmp_path / "unisono-run-key-mine").exists() == (command == "mine")
 
 
 def test_a_standby_that_is_stopped_is_replaced() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +22,13 @@ from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
+from unisono.errors import LaunchError, UsageError
 from unisono.files import cache_folder
 from unisono.launch import find_mpiexec, is_open_mpi
 from unisono.startup import read_process
 from unisono.training import run_directory
 from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
+from unisono.training.recipe import Recipe
 from unisono.training.run_directory import CHECKPOINTS
 
 pytestmark = pytest.mark.launches
@@ -109,7 +114,7 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
         ended = run.end()
     assert ended.stderr.count("unisono: goes on from") == 4
     assert "ended unexpectedly: killed by a signal" in ended.stderr
-    assert not run.run.memory.exists()
+    assert not list(run.run.memory.parent.glob(f"unisono-run-{run.run.key}-*"))
     poll_until(run.standbys, lambda found: not found)
     assert_same_weights(home, whole, unisono)
 
@@ -146,6 +151,22 @@ def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run
     assert_one_line_error(unisono("join", str(tmp_path / "run")), "no elastic run is active in")
 
 
+REFUSED = "3 ranks share batches of 2 samples, so some would have none"
+
+
+def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(Recipe(), training=replace(Recipe().training, batch=2), ranks=2)
+    playing = supervisor.Supervisor(ElasticRun(tmp_path, recipe=recipe), 2)
+    assert not playing._take("join 1")
+    assert re.match(f"unisono: the 2 ranks train on without others: {REFUSED}", capfd.readouterr().err)
+    assert playing._take("join -1")
+    run_directory.write_recipe(tmp_path, recipe)
+    with pytest.raises(UsageError, match=REFUSED):
+        supervisor.join(tmp_path, 1)
+    with pytest.raises(LaunchError, match="no elastic run is active"):
+        supervisor.join(tmp_path, -1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -157,6 +178,30 @@ def test_a_run_that_no_command_trains_is_not_joined(tmp_path: Path, unisono: Run
 )
 def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], words: str) -> None:
     assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), words)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from unisono.elastic.generations import ElasticRun
+from unisono.elastic.supervisor import Supervisor
+
+Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2).play()
+"""
+
+
+def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> None:
+    launcher, started = tmp_path / "mpiexec", tmp_path / "started"
+    launcher.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exit\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60\n"
+    )
+    launcher.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path), str(launcher)]) as process:
+        poll_until(started.exists, bool)
+        watched = os.pidfd_open(int(started.read_text()))
+        process.kill()
+    assert select.select([watched], [], [], 10)[0], "it still runs"
+    os.close(watched)
 
 
 class Parts(io.BytesIO):
@@ -199,7 +244,7 @@ def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: R
     start = [str(python), *command("train", "digits", "--elastic", "-n", "3", "--set", "training.epochs=9999")[1:]]
     with Watched([*start, *CHANGES, "--run", str(home)], env=environment) as watched:
         run = Disturbed(home, watched)
-        watched.until(lambda: run.first_steps() == [3] and run.run.kept() > 0)
+        watched.until(lambda: run.first_steps() == [3] and run.run.kept_anywhere() > 0)
         before = set(run.ranks())
         assert run.disturb(lambda: run.signal_rank(signal.SIGKILL)) == 2
         assert set(run.ranks()) < before

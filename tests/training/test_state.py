@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from unisono.errors import CheckpointError, RecipeError, UsageError
-from unisono.rules import BSP, LocalSGD
+from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.events import RunPoint
@@ -159,6 +159,23 @@ def test_the_states_of_ranks_of_older_releases_open() -> None:
     world.size = 2
     (line,) = load_states(of, world, Checkpoint(3, dict(before.model.state_dict()), {"ranks": [rank]}, {}))
     assert line.startswith("the run had 1 ranks with weights of their own: all begin with the mean of the weights")
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(Exchange(wire="int8")), DiLoCo()])
+def test_ranks_without_an_anchor_begin_with_a_common_one(rule: LocalSGD | DiLoCo) -> None:
+    """Those of `local_sgd` without a wire, resumed by a rule that counts changes since the anchor."""
+    of, mean = trainer(), trainer().model.state_dict()
+    of.reducer.traits = rule.traits
+    own = trainer()
+    kept: dict[str, Any] = {"cycle": [16], "first": 0, "kept": {}}
+    rank = {"weights": own.model.state_dict(), "optimizer": own.optimizer.state_dict(), "rule": kept}
+    world: Any = SimpleNamespace(rank=0, size=2)
+    (line,) = load_states(of, world, Checkpoint(3, dict(mean), {"ranks": [rank, rank]}, {}))
+    assert line.startswith("the run had 2 ranks with weights of their own: all begin with the mean of the weights")
+    assert torch.equal(of.model.weight, mean["weight"])
+    kept["kept"] = {"anchor": []}
+    assert load_states(of, world, Checkpoint(3, dict(mean), {"ranks": [rank, rank]}, {})) == []
+    assert torch.equal(of.model.weight, own.model.weight)
 
 
 def test_a_disk_that_is_away_changes_nothing(tmp_path: Path) -> None:

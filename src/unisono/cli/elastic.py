@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from unisono.launch import ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import make_rule
-from unisono.training.run_directory import new_folder
 from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:
@@ -31,29 +29,29 @@ MinRanksOption = Annotated[int, typer.Option(help="Ranks below which an elastic 
 HostsOption = Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
 
 
-def train_elastically(recipe: Recipe, ranks: int, run: Path | None, resume: Path | None, least: int, hosts: str) -> int:
-    """Train a recipe with ranks that may die, be stopped or join. Return the exit code."""
+def train_elastically(
+    recipe: Recipe, home: Path, first: Sequence[str], later: Sequence[str], ranks: int, least: int, hosts: str
+) -> int:
+    """Train a recipe with ranks that may die, be stopped or join. Return the exit code.
+
+    `first` are the arguments of the ranks that begin, `later` those of ranks that go on.
+    """
     from unisono.elastic.generations import ElasticRun
 
     if not is_user_function(recipe.rule.name) and has_servers(make_rule(recipe)):
         raise UsageError(
             f"--elastic: rule {recipe.rule.name!r} has servers, which only Open MPI lets go on after a death"
         )
-    home = resume or run or new_folder(recipe.name)
-    given = of_ranks(sys.argv[1:])
-    first = given if run or resume else [*given, "--run", str(home)]
-    later = ["train", "--resume", str(home), *(["--verbose"] if {"--verbose", "-v"} & {*given} else [])]
     fixed = recipe.training.virtual_ranks
     note = "" if fixed else "; without training.virtual_ranks, the numbers depend on how many ranks there are"
-    return _supervise(ElasticRun(home, first, later), ranks, least, hosts, note)
+    return _supervise(ElasticRun(home, first, later, recipe=recipe), ranks, least, hosts, note)
 
 
-def run_elastically(home: Path, ranks: int, least: int, hosts: str) -> int:
+def run_elastically(home: Path, arguments: Sequence[str], ranks: int, least: int, hosts: str) -> int:
     """Run a program with ranks that may die, be stopped or join. Return the exit code."""
     from unisono.elastic.generations import ElasticRun
 
-    given = of_ranks(sys.argv[1:])
-    return _supervise(ElasticRun(home, given, given), ranks, least, hosts)
+    return _supervise(ElasticRun(home, arguments, arguments), ranks, least, hosts)
 
 
 def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "") -> int:
@@ -68,24 +66,6 @@ def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = 
     make_folder(run.home)
     print(f"elastic, into {run.home}; more ranks: unisono join {run.home}{note}", flush=True)
     return supervisor.play()
-
-
-def of_ranks(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without those of its own that say where ranks are.
-
-    >>> of_ranks(["run", "--elastic", "-n", "4", "--hosts=a,b", "train.py", "-n", "8"])
-    ['run', 'train.py', '-n', '8']
-    """
-    kept, skip = list[str](), False
-    for place, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if kept[:1] == ["run"] and not argument.startswith("-") and not skip and argument != "run":
-            return [*kept, *arguments[place:]]  # the program, and its own arguments
-        if skip or name in ("--ranks", "-n", "--min-ranks", "--hosts"):
-            skip = not skip and not value
-        elif name != "--elastic":
-            kept.append(argument)
-    return kept
 
 
 def join(

@@ -16,6 +16,7 @@ from unisono.errors import UsageError
 from unisono.launch import SURVIVORS_VARIABLE, cores, ranks_started
 from unisono.torch_backend.register import NAME, NAME_VARIABLE
 from unisono.training import run_directory
+from unisono.training.checkpoint.layout import checkpoint_names
 
 SEVERAL_NODES = (
     "unisono run starts the ranks of this machine; start those of several once, together: "
@@ -66,6 +67,7 @@ def run(
     elastic: ElasticOption = False,
     min_ranks: MinRanksOption = 1,
     hosts: HostsOption = "",
+    resume: Annotated[Path | None, typer.Option(help="Folder of an elastic run that goes on.")] = None,
     nnodes: Annotated[str, typer.Option("--nnodes", hidden=True)] = "1",
     node_rank: Annotated[str, typer.Option(*both_spellings("node-rank"), hidden=True)] = "0",
     max_restarts: Annotated[str, typer.Option(*both_spellings("max-restarts"), hidden=True)] = "0",
@@ -91,9 +93,12 @@ def run(
     count = count_ranks(ranks, max(2, cores()))
     if (name := os.environ.get(NAME_VARIABLE)) not in (None, "", NAME):
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
+    if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
+        raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
     if elastic:
-        home = run_directory.new_folder(Path(program).stem)
-        raise typer.Exit(run_elastically(home, count, min_ranks, hosts))
+        home = resume or run_directory.new_folder(Path(program).stem)
+        words = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
+        raise typer.Exit(run_elastically(home, words, count, min_ranks, hosts))
     if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)

@@ -84,7 +84,13 @@ def train(
     if elastic:
         if timeline is not None or replay is not None:
             raise UsageError("--elastic: a run with --timeline or --replay has the same ranks to its end")
-        raise typer.Exit(train_elastically(settings, count, run, resume, min_ranks, hosts))
+        home = resume or run or run_directory.new_folder(settings.name)
+        kept = [f"--ledger={ledger}"] * (ledger is not None) + ["--verbose"] * verbose
+        given = [str(recipe)] * (recipe is not None) + [f"--set={change}" for change in changes or []]
+        given += [f"--machine={machine}"] * (machine is not None)
+        first = ["train", *given, *kept, "--resume" if resume else "--run", str(home)]
+        later = ["train", *kept, "--resume", str(home)]
+        raise typer.Exit(train_elastically(settings, home, first, later, count, min_ranks, hosts))
     if started is None and count == 1:
         keep_memory()  # starts this program anew: before anything is printed
     reports = rank_started(os.environ) == 0 and LISTENER_VARIABLE not in os.environ  # else another process does

@@ -12,25 +12,33 @@ forked by processes that have PyTorch already (`standby.py`), and begin with the
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import secrets
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from unisono.elastic import attach
+from unisono.errors import CheckpointError, UsageError
+from unisono.files import naming_os_errors
 from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
-from unisono.training.checkpoint.layout import checkpoint_names, step_of
+from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names, step_of
+from unisono.training.recipe import Recipe
+from unisono.training.recipe_check import check_run
 from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
 
 MAX_FRUITLESS = 5
 """Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
 
 BAD_INPUT = 2
-"""Exit code for input that another generation would refuse, too."""
+"""Exit code for input that another generation would refuse, too, unless it has other ranks."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Generation:
     """Newest step that was kept before it; -1 for none."""
     fruitless: int = 0
     """Generations before it, in a row, that kept no new step."""
+    made: int = 0
+    """Ranks of the last generation before it that kept a new step; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +74,27 @@ class End:
 def decide(before: Generation, end: End, least: int) -> Generation | str:
     """Return the generation after one that has ended; "" where the run ends, or the reason why no other follows.
 
+    Ranks that refuse to begin are followed by as many as have made a step.
+
     >>> decide(Generation(4, 1, step=-1), End(9, step=118, ranks=3), least=1)
-    Generation(ranks=3, number=2, step=118, fruitless=0)
+    Generation(ranks=3, number=2, step=118, fruitless=0, made=4)
+    >>> decide(Generation(3, 2, step=118, made=4), End(BAD_INPUT, step=118, ranks=3), least=1)
+    Generation(ranks=4, number=3, step=118, fruitless=1, made=4)
     >>> decide(Generation(4, 1), End(0, step=500, ranks=4), least=1)
     ''
     >>> decide(Generation(4, 1), End(9, step=118, ranks=1), least=2)
     'ranks are left for 1, and --min-ranks is 2'
     """
-    if end.code in (0, BAD_INPUT) or end.stopped:
+    made = before.ranks if end.step > before.step else before.made
+    ranks = made if end.code == BAD_INPUT else end.ranks
+    if end.code == 0 or end.stopped or (end.code == BAD_INPUT and made in (0, before.ranks)):
         return ""
     if end.ranks < least:
         return f"ranks are left for {end.ranks}, and --min-ranks is {least}"
     fruitless = 0 if end.joins or end.step > before.step else before.fruitless + 1
     if fruitless == MAX_FRUITLESS:
         return f"{MAX_FRUITLESS} generations in a row ended before a new step was kept"
-    return Generation(end.ranks, before.number + 1, end.step, fruitless)
+    return Generation(ranks, before.number + 1, end.step, fruitless, made)
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,10 @@ class ElasticRun:
     hosts: Sequence[str] = ()
     """Hosts of the ranks, each of which has as many; none for this machine."""
     mpiexec: Path = field(default_factory=find_mpiexec)
+    recipe: Recipe | None = None
+    """Recipe that it trains; None for a program."""
+    command_key: str = field(default_factory=partial(secrets.token_hex, 4))
+    """Name of the command that plays it: one after it has other ranks, and takes no copies of theirs."""
 
     @property
     def key(self) -> str:
@@ -105,7 +125,7 @@ class ElasticRun:
     @property
     def memory(self) -> Path:
         """Folder in memory for copies of its state, on each host."""
-        return Path("/dev/shm", f"unisono-run-{self.key}")
+        return Path("/dev/shm", f"unisono-run-{self.key}-{self.command_key}")
 
     @property
     def address(self) -> str:
@@ -117,10 +137,38 @@ class ElasticRun:
         """Name of the socket on which a standby of each host listens."""
         return f"unisono-standby-{self.key}"
 
+    def refusal(self, ranks: int) -> str:
+        """Return why so many ranks cannot train its recipe; "" where they can."""
+        try:
+            if self.recipe is not None:
+                check_run(self.recipe, ranks)
+        except UsageError as error:
+            return str(error)
+        return ""
+
     def kept(self) -> int:
         """Return the newest step that is kept on this host or on the disk; -1 for none."""
         names = [*checkpoint_names(self.memory), *checkpoint_names(self.home / CHECKPOINTS)]
         return max(map(step_of, names), default=-1)
+
+    def store(self) -> bool:
+        """Make the newest copy in this host's memory a checkpoint, if it is newer than those. Return True if it was."""
+        checkpoints, names = self.home / CHECKPOINTS, checkpoint_names(self.memory)
+        if not names or step_of(names[-1]) <= max(map(step_of, checkpoint_names(checkpoints)), default=-1):
+            return False
+        name = checkpoint_name(step_of(names[-1]))
+        with naming_os_errors(f"cannot write a checkpoint into {checkpoints}", CheckpointError):
+            aside = shutil.copytree(self.memory / names[-1], checkpoints / f".{name}.tmp", dirs_exist_ok=True)
+            aside.rename(checkpoints / name)
+        return True
+
+    def remedy(self) -> str:
+        """Return how it is resumed; "" where it has nothing to begin with."""
+        name, *arguments = self.later
+        if self.recipe is None:  # a program, whose ranks are not told
+            arguments = ["--resume", str(self.home), *arguments]
+        there = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
+        return f"; resume with: {shlex.join(['unisono', name, '--elastic', *arguments])}" if there else ""
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""
@@ -148,7 +196,7 @@ class ElasticRun:
         return is_open_mpi(self.mpiexec) and not subprocess.run(question, capture_output=True, check=False).returncode
 
     def _start(self, ranks: int, hosts: Sequence[str]) -> list[str]:
-        each, where = ranks // max(1, len(hosts)), list[str]()
+        each, where = math.ceil(ranks / max(1, len(hosts))), list[str]()
         if hosts and is_open_mpi(self.mpiexec):
             where = ["--host", ",".join(f"{host}:{each}" for host in hosts)]
         elif hosts:

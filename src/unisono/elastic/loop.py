@@ -8,6 +8,7 @@
 
     rank 0, 1     step 0 │ copy │ step 1 ... step 40 │ copy │ ...        at most 2% of the time
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
+    SIGTERM: all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
 
 What is kept has a `state_dict` that is the same on all ranks, and `load_state_dict`. The samples of a step are the
 program's own: draw them by the number of the step, or keep the loader, too.
@@ -28,8 +29,10 @@ import torch
 
 from unisono.elastic.standby import FOLDER_VARIABLE
 from unisono.launch import MEMORY_VARIABLE
-from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.memory_copies import MemoryCopies, newest_copy
+from unisono.training.run_directory import CHECKPOINTS
 from unisono.training.signals import STOPPED
 from unisono.world import World
 
@@ -49,10 +52,10 @@ class Loop:
 
     def __init__(self, world: World, **kept: Kept) -> None:
         """Keep the states of `kept`; called by all ranks together, once model and optimizer are made."""
-        folder, home = os.environ.get(MEMORY_VARIABLE), os.environ.get(FOLDER_VARIABLE, "")
+        folder, self._home = os.environ.get(MEMORY_VARIABLE), Path(os.environ.get(FOLDER_VARIABLE, ""))
         self._world, self._kept, self._stop = world, kept, False
         self._folder = Path(folder) if folder else None
-        self._copies = None if self._folder is None else MemoryCopies(self._folder, Path(home), world, True, self._warn)
+        self._copies = None if self._folder is None else MemoryCopies(self._folder, self._home, world, True, self._warn)
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps that are left of `count`. A state is kept after some of them."""
@@ -60,7 +63,7 @@ class Loop:
             yield from range(count)
             return
         signal.signal(signal.SIGTERM, self._on_stop)
-        copy = newest_copy(self._folder, self._world)
+        copy = newest_copy(self._folder, self._world) or self._world.call_on_root(self._stored)
         if copy is not None:
             for name, state in copy.weights.items():
                 self._kept[name].load_state_dict(state)
@@ -77,6 +80,11 @@ class Loop:
                 sys.exit(STOPPED)
             steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
             due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
+
+    def _stored(self) -> Checkpoint | None:
+        """Return what the run had in memory when it ended, if it is resumed."""
+        checkpoints = self._home / CHECKPOINTS
+        return load_newest(checkpoints)[0] if checkpoint_names(checkpoints) else None
 
     def _checkpoint(self, step: int) -> Checkpoint:
         return Checkpoint(step, {name: one.state_dict() for name, one in self._kept.items()}, {}, {})

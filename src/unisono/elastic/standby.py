@@ -73,6 +73,7 @@ class Rank(NamedTuple):
 
     process: int
     connection: socket.socket
+    memory: str
     generation: int
 
 
@@ -126,11 +127,20 @@ class Standby:
         except (OSError, ValueError):  # it was killed meanwhile
             connection.close()
             return None
-        self.memory = request.content.get("environment", {}).get(MEMORY_VARIABLE, self.memory)
+        environment = request.content.get("environment", {})
+        memory, generation = environment.get(MEMORY_VARIABLE, self.memory), int(environment.get(GENERATION_VARIABLE, 0))
         if not request.descriptors:
             connection.close()
             self._dismissed = True
             return None
+        for rank in self._ranks.values():  # nobody has told it of its end
+            if rank.memory != memory or rank.generation < generation:  # its command was killed, or its host cut off
+                os.kill(rank.process, signal.SIGKILL)
+        if memory != self.memory:
+            for left in Path(memory).parent.glob(f"{Path(memory).name.rpartition('-')[0]}-*"):  # of commands before it
+                if left.name != Path(memory).name:
+                    shutil.rmtree(left, ignore_errors=True)
+        self.memory = memory
         process = os.fork()
         if process == 0:
             ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)  # it must not outlive this process
@@ -142,11 +152,7 @@ class Standby:
             return request
         for descriptor in request.descriptors:
             os.close(descriptor)
-        generation = int(request.content["environment"].get(GENERATION_VARIABLE, 0))
-        for rank in self._ranks.values():
-            if rank.generation < generation:  # of a host that was cut off: nobody has told it of its end
-                os.kill(rank.process, signal.SIGKILL)
-        self._ranks[os.pidfd_open(process)] = Rank(process, connection, generation)
+        self._ranks[os.pidfd_open(process)] = Rank(process, connection, memory, generation)
         with suppress(OSError):
             connection.sendall(f"{process}\n".encode())
         return None

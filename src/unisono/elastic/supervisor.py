@@ -7,6 +7,7 @@ unisono train --elastic ──┬── mpiexec ── ranks of this generation
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -30,11 +31,12 @@ from typing import BinaryIO, TextIO
 from unisono import witness
 from unisono.elastic.attach import dismiss
 from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
-from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
+from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
 from unisono.startup import remove_leftover_files
-from unisono.training.run_directory import ALIVE, GENERATIONS, RunLock, add_line
+from unisono.training.recipe_check import check_run
+from unisono.training.run_directory import ALIVE, GENERATIONS, RECIPE, RunLock, add_line, recipe_of
 from unisono.witness import LISTENER_VARIABLE, Listener
 
 POLL_SECONDS, ASK_SECONDS = 0.1, 2.0
@@ -144,7 +146,6 @@ class Supervisor:
                 raise UsageError(f"{run.home} is trained by another command of this machine already") from error
             lock = RunLock()
             lock.take(run.home)
-            shutil.rmtree(run.memory, ignore_errors=True)  # of a run that was here before
             (run.home / ALIVE).unlink(missing_ok=True)
             try:
                 return self._play(requests)
@@ -166,13 +167,14 @@ class Supervisor:
             self._record(end)
             following = decide(self._generation, end, run.least) if not self._stopped else ""
             if isinstance(following, str):
-                if following:
-                    _report(f"{following}; resume with: unisono train --elastic --resume {run.home}")
-                return end.code or self._stopped
+                code = end.code or self._stopped
+                if (code and run.store()) or following:
+                    _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
+                return code
             where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
-            self._generation = following
+            self._generation, self._ranks = following, following.ranks
 
     def _record(self, end: End) -> None:
         if self._run.home.exists():
@@ -188,7 +190,7 @@ class Supervisor:
             print(listener.report(REPORT_SECONDS), file=sys.stderr, flush=True)
             self._ranks = ranks
         self._record(End(0, step, ranks))
-        self._generation = Generation(ranks, number, step)
+        self._generation = Generation(ranks, number, step, made=self._generation.ranks)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(number)
@@ -205,9 +207,15 @@ class Supervisor:
             if run.survives:
                 environment[SURVIVORS_VARIABLE] = json.dumps([run.least, *run.later])
             command = run.command(generation.ranks, self._hosts.there, begun)
-            pipe = subprocess.PIPE
+            pipe, die = subprocess.PIPE, partial(ctypes.CDLL(None).prctl, SET_DEATH_SIGNAL, signal.SIGKILL)
             with subprocess.Popen(
-                command, 0, None, None, pipe, pipe, env=environment, process_group=0
+                command,
+                bufsize=0,
+                stdout=pipe,
+                stderr=pipe,
+                preexec_fn=die,  # noqa: PLW1509  ranks must not outlive this command, which holds their folder's lock
+                env=environment,
+                process_group=0,
             ) as self._process:
                 ends = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
                 hear = partial(self._hear, listener=listener)
@@ -233,6 +241,7 @@ class Supervisor:
             if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
                 self._hosts.find()  # else the next generation goes on with them at once
         there = self._each * len(self._hosts.there) if run.hosts else self._ranks
+        there = next((ranks for ranks in range(there, 0, -1) if not run.refusal(ranks)), there)
         return End(code, run.kept_anywhere(), there, joins, bool(stopped))
 
     @property
@@ -272,8 +281,12 @@ class Supervisor:
         word, _, number = message.partition(" ")
         if word != "join" or self._run.hosts or not number.lstrip("-").isdigit():
             return False
-        before, self._ranks = self._ranks, max(self._run.least, self._ranks + int(number))
-        return self._ranks != before
+        ranks = max(self._run.least, self._ranks + int(number))
+        if refusal := self._run.refusal(ranks):
+            _report(f"the {self._ranks} ranks train on without others: {refusal}")
+            return False
+        before, self._ranks = self._ranks, ranks
+        return ranks != before
 
 
 def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) -> None:
@@ -291,7 +304,13 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
 
 
 def join(home: Path, ranks: int) -> None:
-    """Ask the command that trains in a folder for so many more ranks. Raises LaunchError if there is none here."""
+    """Ask the command that trains in a folder for so many more ranks.
+
+    Raises LaunchError if there is none here, and UsageError if they cannot train its recipe.
+    """
+    if (home / RECIPE).exists():
+        recipe = recipe_of(home, [])
+        check_run(recipe, max(1, recipe.ranks + ranks))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         try:
             channel.sendto(f"join {ranks}".encode(), f"\0{ElasticRun(home).address}")

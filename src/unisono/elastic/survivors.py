@@ -28,11 +28,13 @@ from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE
 from unisono.launch import (
     LOCAL_RANK_VARIABLES,
     LOCAL_SIZE_VARIABLES,
+    MEMORY_VARIABLE,
     RANK_VARIABLES,
     SIZE_VARIABLES,
     SURVIVORS_VARIABLE,
 )
 from unisono.mpi import MPI
+from unisono.training.run_directory import RECIPE, recipe_of
 
 TELL_SECONDS = 2.0
 """Seconds after an error in which the library may still hear of a death."""
@@ -88,8 +90,10 @@ def begin_again() -> bool:
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     least, *arguments = json.loads(os.environ[SURVIVORS_VARIABLE])
     number, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
-    step = max(comm.allgather(ElasticRun(home).kept()))
-    if step < 0 or comm.size < least:
+    recipe = recipe_of(home, []) if (home / RECIPE).exists() else None
+    run = ElasticRun(home, recipe=recipe, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
+    step = max(comm.allgather(run.kept()))
+    if step < 0 or comm.size < least or run.refusal(comm.size):
         return False
     if comm.rank == 0:  # the supervisor reads it
         words = f"goes on from step {step} with the {comm.size} ranks that are left (generation {number})"

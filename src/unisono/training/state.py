@@ -59,8 +59,10 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
 
     Raises the errors of `load_state_dict` where it does not fit.
     """
-    ranks = checkpoint.optimizer.get(RANKS)
-    if ranks is not None and len(ranks) == world.size and trainer.reducer.traits.state.differs:
+    ranks, state = checkpoint.optimizer.get(RANKS), trainer.reducer.traits.state
+    anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks or ())
+    kept = state.differs and (anchored or not state.has_anchor)  # else each would begin with an anchor of its own
+    if kept and ranks is not None and len(ranks) == world.size:
         load_rank(trainer, checkpoint.step, **ranks[world.rank])
         return []
     if ranks is None:
@@ -68,7 +70,6 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
         load_rank(trainer, checkpoint.step, checkpoint.weights, own)
         return []
     load_rank(trainer, checkpoint.step, checkpoint.weights)
-    anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks)
     begin = "the anchor, their weights after the last outer steps" if anchored else "the mean of the weights"
     return [
         f"the run had {len(ranks)} ranks with weights of their own: all begin with {begin}, and with no state of the "

@@ -249,6 +249,16 @@ def test_killed_while_one_is_replaced(tmp_path: Path, trained: Trained) -> None:
     assert entries(tmp_path) == ["step-000000003"]
 
 
+@pytest.mark.parametrize("left", [".step-000000007.tmp", "step-000000007.replaced"])
+def test_killed_while_one_of_the_same_step_was_written(tmp_path: Path, trained: Trained, left: str) -> None:
+    save(tmp_path, trained(7, done=23))
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "weights.safetensors").touch()
+    save(tmp_path, trained(7, done=0))
+    assert load_newest(tmp_path)[0].progress["done"] == 0
+    assert entries(tmp_path) == ["step-000000007"]
+
+
 def test_others_that_write_at_the_same_time_are_left_alone(tmp_path: Path, trained: Trained) -> None:
     (tmp_path / ".step-000000007.tmp").mkdir(parents=True)
     with ThreadPoolExecutor(8) as threads:

@@ -119,8 +119,10 @@ def save(folder: Path, checkpoint: Checkpoint, kept: int = CHECKPOINTS_KEPT) -> 
     aside, replaced = folder / f".{target.name}.tmp", folder / f"{target.name}{REPLACED_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove(aside)  # of a process that was killed
         _write(aside, checkpoint)
         if os.path.lexists(target):  # an epoch's last step, which has its metrics now
+            _remove(replaced)
             target.rename(replaced)
         aside.rename(target)
         sync(folder)

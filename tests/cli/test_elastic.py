@@ -1,0 +1,69 @@
+"""Elastic runs: what their ranks are started with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.progress import Run
+
+from unisono.elastic import supervisor
+from unisono.elastic.generations import ElasticRun
+
+Started = Callable[[str], tuple[ElasticRun, int]]
+
+
+@pytest.fixture
+def started(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Return the run, and the number of ranks, that a command plays."""
+    (tmp_path / "t.py").touch()
+    found = list[tuple[ElasticRun, int]]()
+    monkeypatch.setattr(supervisor, "Supervisor", lambda *run: SimpleNamespace(play=lambda: found.append(run) or 0))
+
+    def of(words: str) -> tuple[ElasticRun, int]:
+        done = in_process(*words.split())
+        assert done.returncode == 0, done.stderr
+        return found[-1]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--elastic -n2 t.py -n 8", "--backend-for=gloo,mpi t.py -n 8"),
+        ("--nproc-per-node 2 --elastic --min-ranks=2 t.py --elastic", "--backend-for=gloo,mpi t.py --elastic"),
+        ("--elastic --nproc_per_node=2 --standalone --rdzv-id 1 t.py", "--backend-for=gloo,mpi t.py"),
+        ("--backend-for gloo -m --ranks 2 --elastic t x", "-m --backend-for=gloo t x"),
+    ],
+)
+def test_ranks_of_a_program_have_its_arguments(started: Started, given: str, words: str) -> None:
+    run, ranks = started(f"run {given}")
+    assert run.first == run.later == ["run", *words.split()]
+    assert ranks == 2
+
+
+def test_a_program_goes_on_in_the_folder_of_its_run(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "r" / "checkpoints" / "step-000000007").mkdir(parents=True)
+    run, _ = started("run --elastic -n2 --resume r t.py")
+    assert (run.home, run.first) == (Path("r"), ["run", "--backend-for=gloo,mpi", "t.py"])
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "later"),
+    [
+        ("digits --elastic -n2 --set training.batch=8 --run r", "digits --set=training.batch=8 --run r", "--resume r"),
+        (
+            "-v --machine endeavor digits --ledger=l --elastic -n 2 --run r",
+            "digits --machine=endeavor --ledger=l --verbose --run r",
+            "--ledger=l --verbose --resume r",
+        ),
+    ],
+)
+def test_ranks_that_go_on_say_and_write_what_the_first_ones_do(
+    started: Started, given: str, first: str, later: str
+) -> None:
+    run, _ = started(f"train {given}")
+    assert (run.first, run.later) == (["train", *first.split()], ["train", *later.split()])
