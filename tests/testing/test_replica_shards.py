@@ -15,7 +15,7 @@ from tests.testing.test_replica import CLASSES, FEATURES, NAMES, Net, close, lay
 from torch import nn
 
 from unisono.optimizers import LAMB, LARS
-from unisono.optimizers.segments import Segment, cut, join
+from unisono.optimizers.segments import Segment, cut, dense_strides, join
 from unisono.rules import BSP, Exchange, Sharded
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS
@@ -174,7 +174,8 @@ def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
             replica.rank = rank
             for segment in segments(replica):
                 if segment.number in state:
-                    optimizer.state |= cut(state[segment.number], list(one.parameters())[segment.number], [segment])  # type: ignore[arg-type]
+                    parameter = list(one.parameters())[segment.number]
+                    optimizer.state |= cut(state[segment.number], parameter, dense_strides(parameter), [segment])  # type: ignore[arg-type]
         play_in_process(Sharded(), replicas, events)
         net, at = nets[0], at + steps
         state = whole_state(optimizers, net)
@@ -201,7 +202,7 @@ def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> 
     for optimizer in optimizers:
         for segment, state in optimizer.state.items():
             parts[segment.number].append((segment, state))  # type: ignore[attr-defined]
-    return {number: join(parts[number], one) for number, one in enumerate(net.parameters())}
+    return {number: join(parts[number], one, dense_strides(one)) for number, one in enumerate(net.parameters())}
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])

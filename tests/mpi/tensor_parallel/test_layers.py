@@ -61,8 +61,9 @@ def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, cli
     """Activations are exchanged inside passes while gradients are exchanged by other threads, or by the main one."""
     plan, exchange = CASES["mlp"].plans["pair"], unisono.Exchange(bucket_bytes=500)
     one = group.split(group.rank)
-    serial = unisono.parallel(model_of(CASES["mlp"]), one, plan=with_sizes(plan, 1))
-    expected = by_trainer(serial, one, unisono.BSP(exchange, overlap="none"), clip)
+    rule = unisono.BSP(exchange, overlap="none")
+    serial = unisono.parallel(model_of(CASES["mlp"]), one, rule, plan=with_sizes(plan, 1))
+    expected = by_trainer(serial, one, rule, clip)
     for size in sizes_of(group):
         rule = unisono.BSP(exchange, overlap=overlap, outstanding=2)
         model = unisono.parallel(model_of(CASES["mlp"]), group, rule, plan=with_sizes(plan, size))
