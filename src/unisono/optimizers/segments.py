@@ -91,10 +91,8 @@ def join(
                 continue
             if name not in joined:
                 dtype = value.dtype.to_complex() if parameter.is_complex() else value.dtype
-                device = parameter.device
-                joined[name] = torch.zeros(parameter.numel(), dtype=dtype, device=device).as_strided(
-                    parameter.shape, strides
-                )
+                flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+                joined[name] = flat.as_strided(parameter.shape, strides)
             in_order(joined[name], strides)[segment.first : segment.last] = value
     return joined
 

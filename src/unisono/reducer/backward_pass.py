@@ -169,13 +169,14 @@ class BackwardPass:
         gradient = parameter.grad
         part = self.replica.memory.parts.of(number) > 1  # its gradient is of the group's samples, whatever this rank's
         share = self._sums and self._accumulation.take_share(number, self._contributes or part)
+        counts = self._takes or share or part
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()
         elif self._releases or not self._takes:  # without samples it does not count, and nothing takes its place
             parameter.grad = None  # before it is added: an update may set another at once
-            if not (self._takes or share or part):
+            if not counts:
                 self.replica.set_aside(number, gradient)
-        self.add(number, gradient if self._takes or share or part else None)
+        self.add(number, gradient if counts else None)
         self._on_progress()
 
     def _on_progress(self) -> None:
