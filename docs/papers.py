@@ -45,9 +45,9 @@ unisono papers dimd-figure-13 --measure                          # ours on your 
 ```
 <!-- prints: swcaffe-figure-10, swCaffe, figure 10, measured on -->
 
-`unisono papers --measure` measures all that can be measured, in 72 minutes on 2 cores of a Xeon; what has been measured is not repeated. Hosts are
-those of an [emulated cluster](lab.md), which needs root; without it these figures are left out, with a line for
-each.
+`unisono papers --measure` measures all that can be measured, in 72 minutes on 2 cores of a Xeon;
+what has been measured is not repeated. Hosts are those of an [emulated cluster](lab.md), which needs root; without it
+these figures are left out, with a line for each.
 
 ![Ours over the claim of each paper](pictures/papers.svg)
 """
