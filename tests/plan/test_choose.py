@@ -26,8 +26,6 @@ from unisono.plan.choose import (
     Setting,
     candidates,
     end_ratios,
-    finer,
-    in_equal_buckets,
     initial_setting,
     is_searched,
     layout_of,
@@ -35,6 +33,7 @@ from unisono.plan.choose import (
     predicted,
     sequence,
     sizes_of,
+    variants,
 )
 from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
@@ -129,13 +128,12 @@ def test_small_buckets_at_both_ends_of_large_ones_are_chosen_if_they_are_faster(
 def test_the_same_in_equal_buckets() -> None:
     inputs = ask(NETWORK, loads, at(1))
     best = choice()[0]
-    equal = in_equal_buckets(best, inputs)
+    *_, equal = variants(best, inputs)
     assert best.setting.end_ratio > 1
-    assert equal is not None
     assert (equal.setting.overlap, equal.setting.end_ratio) == ("chain", 1)
     steps = [predicted(inputs, Setting("chain", size)).prediction.step for size in BUCKET_SIZES]
     assert min(steps) <= equal.prediction.step <= min(steps) * BUCKETS_TIE_RATIO
-    assert in_equal_buckets(equal, inputs) is None
+    assert all(one.setting.bucket_bytes != equal.setting.bucket_bytes for one in variants(equal, inputs))
 
 
 def test_a_given_size_is_that_of_all_buckets() -> None:
@@ -158,16 +156,17 @@ def test_a_setting_is_predicted_again_with_other_inputs() -> None:
     assert predicted(ask(NETWORK, loads, at(0)), found.setting).prediction.step < found.prediction.step
 
 
-def test_the_same_in_finer_buckets() -> None:
-    best = choice()[0]
-    small = finer(best, ask(NETWORK, loads, at(1)))
-    assert small is not None
-    assert small.setting.overlap == best.setting.overlap
-    assert small.setting.bucket_bytes == best.setting.bucket_bytes // 4
-    assert small.prediction.step >= best.prediction.step / TIE_RATIO
+def test_the_same_in_finer_and_coarser_buckets() -> None:
+    best, inputs = choice()[0], ask(NETWORK, loads, at(1))
+    finer, coarser, _ = variants(best, inputs)
+    for other, size in ((finer, best.setting.bucket_bytes // 4), (coarser, best.setting.bucket_bytes * 4)):
+        assert other.setting.overlap == best.setting.overlap
+        assert other.setting.bucket_bytes == size
+        assert other.prediction.step >= best.prediction.step / TIE_RATIO
     given = BSP(Exchange(bucket_bytes=best.setting.bucket_bytes))
-    assert finer(best, ask(NETWORK, loads, at(1))._replace(rule=given)) is None
-    assert finer(best, ask(NETWORK, lambda *_: loads(MIB), at(1))) is None
+    equal = predicted(inputs, best.setting._replace(end_ratio=1))
+    assert [*variants(equal, inputs._replace(rule=given))] == []
+    assert [*variants(equal, ask(NETWORK, lambda *_: loads(MIB), at(1)))] == []
 
 
 def test_a_long_latency_wants_larger_buckets() -> None:

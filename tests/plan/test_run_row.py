@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.plan.test_run_report import FOUR
 
 from unisono.compute.convolution_plan import AUTOTUNE_REPETITIONS
-from unisono.plan.choose import PredictionInputs, Setting, predicted
+from unisono.plan.choose import BUCKET_VARIANTS, PredictionInputs, Setting, predicted
 from unisono.plan.machines import DecodingFacts, DiskFacts, LinkFacts, MachineFacts, NodeFacts
 from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts
 from unisono.plan.run_row import (
     AUTOTUNE_CALLS,
     DISK_BANDWIDTH,
     MEASURED_STEPS,
-    TRIAL_STEPS,
+    TRIALS,
     RunPlan,
     bottleneck,
     epoch_seconds,
@@ -27,7 +27,6 @@ from unisono.plan.run_row import (
     slurm_time,
 )
 from unisono.plan.trace import TracedLayer
-from unisono.reducer import tuning
 from unisono.rules import BSP, LocalSGD
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -156,8 +155,8 @@ NOT_SEARCHED = replace(JOB, rule=LocalSGD(every=4))
 
 def test_the_worked_example_of_wall_time() -> None:
     found = job_seconds(JOB, FOUR)
-    assert found == pytest.approx((20, 0, 0.275, 339, 5, 200))
-    assert found.total == pytest.approx(564.275)
+    assert found == pytest.approx((20, 0, 0.3125, 339, 5, 200))
+    assert found.total == pytest.approx(564.3125)
     assert slurm_time(found.total) == "0-00:10:00"
 
 
@@ -191,8 +190,8 @@ def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_
 
 
 def test_the_constants_are_those_of_a_run() -> None:
-    # two more in other buckets: a quarter as large, and equal ones
-    assert (2 + len(OVERLAPS)) * (1 + tuning.STEPS_PER_TRIAL) == TRIAL_STEPS
+    # others in other buckets: finer, coarser and equal ones
+    assert len(OVERLAPS) + len(BUCKET_VARIANTS) + 1 == TRIALS
     assert MEASURED_STEPS == 5  # step 0 and steps 1 to 4
     assert AUTOTUNE_CALLS % (1 + AUTOTUNE_REPETITIONS) == 0
 

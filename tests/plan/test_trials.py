@@ -19,6 +19,7 @@ from unisono.plan.trials import (
     choose,
     doubt_about,
     is_worth_trial,
+    steps_per_trial,
 )
 from unisono.processor import ALONE, ProcessorUse
 
@@ -118,7 +119,11 @@ def test_clear_differences_decide_among_wild_steps() -> None:
     assert choose(found, "chain", ALONE)[0] == found[2]
 
 
-STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=4)
+def test_a_trial_takes_a_fifth_of_a_second_in_4_to_6_steps() -> None:
+    assert [*map(steps_per_trial, (1e-4, 0.03, 0.04, 0.05, 0.2, 3.0))] == [6, 6, 5, 4, 4, 4]
+
+
+STEPS = st.lists(st.floats(0.01, 1), min_size=4, max_size=6)
 
 
 @given(st.lists(STEPS, min_size=1, max_size=3), st.floats(0, 0.5), st.floats(0, 0.5))

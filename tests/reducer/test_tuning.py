@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -13,10 +14,11 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.plan.bucket_layout import plan_memory
-from unisono.plan.choose import BUCKET_SIZES, FINER_BUCKET_RATIO, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
+from unisono.plan.choose import BUCKET_SIZES, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
+from unisono.plan.trials import steps_per_trial
 from unisono.processor import Counters
 from unisono.reducer import tuning as module
-from unisono.reducer.tuning import STEPS_PER_TRIAL, Tuning
+from unisono.reducer.tuning import Tuning
 from unisono.rules import BSP, BaseRule, Exchange, Sharded
 from unisono.step.costs import Computing, Cost
 from unisono.step.layout import Bucket
@@ -107,7 +109,7 @@ Tune = Callable[..., Course]
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Drive a Tuning through 45 steps; a step takes `takes(setting)` seconds on a simulated clock."""
+    """Drive a Tuning through 60 steps; a step takes `takes(setting)` seconds on a simulated clock."""
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -127,7 +129,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         tuning = Tuning(Memory(), ranks or Ranks(), measured, rule)
         measured.tuning, tuning.log = tuning, said.append
         before = tuning.setting, tuning.order
-        for _ in range(45):
+        for _ in range(60):
             if not tuning.next_step(deferred):
                 assert (tuning.setting, tuning.order) == before
             before = tuning.setting, tuning.order
@@ -200,11 +202,13 @@ def test_a_given_overlap_searches_the_bucket_size(tune: Tune, overlap: str) -> N
     assert all(f"{name} " not in line for line in course.said for name in OVERLAPS if name != overlap)
 
 
-def test_smaller_buckets_are_chosen_if_they_are_faster(tune: Tune) -> None:
-    """A prediction does not know how long exchanges hold others up."""
-    best = tune("chain").tuning.setting
-    course = tune("chain", takes=lambda setting: 0.2 if setting.bucket_bytes == best.bucket_bytes else 0.1)
-    assert course.tuning.setting.bucket_bytes == best.bucket_bytes // FINER_BUCKET_RATIO
+@pytest.mark.parametrize("coarser", [False, True])
+def test_other_buckets_are_chosen_if_they_are_faster(tune: Tune, coarser: bool) -> None:
+    """A prediction does not know how long exchanges hold others up, nor what a bucket costs where ranks share cores."""
+    cost = Cost(1e-6, 5e-9) if coarser else FAST
+    best = tune("chain", cost=cost).tuning.setting
+    course = tune("chain", cost=cost, takes=lambda setting: 0.2 if setting.bucket_bytes == best.bucket_bytes else 0.1)
+    assert course.tuning.setting.bucket_bytes == (best.bucket_bytes * 4 if coarser else best.bucket_bytes // 4)
     size = f"chain of {best.bucket_bytes / (1 << 20):g} MiB"
     assert size in course.said[1]
     assert "(measured 200.0 ms)" in course.said[1]
@@ -245,7 +249,8 @@ def test_the_fastest_measured_setting_near_the_best_is_chosen(tune: Tune) -> Non
     seconds = {"none": 0.2, "chain": 0.3, "funnel": 0.15, "concurrent": 0.4}
     course = tune(shows=AT_ONCE, takes=lambda setting: seconds[setting.overlap])
     assert course.tried == ["none", "chain", "funnel", "concurrent", "funnel"]
-    assert course.settings[5 : 5 + 4 * (STEPS_PER_TRIAL + 1)].count(course.tuning.setting) == STEPS_PER_TRIAL + 1
+    steps = 1 + steps_per_trial(course.tuning.chosen.prediction.step)
+    assert course.settings[5 : 5 + 4 * steps].count(course.tuning.setting) == steps
     assert "overlap funnel" in course.said[0]
     assert "150.0 ms a step" in course.said[0]
     assert all(f"(measured {seconds[name] * 1e3:.1f} ms)" in course.said[1] for name in ("none", "chain", "concurrent"))
@@ -280,7 +285,7 @@ def test_trials_on_shared_cores_keep_the_simplest_setting(tune: Tune) -> None:
 
 def test_wild_trials_keep_the_simplest_setting(tune: Tune) -> None:
     """The steps of a setting differ by half, the settings by less."""
-    wild = iter(range(100))
+    wild = itertools.count()
     course = tune(shows=AT_ONCE, takes=lambda setting: (0.1, 0.15)[next(wild) % 2])
     assert course.tuning.setting.overlap == "chain"
     assert "the steps of one setting differ by 50%, the settings by 0%: trials decide nothing" in course.said[1]

@@ -16,8 +16,9 @@ the link would do later goes where it would be idle:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -53,8 +54,8 @@ END_RATIOS = (1, 4, 16)
 """Ratios of the largest bucket to the first and the last to choose from, for a chain between nodes
 (`bucket_layout.py`)."""
 
-FINER_BUCKET_RATIO = 4
-"""Ratio of a candidate's bucket size to that of its finer variant."""
+BUCKET_VARIANTS = (Fraction(1, 4), Fraction(4))
+"""Ratios of the bucket size of a setting's variants to its own: finer ones, and coarser ones."""
 
 OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "concurrent")
 
@@ -187,28 +188,23 @@ def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...
     return END_RATIOS if overlap == "chain" and len(sizes) > 1 and nodes > 1 else END_RATIOS[:1]
 
 
-def finer(candidate: Candidate, inputs: PredictionInputs) -> Candidate | None:
-    """Return the same overlap with buckets a quarter as large; None where the rule has its own size, that is too small,
-    or buckets stay the same.
+def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candidate]:
+    """Yield the same overlap in other buckets, which predictions do not tell apart well: finer and coarser ones, and
+    those of one size. None are yielded where the rule has its own size, or where buckets stay the same.
 
-    Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others.
+    Of two sizes with equal predictions `candidates` takes the larger, but long collectives delay others. Of what each
+    bucket costs ranks that share cores, and of the work beside a collective, which weighs most on the small buckets at
+    both ends, a prediction knows nothing.
     """
-    setting, size = candidate.setting, candidate.setting.bucket_bytes // FINER_BUCKET_RATIO
-    before, after = (len(inputs.buckets(nbytes, setting.end_ratio)) for nbytes in (setting.bucket_bytes, size))
-    if size not in sizes_of(inputs.rule) or before == after:
-        return None
-    return predicted(inputs, setting._replace(bucket_bytes=size))
-
-
-def in_equal_buckets(candidate: Candidate, inputs: PredictionInputs) -> Candidate | None:
-    """Return the same overlap in the best buckets of one size; None where its buckets are so.
-
-    A prediction knows nothing of the work beside a collective, which weighs most on the small ones at both ends.
-    """
-    equal = candidate.setting._replace(end_ratio=END_RATIOS[0])
-    if candidate.setting == equal:
-        return None
-    return _best(inputs, [equal._replace(bucket_bytes=size) for size in sizes_of(inputs.rule)])
+    setting = candidate.setting
+    for ratio in BUCKET_VARIANTS:
+        size = int(setting.bucket_bytes * ratio)
+        before, after = (len(inputs.buckets(nbytes, setting.end_ratio)) for nbytes in (setting.bucket_bytes, size))
+        if size in sizes_of(inputs.rule) and before != after:
+            yield predicted(inputs, setting._replace(bucket_bytes=size))
+    equal = setting._replace(end_ratio=END_RATIOS[0])
+    if setting != equal:
+        yield _best(inputs, [equal._replace(bucket_bytes=size) for size in sizes_of(inputs.rule)])
 
 
 def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:

@@ -4,10 +4,10 @@
     chain           10.0   10.2   10.4   13.0              10.3      4%
     none             9.0    9.1    9.3    9.9               9.2      3%        differences: 12%
 
-`none` is chosen: all of its steps but the slowest took less time than every step of `chain`. Trials decide nothing
-where other processes take a part of the ranks' cores, or where their spread is larger than both the measured
-differences and those of the predictions. The simplest setting is kept then: equal buckets, the overlap of the first
-steps.
+`none` is chosen: all of its steps but the slowest took less time than every step of `chain`. A trial takes a fifth of
+a second, in 4 to 6 steps. Trials decide nothing where other processes take a part of the ranks' cores, or where their
+spread is larger than both the measured differences and those of the predictions. The simplest setting is kept then:
+equal buckets, the overlap of the first steps.
 
 **Interval.** Where trials are as predicted, the predicted step is right within the largest error of 24 predictions from
 measured costs (`benchmarks/overlaps`). The next error of such a series is at most the largest of 24 before with
@@ -41,8 +41,20 @@ WIDER_SHARE = 0.8
 """Share of steps within an interval from the 10th to the 90th percentile of trials."""
 
 
+TRIAL_SECONDS = 0.2
+"""Seconds of a trial, so that a busy moment does not decide it."""
+
+LEAST_TRIAL_STEPS, MOST_TRIAL_STEPS = 4, 6
+"""Steps over which a setting is measured: least number, and most, so that a search of short steps ends soon."""
+
+
+def steps_per_trial(step: float) -> int:
+    """Return the number of steps of a trial where a step is predicted to take `step` seconds."""
+    return min(MOST_TRIAL_STEPS, max(LEAST_TRIAL_STEPS, round(TRIAL_SECONDS / step)))
+
+
 class Trial(NamedTuple):
-    """Setting that was tried, and the seconds of its steps on the slowest rank."""
+    """Setting that was tried, and the seconds of its steps on the slowest rank: four or more."""
 
     candidate: Candidate
     steps: Sequence[float]
@@ -124,6 +136,7 @@ def simplest(trials: Sequence[Trial], overlap: str) -> Trial:
 def _better(one: Trial, other: Trial) -> Trial:
     """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
 
-    Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14.
+    Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
+    after four steps, 1 in 132 after six.
     """
     return other if sorted(other.steps)[-2] < min(one.steps) else one

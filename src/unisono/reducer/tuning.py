@@ -3,8 +3,8 @@
     step 0      buckets as the parameters are declared            the order in which gradients become ready: rank 0's
     steps 1-4   in small and in large buckets, as a chain         the times of computing, exchanges and updates
                 predict every overlap and bucket size            plan/choose.py
-    then        the best of each overlap within 15% of the best   five steps each, the last four are measured
-                and the very best in buckets a quarter as large, and in equal ones
+    then        the best of each overlap within 15% of the best   5 to 7 steps each, all but the first are measured
+                and the very best in finer, coarser and equal buckets
                 others that are predicted faster than those took
     from then on the one predicted to be best, unless another was clearly faster; the simplest one where trials
                 decide nothing, as when other processes take the cores      plan/trials.py, processor.py
@@ -41,14 +41,13 @@ from unisono.plan.choose import (
     Setting,
     candidates,
     end_ratios,
-    finer,
-    in_equal_buckets,
     initial_setting,
     is_searched,
     overlaps_of,
     sizes_of,
+    variants,
 )
-from unisono.plan.trials import Trial, TrialChoice, choose, is_worth_trial
+from unisono.plan.trials import Trial, TrialChoice, choose, is_worth_trial, steps_per_trial
 from unisono.processor import HOST, Counters, processor_use, read_counters, use_since
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.rules import BaseRule
@@ -130,9 +129,6 @@ class StepTimes:
     def _clock(self) -> float:
         return time.perf_counter() - self.waiting
 
-
-STEPS_PER_TRIAL = 4
-"""Number of steps over which a setting is measured."""
 
 Log = Callable[[str], None]
 
@@ -248,17 +244,16 @@ class Tuning:
             simple = "none"
             found.sort(key=lambda one: one.setting.overlap != simple)
         best, *others = found
-        variants = (finer(best, inputs), in_equal_buckets(best, inputs))
-        predicted = [best, *(variant for variant in variants if variant is not None), *others]
-        trials = list[Trial]()
+        predicted = [best, *variants(best, inputs), *others]
+        trials, steps = list[Trial](), steps_per_trial(best.prediction.step)
         for candidate in predicted:
             if not is_worth_trial(candidate, best, trials):
                 continue
             self.setting = candidate.setting
             yield True
-            for _ in range(STEPS_PER_TRIAL):
+            for _ in range(steps):
                 yield False
-            took = [after - before for before, after in pairwise(self._begins[-STEPS_PER_TRIAL - 1 :])]
+            took = [after - before for before, after in pairwise(self._begins[-steps - 1 :])]
             slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
             trials.append(Trial(candidate, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))

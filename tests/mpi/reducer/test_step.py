@@ -132,7 +132,7 @@ def test_the_result_is_stored_for_a_resumed_run(group: World) -> None:
         unisono.Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.01))
         for model in (small_convnet(10), small_convnet(10))
     ]
-    for inputs, labels in batches(group, 40):
+    for inputs, labels in batches(group, 60):
         trainers[0].step(inputs, labels)
     trainers[0].wait()
     state = trainers[0].reducer.programs.tuning.state()

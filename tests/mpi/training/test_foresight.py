@@ -46,11 +46,11 @@ def entries_of(home: Path) -> list[LedgerEntry]:
 
 
 def searched(packs: Path) -> Recipe:
-    """45 steps, whose overlap and buckets are searched in the first of them."""
+    """72 steps, whose overlap and buckets are searched in the first of them."""
     recipe = recipe_of(packs)
     recipe = replace(recipe, rule=replace(recipe.rule, overlap="auto"))
     recipe = replace(recipe, exchange=replace(recipe.exchange, bucket_megabytes=0.0))
-    return replace(recipe, training=replace(recipe.training, epochs=5, batch=12, checkpoint_every=0))
+    return replace(recipe, training=replace(recipe.training, epochs=8, batch=12, checkpoint_every=0))
 
 
 def test_a_machine_file_predicts_before_the_first_step(
@@ -135,8 +135,8 @@ def test_a_search_predicts_once_it_has_ended(
         assert f"prediction sealed after {count} tuning steps: " in log
         assert sealed.sealed == f"after {count} tuning steps"
         assert entry.measurement.skipped == count + 5
-        assert entry.measurement.steps == 45 - count - 5
-        assert sealed.run.steps == 45 - count - 1
+        assert entry.measurement.steps == 72 - count - 5
+        assert sealed.run.steps == 72 - count - 1
         assert sealed.run.machine == ""
         assert 0 < sealed.low <= sealed.step < sealed.high
         assert sealed.communicating > 0
