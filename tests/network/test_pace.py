@@ -13,6 +13,7 @@ from unisono.network.pace import (
     MAX_LANDING_BYTES,
     MAX_UNMEASURED_PIECE_BYTES,
     MIN_LONG_PIECES,
+    MIN_PIECES_PER_ROUND,
     PIECE_BYTES_RANGE,
     PIECES_IN_FLIGHT,
     SLEEP_SECONDS_RANGE,
@@ -51,6 +52,14 @@ def test_all_ranks_have_the_same_pace_within_the_bounds(
 def test_short_payloads_go_in_pieces_of_the_link() -> None:
     ring = find("ring", one_rank_per_node(8)).allreduce(0, 8)
     assert pace_of(ring, 8, 1 << 18, 4, SLOW).chunk_length == (30 << 10) // 4
+
+
+def test_a_payload_has_pieces_for_each_round_after_which_the_next_begins() -> None:
+    circulant = find("circulant", one_rank_per_node(6)).allreduce(0, 6)  # 6 rounds
+    slow, late = replace(DEFAULT, beta=4e-8), replace(DEFAULT, beta=4e-8, alpha=8e-4)
+    lengths = [pace_of(circulant, 6, nbytes // 4, 4, slow).chunk_length * 4 for nbytes in (1 << 20, 4 << 20, 64 << 20)]
+    assert lengths == [PIECE_BYTES_RANGE[0], (4 << 20) // (6 * MIN_PIECES_PER_ROUND) // 4 * 4, 62500]
+    assert pace_of(circulant, 6, 1 << 18, 4, late).chunk_length * 4 == pytest.approx(20_000, abs=8), "its latency"
 
 
 def test_long_payloads_in_longer_pieces_where_the_schedule_is_steady() -> None:
