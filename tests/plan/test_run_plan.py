@@ -372,6 +372,11 @@ def test_links_have_the_costs_of_the_machine() -> None:
     assert links.network.activations == pytest.approx((plain.latency / 2, plain.per_byte / 1.5))  # half the messages
     assert links.network.gradients.per_byte < 0.6 * links.network.activations.per_byte
     assert links.node.activations == Cost(0.0, 0.0)
+    slow = given(named({}), replace(WIDE_RUN, rule=BSP(Exchange("tree")))).links.network
+    tree = exchange_cost(WIDE_MACHINE, 4, 1, algorithm="tree").cost
+    assert slow.gradients.per_byte == pytest.approx(tree.per_byte / 1.5)
+    assert slow.activations == links.network.activations
+    assert tree.per_byte > 1.1 * plain.per_byte
     row = CollectiveRow("allreduce", "direct", "float32", 1, 2, 1 << 20, 0.01, 0.0)
     known = replace(WIDE_MACHINE, collectives=(row,))
     measured = given(named({}), replace(WIDE_RUN, machine=known, nodes=2, ranks_per_node=2))

@@ -201,8 +201,8 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
 
     def of_sent(nodes: int) -> LinkCosts:
         """Return the costs on so many nodes, by the bytes that a rank sends."""
-        sent, wires = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), (run.wire, None)
-        costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, wire).cost for wire in wires)
+        sent, kinds = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), ((run.wire, False, run.rule.algorithm), ())
+        costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, *kind).cost for kind in kinds)
         gradients, own = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
         return LinkCosts(gradients, own._replace(latency=own.latency / 2))  # an all-gather has half the messages
 
