@@ -55,7 +55,7 @@ def diagrams(folder: Path) -> None:
     for name in SCHEDULES:
         draw(name, ranks=8, **PLACES.get(name, {}), svg=folder / f"{name}.svg")
     for name in OVERLAPS:
-        draw("step", overlap=name, svg=folder / f"step-{name}.svg")
+        draw("step", overlap=name, nodes=2, svg=folder / f"step-{name}.svg")
 
 
 def commands() -> str:

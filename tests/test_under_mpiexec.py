@@ -34,6 +34,7 @@ LEFT_OUT: dict[int, tuple[str, ...]] = {
         "data/test_storage.py",
         "loops/test_loops.py",
         "reducer/test_bits.py",
+        "reducer/test_phases.py",
         "reducer/test_rules.py",
         "reducer/test_sharded.py::test_losses_are_those_of_bsp",
         "reducer/test_sharded.py::test_all_overlaps_on_one_node_and_on_two",

@@ -1,9 +1,9 @@
-"""A bucket's exchange as one task or as three, on hosts with several ranks (MXNET-MPI 4.3): README.md has the figures.
+"""Steps of BSP whose buckets are given, by overlap: `chain`, a task a bucket, and `phases`, three (MXNET-MPI 4.3).
 
-    one     allreduce 1 │ allreduce 2 │ ...              one lane
-    two     node    reduce 1 │ reduce 2 │ copy 1 │ ...   copies of a bucket behind the sum of the next
-            network           exchange 1 │ exchange 2
-    three   node, network, and a lane of their own for copies
+    main           backward 1   backward 2   ...                 computing is slept: it takes no core
+    node                     sum 1        sum 2                  phases; in chain, allreduce 1, 2 by hierarchical
+    communication                [allreduce 1] [allreduce 2]
+    copies                                     copy 1
 
 unisono lab --hosts 4 --ranks-per-host 2 --rate 50mbit -- python -m benchmarks.phases.run 50e6
 """
@@ -12,108 +12,56 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
+from torch import nn
 
 import unisono
-from unisono.collectives import prepare
-from unisono.collectives.group import Group
-from unisono.engine.dependencies import Variable
-from unisono.engine.engine import Engine
-from unisono.schedules.schedule import Program
-from unisono.transports.plan import Play, Prepared
-
-ALGORITHM = "hierarchical"
 
 SIZES = ((256 << 10, 8, 11), (1 << 20, 6, 7), (8 << 20, 3, 3))
-"""Bytes of a bucket, buckets of a step, steps of each form."""
+"""Bytes of a bucket, buckets of a step, steps of each overlap."""
 
-NODE_SLEEP_SECONDS = 1e-4
-"""Longest sleep between polls within a node, where a schedule between nodes may sleep longer."""
-
-REDUCE, NETWORK, COPY = range(3)
-
-Contender = Callable[[Sequence[torch.Tensor], Sequence[Variable], float], None]
+OVERLAPS = ("chain", "phases")
 
 
-def part_of(program: Program, phase: int, alone: bool) -> Program:
-    """Return the rounds of a phase of a hierarchical program; a rank that is alone on its node has the network's."""
-    cuts = [slice(0, 1), slice(1, -1), slice(-1, None)]
-    if alone:
-        cuts = [slice(0, 0), slice(None), slice(0, 0)]
-    return program._replace(lanes=tuple(lane[cuts[phase]] for lane in program.lanes))
+class Computed(torch.autograd.Function):
+    """Layer whose gradient is given, after some seconds of the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, _: torch.Tensor, gradient: torch.Tensor, layers: Layers
+    ) -> torch.Tensor:
+        ctx.gradient, ctx.layers = gradient, layers
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        time.sleep(ctx.layers.gap)
+        return gradients[0], ctx.gradient, None, None
 
 
-@cache
-def prepared(group: Group, length: int, phase: int) -> Prepared:
-    """Prepare a phase of the allreduce of so many float32, cut and paced as the whole one: it has the same bits."""
-    plan = group.plan("allreduce", ALGORITHM, torch.empty(length), None, "sum")
-    schedule, mailboxes = group.plans.schedule(plan), group.mailboxes(plan.call)
-    assert mailboxes is not None, "the mailboxes need memory in /dev/shm"
-    program = group.plans.program(schedule)
-    pace = prepare._pace(group, plan, program, by_node=True)
-    seats = prepare.seats_of(group, plan, schedule, mailboxes.pool, pace)
-    assert seats is not None
-    sleep = pace.max_sleep_seconds if phase == NETWORK else NODE_SLEEP_SECONDS
-    pace = pace._replace(chunk_length=seats.chunk_length, in_flight=seats.in_flight, max_sleep_seconds=sleep)
-    part = part_of(program, phase, len(group.node_ranks) == 1)
-    return prepare._played(group, plan, part, pace, (mailboxes, seats))
+class Layers(nn.Module):
+    """Layers with a bucket each; `gap` are the seconds of the backward pass of one."""
 
+    gap = 0.0
 
-def play_of(group: Group, tensor: torch.Tensor, phase: int) -> Play:
-    return prepared(group, tensor.numel(), phase)(tensor.data_ptr(), tensor.data_ptr())
+    def __init__(self, number: int, gradients: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.own = gradients
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(len(gradients[0]))) for _ in range(number))
 
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for weight, gradient in zip(self.weights, self.own, strict=True):
+            inputs = Computed.apply(inputs, weight, gradient, self)
+        return inputs
 
-class Forms:
-    """Steps of each form on one engine: a variable keeps the tasks of a lane in order, as in step programs."""
-
-    def __init__(self, world: unisono.World) -> None:
-        self.whole, self.worlds = world.dup(), [world.dup() for _ in range(3)]
-        self._groups = [each._group for each in self.worlds]
-        self._orders = [Variable(f"order {number}") for number in range(4)]
-        self.engine = Engine({"communication": 1, "network": 1, "node": 1, "copy": 1})
-
-    def one(self, tensors: Sequence[torch.Tensor], buckets: Sequence[Variable], gap: float) -> None:
-        for tensor, bucket in zip(tensors, buckets, strict=True):
-            time.sleep(gap)
-            action = partial(self.whole.allreduce, tensor, ALGORITHM)
-            self.engine.push(action, mutate=(bucket, self._orders[3]), kind="communication")
-        self.engine.wait(*buckets)
-
-    def two(self, tensors: Sequence[torch.Tensor], buckets: Sequence[Variable], gap: float) -> None:
-        self._parted(tensors, buckets, gap, late=1, copies=REDUCE)
-
-    def three(self, tensors: Sequence[torch.Tensor], buckets: Sequence[Variable], gap: float) -> None:
-        self._parted(tensors, buckets, gap, late=0, copies=COPY)
-
-    def _parted(
-        self, tensors: Sequence[torch.Tensor], buckets: Sequence[Variable], gap: float, late: int, copies: int
-    ) -> None:
-        """Push the three tasks of each bucket; its copies on lane `copies`, behind the sums of `late` more."""
-        waiting = list[partial[None]]()
-        for tensor, bucket in zip(tensors, buckets, strict=True):
-            time.sleep(gap)
-            self._push(tensor, bucket, REDUCE, REDUCE)
-            self._push(tensor, bucket, NETWORK, NETWORK)
-            waiting.append(partial(self._push, tensor, bucket, COPY, copies))
-            if len(waiting) > late:
-                waiting.pop(0)()
-        for copy in waiting:
-            copy()
-        self.engine.wait(*buckets)
-
-    def _push(self, tensor: torch.Tensor, bucket: Variable, phase: int, lane: int) -> None:
-        action = play_of(self._groups[lane], tensor, phase)
-        self.engine.push(action, mutate=(bucket, self._orders[lane]), kind=("node", "network", "copy")[lane])
-
-    def phases(self, tensor: torch.Tensor) -> dict[str, Play]:
-        """Return the whole allreduce and its phases, each alone."""
-        names = ("sum in the node", "network", "copies in the node")
-        parts = {name: play_of(self._groups[phase], tensor, phase) for phase, name in enumerate(names)}
-        return {"whole": partial(self.whole.allreduce, tensor, ALGORITHM), **parts}
+    def step(self) -> None:
+        """Make the averages of all gradients."""
+        self.zero_grad()
+        self(torch.zeros((), requires_grad=True)).backward()
 
 
 def seconds(world: unisono.World, action: Callable[[], object]) -> float:
@@ -136,26 +84,23 @@ def by_turns(world: unisono.World, actions: dict[str, Callable[[], object]], tim
 
 def main() -> None:
     world, rate = unisono.init(), float(sys.argv[1])
-    forms, nodes = Forms(world), len(world._group.placement.nodes)
+    torch.manual_seed(world.rank)
     for nbytes, number, times in SIZES:
-        bound = 8 * nbytes * 2 * (nodes - 1) / nodes / rate
-        torch.manual_seed(world.rank)
-        source = [torch.randn(nbytes // 4) for _ in range(number)]
-        contenders: dict[str, Contender] = {"one": forms.one, "two": forms.two, "three": forms.three}
-        forms.phases(source[0])  # prepares, which all ranks do together
-        sums = {name: [tensor.clone() for tensor in source] for name in contenders}
-        buckets = [Variable("bucket") for _ in source]
-        for name, step in contenders.items():
-            step(sums[name], buckets, 0.0)
-            assert all(map(torch.equal, sums[name], sums["one"])), f"{name} has other bits than one"
-        for tensor in (tensor for each in sums.values() for tensor in each):
-            tensor.zero_()
-        report(world, f"{nbytes >> 10} KiB alone", by_turns(world, forms.phases(sums["one"][0]), times), bound)
+        bound = 8 * nbytes * 2 * (world.nodes - 1) / world.nodes / rate
+        gradients, models = [torch.randn(nbytes // 4) for _ in range(number)], dict[str, Layers]()
+        for name in OVERLAPS:
+            models[name] = Layers(number, gradients)
+            rule = unisono.BSP(unisono.Exchange("hierarchical", bucket_bytes=nbytes), name)
+            unisono.parallel(models[name], world, rule)
+            for _ in range(3):  # prepares
+                models[name].step()
+        for one, other in zip(*(model.weights for model in models.values()), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
         for words, gap in (("at once", 0.0), ("as computed", bound)):
-            steps = {name: partial(step, sums[name], buckets, gap) for name, step in contenders.items()}
-            taken = by_turns(world, steps, times)
+            for model in models.values():
+                model.gap = gap
+            taken = by_turns(world, {name: model.step for name, model in models.items()}, times)
             report(world, f"{number} of {nbytes >> 10} KiB, {words}", taken, number * bound)
-    forms.engine.close()
 
 
 def report(world: unisono.World, words: str, taken: dict[str, list[float]], bound: float) -> None:

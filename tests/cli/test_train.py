@@ -549,7 +549,7 @@ def wide(classes, channels): return Sequential(Flatten(), Linear(64, classes))
         (["--set", "training.batch=2000"], "training.batch = 2000, but digits has 1437 samples to train on"),
         (["--resume", "nowhere"], "nowhere holds no run"),
         (["--rank", "2"], "No such option"),
-        (["--set", "rule.overlap=tunnel"], "it is one of auto, chain, concurrent, funnel, none"),
+        (["--set", "rule.overlap=tunnel"], "it is one of auto, chain, phases, concurrent, funnel, none"),
         (["--set", "exchange.bucket_megabytes=inf"], "bucket_megabytes = inf is out of range"),
     ],
 )

@@ -11,6 +11,7 @@ from benchmarks.overlaps.bound import bound
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from unisono.placement import Partition
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import (
     BUCKET_SIZES,
@@ -35,7 +36,7 @@ from unisono.plan.choose import (
     sizes_of,
     variants,
 )
-from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, EASGD, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
@@ -56,7 +57,8 @@ def loads(size: int, end_ratio: int = 1) -> list[Bucket]:
 
 
 def ask(computing: Computing, buckets: Buckets, cost: Cost, deferred: bool = True) -> PredictionInputs:
-    return PredictionInputs(BSP(), computing, buckets, cost, deferred, nodes=2)
+    placed = ((0, 1), (2, 3))
+    return PredictionInputs(BSP(), computing, buckets, cost, deferred, 4, nodes=2, placed=placed)
 
 
 def chained(sent: Sequence[Bucket], cost: Cost) -> Prediction:
@@ -101,8 +103,8 @@ def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio
 @pytest.mark.parametrize(
     ("ratio", "order"),
     [
-        (0.25, [("chain", 32), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
-        (1, [("chain", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (0.25, [("chain", 32), ("phases", 32), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (1, [("chain", 64), ("phases", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
     ],
 )
 def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str, int]]) -> None:
@@ -137,9 +139,9 @@ def test_the_same_in_equal_buckets() -> None:
 
 
 def test_a_given_size_is_that_of_all_buckets() -> None:
-    assert end_ratios("chain", BUCKET_SIZES, 2) == END_RATIOS
+    assert end_ratios("chain", BUCKET_SIZES, 2) == end_ratios("phases", BUCKET_SIZES, 2) == END_RATIOS
     assert end_ratios("chain", [MIB], 2) == (1,)
-    assert {end_ratios(name, BUCKET_SIZES, 2) for name in OVERLAPS if name != "chain"} == {(1,)}
+    assert {end_ratios(name, BUCKET_SIZES, 2) for name in ("none", "funnel", "concurrent")} == {(1,)}
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1])
@@ -177,7 +179,7 @@ def test_a_long_latency_wants_larger_buckets() -> None:
 def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
     found = choice()
     order = {one.setting.overlap: one.setting.sequence for one in found}
-    assert [name for name in order if order[name]] == ["chain"]
+    assert [name for name in order if order[name]] == ["chain", "phases"]
     chain = found[0]
     buckets = loads(chain.setting.bucket_bytes, chain.setting.end_ratio)
     assert sorted(order["chain"]) == list(range(len(buckets)))
@@ -215,7 +217,7 @@ def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
     found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda *_: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
     assert [one.setting.overlap for one in found] == list(OVERLAPS_BY_SIMPLICITY)
-    assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
+    assert [one.prediction.step for one in found] == pytest.approx([1.1] * 5)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -291,9 +293,35 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
 
 
 def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
-    assert (overlaps_of(BSP()), sizes_of(BSP())) == (tuple(OVERLAPS), BUCKET_SIZES)
+    assert (overlaps_of(BSP(), ((0,), (1, 2))), sizes_of(BSP())) == (tuple(OVERLAPS), BUCKET_SIZES)
     given = BSP(Exchange(bucket_bytes=5), "funnel", 3)
     assert (overlaps_of(given), sizes_of(given)) == (("funnel",), (5,))
+
+
+@pytest.mark.parametrize(
+    ("rule", "nodes", "differs"),
+    [
+        (BSP(), ((0, 1), (2, 3)), True),
+        (BSP(scale="sum"), ((0,), (1, 2, 3), (4, 5)), True),
+        (BSP(), ((0, 1, 2, 3),), False),
+        (BSP(), ((0,), (1,)), False),
+        (BSP(), (), False),
+        (LocalSGD(every=1), ((0, 1), (2, 3)), True),
+        (Sharded(), ((0, 1), (2, 3)), False),
+        (EASGD(), ((0, 1), (2, 3)), False),
+    ],
+)
+def test_phases_are_searched_where_they_are_not_chain(rule: BaseRule, nodes: Partition, differs: bool) -> None:
+    assert ("phases" in overlaps_of(rule, nodes)) == differs
+    assert len(overlaps_of(rule, nodes)) == len(OVERLAPS) - (not differs)
+
+
+def test_phases_are_predicted_as_chain() -> None:
+    """Only a trial tells what the phases within nodes take."""
+    found = {one.setting.overlap: one for one in choice()}
+    assert found["phases"].prediction == found["chain"].prediction
+    assert found["phases"].costs.layout.nodes == ((0, 1), (2, 3))
+    assert found["phases"].setting == found["chain"].setting._replace(overlap="phases")
 
 
 def test_steps_of_a_period_are_not_searched() -> None:

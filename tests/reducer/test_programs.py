@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tests.reducer.test_bucket_memory import Allocator
 
+from unisono.placement import place
 from unisono.plan.choose import INITIAL_BUCKET_BYTES
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
@@ -23,6 +24,7 @@ class Ranks:
 
     def __init__(self, size: int, rank: int = 0) -> None:
         self.size, self.rank, self.nodes, self.user = size, rank, 1, ""
+        self.placement = place([0] * size)
         self.pool = SimpleNamespace(worlds=lambda number: [self] * number)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:

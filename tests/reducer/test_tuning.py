@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from unisono.errors import UsageError
+from unisono.placement import Partition
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import BUCKET_SIZES, INITIAL_BUCKET_BYTES, MEASURED_BUCKET_BYTES, Setting
 from unisono.plan.trials import steps_per_trial
@@ -123,10 +124,11 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         order: Sequence[int] = REVERSED,
         takes: Callable[[Setting], float] = lambda _: 0.1,
         kind: type[BaseRule] = BSP,
+        placed: Partition = (),
     ) -> Course:
         measured, said, settings = Measured(shows, cost, kind is Sharded), list[str](), list[Setting]()
         rule = kind(Exchange(bucket_bytes=bucket_bytes), overlap)
-        tuning = Tuning(Memory(), ranks or Ranks(), measured, rule)
+        tuning = Tuning(Memory(), ranks or Ranks(), measured, rule, placed)
         measured.tuning, tuning.log = tuning, said.append
         before = tuning.setting, tuning.order
         for _ in range(60):
@@ -184,9 +186,11 @@ def test_only_given_options_are_tried(tune: Tune, overlap: str, deferred: bool) 
     assert course.measured.exchanged == []
 
 
-def test_a_given_chain_searches_only_the_order(tune: Tune) -> None:
-    course = tune("chain", 1 << 20, cost=SLOW)
-    assert {setting[:2] for setting in course.settings} == {("chain", 1 << 20)}
+@pytest.mark.parametrize("overlap", ["chain", "phases"])
+def test_a_given_chain_searches_only_the_order(tune: Tune, overlap: str) -> None:
+    course = tune(overlap, 1 << 20, cost=SLOW)
+    assert {setting[:2] for setting in course.settings} <= {("chain", 1 << 20), (overlap, 1 << 20)}
+    assert course.tuning.setting.overlap == overlap
     order = course.tuning.setting.sequence
     assert sorted(order) == list(range(len(Memory().plan(REVERSED, 1 << 20))))
     assert list(order) != sorted(order)
@@ -231,6 +235,16 @@ def test_settings_predicted_to_be_slow_are_not_tried(tune: Tune) -> None:
     assert others.startswith("the others as predicted: ")
     assert all(f"{name} " in others for name in ("none", "funnel", "concurrent"))
     assert re.search(r"(none|funnel|concurrent) [\d.]+ ms \(measured", others) is None
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_phases_are_tried_where_nodes_have_several_ranks(tune: Tune, faster: bool) -> None:
+    """They are predicted as a chain."""
+    placed = ((0, 1), (2, 3))
+    seconds = {"phases": 0.08 if faster else 0.11}
+    course = tune(ranks=Ranks(4), cost=SLOW, placed=placed, takes=lambda setting: seconds.get(setting.overlap, 0.1))
+    assert course.tuning.setting.overlap == ("phases" if faster else "chain")
+    assert course.tried[:2] == ["chain", "phases"]
 
 
 def test_entries_that_differ_in_their_buckets_name_them(tune: Tune) -> None:

@@ -242,6 +242,18 @@ def test_a_steady_step_has_the_tasks_of_a_program_and_none_begins_before_it(
     assert [one.end for one in spans] == sorted(one.end for one in spans)
 
 
+def test_phases_within_nodes_take_what_their_ranks_take_and_else_nothing() -> None:
+    """w1 8→9 in the node, 9→15 on the link, 15→16 in the node; w0 12→13→16→17, its link is free at 15."""
+    layout = replace(layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], False, 4), nodes=((0, 1), (2, 3)))
+    rule = BSP(overlap="phases")
+    free = predict(rule, Costs(layout, TWO, BYTES))
+    assert free == predict(BSP(overlap="chain"), Costs(layout, TWO, BYTES)) == Prediction(15, 7, 3)
+    known = predict(rule, Costs(layout, TWO, BYTES, groups={(0, 1): Cost(2.0, 0.0)}))
+    assert known == Prediction(17, 11, 5)
+    slower = predict(rule, Costs(layout, TWO, BYTES, groups={(0, 1): Cost(2.0, 0.0), (0, 2): Cost(0.0, 2.0)}))
+    assert slower == Prediction(24, 18, 12)
+
+
 def test_a_steady_step_of_a_period_is_its_first() -> None:
     rule, layout = LocalSGD(every=3), layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True)
     spans = steady_step(rule, Costs(layout, TWO, BYTES))

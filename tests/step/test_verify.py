@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.errors import StepError
+from unisono.placement import Partition, place
 from unisono.rules import BSP, Exchange, LocalSGD, Sharded
 from unisono.step import build
 from unisono.step import operations as op
@@ -28,6 +29,7 @@ from unisono.step.program import (
     Task,
     Value,
     bucket,
+    dependencies,
     order,
 )
 from unisono.step.symbolic_state import Contents, Contribution, Stage, SymbolicState, Versions
@@ -162,7 +164,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     deferred = updates is not Updates.OUTSIDE and draw(st.booleans())
     clip = draw(st.sampled_from([None, 1.0])) if updates is not Updates.OUTSIDE else None
     norms, buffers = draw(st.booleans()), draw(st.booleans())
-    return replace(layout, updates=updates, deferred=deferred, clip=clip, layer_norms=norms, buffers=buffers)
+    nodes = place(draw(st.lists(st.integers(0, 2), min_size=layout.ranks, max_size=layout.ranks))).nodes
+    layout = replace(layout, updates=updates, deferred=deferred, clip=clip, layer_norms=norms, buffers=buffers)
+    return replace(layout, nodes=nodes)
 
 
 @given(
@@ -323,6 +327,65 @@ def test_a_broken_program_is_refused_naming_the_wrong_task(name: str) -> None:
     with pytest.raises(StepError, match=words):
         for seed in range(20):
             verify(Broken(change=change), layout, [Step(0), Step(1)], seed)
+
+
+def on_nodes(*sizes: int) -> Layout:
+    """Three buckets on nodes of so many ranks."""
+    nodes = place([node for node, size in enumerate(sizes) for _ in range(size)]).nodes
+    return replace(even_layout(sum(sizes), 3), nodes=nodes, buffers=True)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 4), (1, 3, 2), (1, 1, 1, 1), (4,)])
+def test_phases_of_a_sum_keep_the_guarantees(sizes: tuple[int, ...]) -> None:
+    layout = on_nodes(*sizes)
+    exact = Exchange(wire="exact")
+    for seed, rule in enumerate((BSP(), BSP(exact, scale="sum"), LocalSGD(every=2), LocalSGD(exact), Sharded())):
+        verify(replace(rule, overlap="phases"), layout, STEPS, seed)
+    programs = [BSP(overlap="phases")(Step(0), rank, layout) for rank in range(layout.ranks)]
+    for node in layout.nodes:
+        for rank in node:
+            names = [one.operation.name for one in programs[rank] if one.group and one.key == 2]
+            network = ["allreduce"] if rank == node[0] or not layout.phases else []
+            parted = layout.phases and len(node) > 1
+            assert names == (["node_sum", *network, "node_copy"] if parted else ["allreduce"])
+    if not layout.phases:
+        assert programs == [BSP(overlap="chain")(Step(0), rank, layout) for rank in range(layout.ranks)]
+
+
+@pytest.mark.parametrize("nodes", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0,), (1, 2, 3))])
+def test_buckets_that_some_ranks_hold_have_no_phases(nodes: Partition) -> None:
+    """Nodes may have the ranks that hold a part, or first ranks that do."""
+    layout = replace(SPLIT, nodes=nodes)
+    verify(BSP(overlap="phases"), layout, STEPS)
+    parted = {task.key for task in BSP(overlap="phases")(Step(0), 1, layout) if task.operation is op.NODE_SUM}
+    assert parted == {3}
+
+
+def test_a_sum_waits_for_no_copy_of_another_bucket() -> None:
+    program = BSP(overlap="phases")(Step(0), 0, on_nodes(2, 2))
+    waits, names = dependencies(program), [str(task) for task in program]
+    before = {names[number] for number in waits[names.index("node_sum 2")]}
+    assert before == {"node_sum 1", "pack 2"}
+    assert {names[number] for number in waits[names.index("allreduce 2")]} == {"allreduce 1", "node_sum 2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("node_copy", 2), "rank [13]: set_grads 2 needs gradients in bucket 2, which holds nothing"),
+        (without("allreduce", 2), r"rank .: parameter 1: .* lacks the gradients of .rank, batch. .\(2, 0\), \(3, 0\)"),
+        (without("node_sum", 2), r"rank .: parameter 1: .* lacks the gradients of .rank, batch. .\(1, 0\), \(3, 0\)"),
+        (without("node_sum", 2, of_rank=1), "node_sum 2 of rank 0 is missing|node_sum 2 on rank 0, and node_sum 3"),
+        (twice("allreduce", 2), "gradient counts 2 times"),
+        (
+            changed("node_copy", 2, group=RankGroup((0, 1), 1)),
+            "rank 0: node_copy 2 .*node_sum 3 .*share communicator 1",
+        ),
+    ],
+)
+def test_a_broken_phase_is_refused(change: Change, words: str) -> None:
+    with pytest.raises(StepError, match=words):
+        verify(Broken(overlap="phases", change=change), on_nodes(2, 2), [Step(0)])
 
 
 def test_a_sum_of_stale_gradients_is_refused() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.rules import BSP, LocalSGD
+from unisono.placement import place
+from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Bucket, Layout, Updates, even_layout
 from unisono.step.overlaps import OVERLAPS
@@ -131,6 +132,7 @@ def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-12) -> None:
     st.sampled_from([[4], [5, 2, 3], [4, 0, 2, 3, 1]]),
     st.lists(st.booleans(), max_size=3),
     st.integers(0, 1 << 20),
+    st.integers(1, 3),
 )
 def test_bsp_is_one_model_that_sees_all_samples(
     ranks: int,
@@ -140,6 +142,7 @@ def test_bsp_is_one_model_that_sees_all_samples(
     samples: list[int],
     synchronize: list[bool],
     seed: int,
+    nodes: int,
 ) -> None:
     """Uneven and empty batches, accumulation, clipping, a parameter without a gradient; all ranks the same bits."""
     events = [Step(number, one) for number, one in enumerate([*synchronize, True])]
@@ -148,10 +151,22 @@ def test_bsp_is_one_model_that_sees_all_samples(
         return
     inside = updates is not Updates.OUTSIDE
     layout = layout_of(ranks, updates=updates, clip=clip if inside else None, deferred=inside)
+    layout = replace(layout, nodes=place([rank % nodes for rank in range(ranks)]).nodes)
     nets = train(BSP(overlap=overlap), layout, batches, events, seed)
     for net in nets[1:]:
         close(net, nets[0], 0.0)
     close(nets[0], serially(batches, events, clip if inside else None))
+
+
+@pytest.mark.parametrize("wire", [None, "exact", "bfloat16"])
+def test_phases_are_one_sum_on_uneven_nodes(wire: str | None) -> None:
+    """Integers are summed exactly in any order; a wire rounds between the nodes alone."""
+    events = [Step(0), Step(1)]
+    batches, layout = batches_of(4, 2, [4]), layout_of(4, nodes=((0,), (1, 2, 3)))
+    phases, chain = (train(BSP(Exchange(wire=wire), name), layout, batches, events) for name in ("phases", "chain"))
+    for net in phases:
+        close(net, phases[0], 0.0)
+        close(net, chain[0], {None: 1e-12, "exact": 0.0, "bfloat16": 1e-2}[wire])
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

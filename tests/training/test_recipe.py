@@ -76,7 +76,7 @@ def test_a_recipe_survives_toml(tmp_path: Path) -> None:
         ("exchange.bucket_megabytes=-0.5", "bucket_megabytes = -0.5, but it has to be at least 0"),
         (
             "rule.overlap=tunnel",
-            "rule.overlap = 'tunnel'; it is one of auto, chain, concurrent, funnel, none",
+            "rule.overlap = 'tunnel'; it is one of auto, chain, phases, concurrent, funnel, none",
         ),
         ("rule.overlp=chain", "unknown key rule.overlp; did you mean rule.overlap?"),
         ("rule.fragmets=3", "unknown key rule.fragmets; did you mean rule.fragments?"),

@@ -35,9 +35,11 @@ def test_exchanges_of_activations_are_on_the_lane_that_waits_for_them() -> None:
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_the_pictures_in_the_docs_are_up_to_date(overlap: str) -> None:
-    drawn = draw_svg(picture_of(BSP(overlap=overlap), even_layout(2, 4), 2, f"bsp, {overlap}, 4 buckets, 2 steps"))
+    layout = replace(even_layout(4, 4), nodes=((0, 1), (2, 3)))
+    drawn = draw_svg(picture_of(BSP(overlap=overlap), layout, 2, f"bsp, {overlap}, 4 buckets, 2 steps"))
     path = PICTURES / f"step-{overlap}.svg"
-    assert path.read_text(encoding="utf-8") == drawn, f"run: unisono draw step --overlap {overlap} --svg {path}"
+    run = f"run: unisono draw step --overlap {overlap} --nodes 2 --svg {path}"
+    assert path.read_text(encoding="utf-8") == drawn, run
 
 
 def test_a_box_for_each_task_with_its_name() -> None:
@@ -47,6 +49,17 @@ def test_a_box_for_each_task_with_its_name() -> None:
     assert len(boxes) == len(picture.spans)
     assert root.findtext(f"{SVG}title") == "<local & sgd>"
     assert any(title.startswith("unpack_weights 3: ") for title in boxes)
+
+
+def test_phases_have_lanes_of_their_own() -> None:
+    layout = replace(even_layout(4, 2), nodes=((0, 1), (2, 3)))
+    drawn = draw(picture_of(BSP(overlap="phases"), layout, 1)).splitlines()
+    lanes = {line.split("│")[0].strip(): line.split("│")[1] for line in drawn if "│" in line}
+    assert list(lanes) == ["main", "node", "communication", "copies", "update"]
+    assert lanes["node"].index("N1") < lanes["communication"].index("a1") < lanes["copies"].index("C1")
+    assert "N node_sum" in drawn[-1]
+    alone = draw(picture_of(BSP(overlap="phases"), even_layout(4, 2), 1))
+    assert alone == draw(picture_of(BSP(overlap="chain"), even_layout(4, 2), 1))
 
 
 def test_concurrent_tasks_have_separate_rows() -> None:

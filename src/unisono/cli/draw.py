@@ -29,7 +29,7 @@ def draw(
     supernodes: Annotated[int, typer.Option(help="Number of supernodes.")] = 1,
     rule: Annotated[str, typer.Option(help="Rule of a step.")] = "bsp",
     overlap: Annotated[
-        str, typer.Option(help="Overlap of communication in a step: chain, concurrent, funnel, none.")
+        str, typer.Option(help="Overlap of communication in a step: chain, phases, concurrent, funnel, none.")
     ] = "chain",
     every: Annotated[int, typer.Option(help="Steps of a period, for local_sgd, diloco and easgd.")] = 2,
     fragments: Annotated[int, typer.Option(help="Parts of the weights that are exchanged in turn, for diloco.")] = 1,
@@ -45,7 +45,7 @@ def draw(
     if what == "step":
         text, vector = _step(
             *(rule, overlap, {"every": every, "period": every, "fragments": fragments, "delay": delay}),
-            *(ranks, buckets, steps),
+            *(ranks, ranks if nodes is None else nodes, buckets, steps),
         )
     else:
         text, vector = _schedule(what, _placement(ranks, ranks if nodes is None else nodes, supernodes))
@@ -68,9 +68,9 @@ def _schedule(name: str, placement: Placement) -> tuple[Callable[[], str], Calla
 
 
 def _step(
-    name: str, overlap: str, options: dict[str, int], ranks: int, buckets: int, steps: int
+    name: str, overlap: str, options: dict[str, int], ranks: int, nodes: int, buckets: int, steps: int
 ) -> tuple[Callable[[], str], Callable[[], str]]:
-    from dataclasses import fields
+    from dataclasses import fields, replace
 
     from unisono.rules import find_rule
     from unisono.step.layout import even_layout
@@ -89,7 +89,8 @@ def _step(
     beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
     rule = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
-    drawn = step.picture_of(rule, even_layout(ranks, buckets), steps, title)
+    layout = replace(even_layout(ranks, buckets), nodes=_placement(ranks, nodes, 1).nodes)
+    drawn = step.picture_of(rule, layout, steps, title)
     return lambda: step.draw(drawn), lambda: step.draw_svg(drawn)
 
 

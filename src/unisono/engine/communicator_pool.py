@@ -40,7 +40,7 @@ class CommunicatorPool(Closing):
     """Engine and communicators of a world. Created by all its ranks together."""
 
     def __init__(self, world: World) -> None:
-        self.engine = Engine({"communication": 1, "update": 1, "computing": 1})
+        self.engine = Engine(dict.fromkeys(("communication", "update", "computing", "node", "copies"), 1))
         self._world, self._dups = world, list[World]()
         self._exclusive = list[ExclusiveVariable]()
         self._parts: dict[Partition, list[World]] = {}  # worlds of this rank's groups
@@ -118,6 +118,7 @@ class ModelCollectives:
         self.pool, self.user = pool, user
         self._label, world = f" [{user}]", pool.worlds(1)[0]
         self.rank, self.size, self.nodes = world.rank, world.size, world.nodes
+        self.placement = world.placement
 
     def call(self, act: Callable[[World], Result]) -> Result:
         """Return the result of `act`, which all ranks call together."""

@@ -86,8 +86,8 @@ def pace_of(
     piece, landing = piece_bytes_of(network), MAX_LANDING_BYTES // (lanes * chunks * itemsize)
     if not program.steady:
         few, rounds = PIECES_IN_FLIGHT[0], 2 * (ranks - 1).bit_length()
-        shortest = max(PIECE_BYTES_RANGE[0], int(network.alpha / network.beta))
-        piece = min(piece, max(shortest, length * itemsize // (rounds * MIN_PIECES_PER_ROUND or 1)))
+        smallest = max(PIECE_BYTES_RANGE[0], int(network.alpha / network.beta))
+        piece = min(piece, max(smallest, length * itemsize // (rounds * MIN_PIECES_PER_ROUND or 1)))
         return Pace(min(piece // itemsize, landing // few), few, SLEEP_SECONDS_RANGE[0])
     sent_itemsize, many = wire_itemsize or itemsize, PIECES_IN_FLIGHT[1]
     nbytes = int(length * sent_itemsize)

@@ -22,11 +22,13 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
 
+from unisono.placement import Partition
 from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
-from unisono.step.layout import ActivationExchange, Bucket, Layout
+from unisono.step.layout import ActivationExchange, Bucket, Layout, even_layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
+from unisono.step.program import Step
 from unisono.step.rule import AUTO, Members, RankState
 
 BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
@@ -57,7 +59,7 @@ END_RATIOS = (1, 4, 16)
 BUCKET_VARIANTS = (Fraction(1, 4), Fraction(4))
 """Ratios of the bucket size of a setting's variants to its own: finer ones, and coarser ones."""
 
-OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "concurrent")
+OVERLAPS_BY_SIMPLICITY = ("none", "chain", "funnel", "phases", "concurrent")
 
 Buckets = Callable[[int, int], Sequence[Bucket]]
 """Function (bytes of the largest bucket, its ratio to those at both ends) -> the buckets, in the order in which they
@@ -125,11 +127,21 @@ class PredictionInputs(NamedTuple):
     """Cost of an allreduce of ranks that hold the same part of split layers."""
     activations: tuple[tuple[ActivationExchange, Duration], ...] = ()
     """Exchanges of split layers in a step."""
+    placed: Partition = ()
+    """Ranks of each node, which may sum buckets in phases; empty where they are not known."""
 
 
-def overlaps_of(rule: BaseRule) -> tuple[str, ...]:
-    """Return the overlaps to choose from: the rule's own, or all where it leaves that open."""
-    return tuple(OVERLAPS) if rule.overlap == AUTO else (rule.overlap,)
+def overlaps_of(rule: BaseRule, nodes: Partition = ()) -> tuple[str, ...]:
+    """Return the overlaps to choose from: the rule's own, or all where it leaves that open; "phases" where it is not
+    "chain" for ranks on these nodes."""
+    if rule.overlap != AUTO:
+        return (rule.overlap,)
+    layout, differs = replace(even_layout(sum(map(len, nodes)), 1), nodes=nodes), False
+    if layout.phases and is_searched(rule):
+        programs = (replace(rule, overlap=name)(Step(0), 0, layout) for name in ("chain", "phases"))
+        chain, phases = ([task.group for task in program] for program in programs)
+        differs = chain != phases
+    return tuple(name for name in OVERLAPS if name != "phases" or differs)
 
 
 def sizes_of(rule: BaseRule) -> tuple[int, ...]:
@@ -172,7 +184,7 @@ def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Cand
                 for size in sizes
             ],
         )
-        for name in sorted(overlaps_of(rule), key=OVERLAPS_BY_SIMPLICITY.index)
+        for name in sorted(overlaps_of(rule, inputs.placed), key=OVERLAPS_BY_SIMPLICITY.index)
     ]
     best = min(one.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
@@ -185,7 +197,7 @@ def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...
     Small buckets at both ends keep a link busy sooner and longer. On one node there is none: the cores that compute
     also carry the exchange, and each further bucket takes its Python from them.
     """
-    return END_RATIOS if overlap == "chain" and len(sizes) > 1 and nodes > 1 else END_RATIOS[:1]
+    return END_RATIOS if not find_overlap(overlap).by_main and len(sizes) > 1 and nodes > 1 else END_RATIOS[:1]
 
 
 def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candidate]:
@@ -210,11 +222,11 @@ def variants(candidate: Candidate, inputs: PredictionInputs) -> Iterator[Candida
 def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
     """Return a setting with its predicted times, and its orders planned anew.
 
-    Only `chain` with a deferred wait gains from another order than that in which buckets fill.
+    Only `chain` and `phases` with a deferred wait gain from another order than that in which buckets fill.
     """
     computing, buckets = inputs.computing, inputs.buckets(setting.bucket_bytes, setting.end_ratio)
     order, halves = tuple[int, ...](), tuple[int, ...]()
-    if inputs.deferred and setting.overlap == "chain":
+    if inputs.deferred and not find_overlap(setting.overlap).by_main:
         share = 1 / inputs.ranks if inputs.rule.traits.state is RankState.SHARDED else None
         served = sequence(computing, buckets, inputs.cost, share)
         order = tuple(dict.fromkeys(served))
@@ -224,6 +236,7 @@ def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
+    layout = replace(layout, nodes=inputs.placed)
     rule = replace(inputs.rule, overlap=setting.overlap, outstanding=setting.outstanding)
     costs = Costs(layout, computing, inputs.cost, inputs.groups, durations)
     return Candidate(setting._replace(sequence=order, halves=halves), predict(rule, costs), rule, costs)

@@ -12,6 +12,7 @@ from typing import Any
 
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.engine.spans import Observe
+from unisono.placement import Partition
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.tuning import Log, StepTimes, Tuning
@@ -60,10 +61,13 @@ class Programs:
         """Number of the step with which the first period begins."""
         self.communicators = 0
         """Number of communicators of the programs."""
+        self._phases: tuple[Partition, ...] = ()
         self.layer_norms = False
         """True where the optimizer's step needs norms of whole layers."""
         self._rule, self._link = rule, link
-        self.tuning = Tuning(memory, collectives, times, rule)
+        # pieces of a device's buckets are sent as they come, which ranks of a node would cut in other places
+        self._nodes = collectives.placement.nodes if memory.copies is None else ()
+        self.tuning = Tuning(memory, collectives, times, rule, self._nodes)
         """Search for the setting that gradients are exchanged with."""
         weakref.finalize(self, self.tuning.close).atexit = False
         self._prepared: dict[tuple[Updates, float | None, StepProgram], tuple[Layout, Prepared]] = {}
@@ -142,6 +146,7 @@ class Programs:
             buffers=bool(self.buffers.slots) and self.collectives.size > 1,
             layer_norms=self.layer_norms,
             halves=self.tuning.setting.halves,
+            nodes=self._nodes,
         )
 
     def _make(self, updates: Updates, clip: float | None, number: int) -> tuple[Layout, Prepared]:
@@ -164,8 +169,9 @@ class Programs:
         self._rule = replace(self._rule, overlap=setting.overlap, outstanding=setting.outstanding)
         overlap = self._rule.found_overlap
         self.by_main, self.beside_main = overlap.by_main, overlap.beside_main
-        if self.communicators != self._rule.communicators:
-            self.communicators = self._rule.communicators
+        phases = self.layout().phases if overlap.phases else ()
+        if (self.communicators, self._phases) != (self._rule.communicators, phases):
+            self.communicators, self._phases = self._rule.communicators, phases
             pool, user = self.collectives.pool, self.collectives.user
-            partitions = (*self.memory.parts.holders.values(), *self._rule.partitions(self.collectives.size))
+            partitions = (*self.memory.parts.holders.values(), *self._rule.partitions(self.collectives.size), *phases)
             self.player = Player(pool, self.communicators, user, self.observe, self._link, partitions)

@@ -34,6 +34,7 @@ from unisono.engine import OperationSpan
 from unisono.engine.communicator_pool import ModelCollectives
 from unisono.errors import UsageError
 from unisono.launch import cores
+from unisono.placement import Partition
 from unisono.plan.choose import (
     MEASURED_BUCKET_BYTES,
     Candidate,
@@ -54,7 +55,7 @@ from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, fit
 from unisono.step.layout import Bucket
 from unisono.step.operations import BARRIER
-from unisono.step.overlaps import OVERLAPS
+from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.program import UPDATE, Role, Task
 from unisono.step.rule import AUTO, RankState
 from unisono.world import World
@@ -136,14 +137,21 @@ Log = Callable[[str], None]
 class Tuning:
     """Choice of the setting of the next step. Every rank asks at each step, all together."""
 
-    def __init__(self, memory: BucketMemory, world: ModelCollectives | World, times: StepTimes, rule: BaseRule) -> None:
-        """Keep the rule's overlap and bucket size, or search them where they are "auto" and None. Raises UsageError for
-        an unknown overlap."""
+    def __init__(
+        self,
+        memory: BucketMemory,
+        world: ModelCollectives | World,
+        times: StepTimes,
+        rule: BaseRule,
+        placed: Partition = (),
+    ) -> None:
+        """Keep the rule's overlap and bucket size, or search them where they are "auto" and None; `placed` are the
+        ranks of each node, which may sum buckets in phases. Raises UsageError for an unknown overlap."""
         overlap = rule.overlap
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
-        self._memory, self._world, self._times, self._rule = memory, world, times, rule
-        self._overlaps, self._sizes = overlaps_of(rule), sizes_of(rule)
+        self._memory, self._world, self._times, self._rule, self._placed = memory, world, times, rule, placed
+        self._overlaps, self._sizes = overlaps_of(rule, placed), sizes_of(rule)
         self.order = list(reversed(range(len(memory.parameters))))
         """Parameters in the order in which their gradients become ready."""
         self.setting = initial_setting(rule, self._buckets, world.size)
@@ -217,7 +225,7 @@ class Tuning:
         counters = read_counters()
         yield False
         self.order = self._world.broadcast(torch.tensor(self.recorded_order, dtype=torch.int64)).tolist()
-        own_order = self._deferred and self._overlaps == ("chain",)
+        own_order = self._deferred and not any(find_overlap(name).by_main for name in self._overlaps)
         if len(self._overlaps) == len(self._sizes) == 1 and not own_order:
             self.finished = True
             yield True
@@ -239,6 +247,7 @@ class Tuning:
         """Try the settings that are predicted to be best, and choose; `counters` were read when the search began."""
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
+        inputs = inputs._replace(placed=self._placed)
         found, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
         if self._computes_on_all_cores():
             simple = "none"

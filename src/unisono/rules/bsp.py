@@ -30,8 +30,8 @@ class BSP(BaseRule):
     """Bulk synchronous parallel: every rank applies the average of all ranks' gradients in each step, as in DDP.
 
     Before each step all ranks have the same weights. Options: `exchange` (algorithm, wire, bucket size), `overlap`
-    ("auto", "chain", "concurrent", "funnel" or "none"), `outstanding` (largest number of collectives at once; None
-    chooses it), and `scale` ("mean", or "sum" over the ranks).
+    ("auto", "chain", "phases", "concurrent", "funnel" or "none"), `outstanding` (largest number of collectives at once;
+    None chooses it), and `scale` ("mean", or "sum" over the ranks).
     """
 
     scale: str = choice("mean", *SCALES)

@@ -70,14 +70,14 @@ class DiLoCo(LocalSGD):
         """Properties: the anchor is what the outer optimizer trains, and each fragment has a bucket or more."""
         return Traits(RankState.ANCHORED, (self.every, self.fragments, self.delay), buckets=self.fragments)
 
-    def _exchange(self, event: Step, layout: Layout) -> Iterator[Task]:
+    def _exchange(self, event: Step, rank: int, layout: Layout) -> Iterator[Task]:
         """Yield the tasks of the fragments that are packed in this step, and of those that end in it."""
         count, place = min(self.fragments, len(layout.buckets)), event.number % self.every
         for fragment in range(count):
             keys = layout.keys[fragment::count][::-1]
             first = (fragment + 1) * self.every // count - 1 - self.delay
             if place == first:
-                sends = self.collectives(layout)
+                sends = self.collectives(layout, rank)
                 yield from self.agree(sends)
                 if layout.buffers and fragment == count - 1:
                     yield from build.buffers(sends)  # before the changes: the next forward pass waits for them

@@ -53,18 +53,18 @@ class LocalSGD(BaseRule):
         """Properties: with a wire, which would round weights, changes since the last average are exchanged."""
         return Traits(RankState.OWN if self.exchange.wire is None else RankState.SINCE_ANCHOR, (self.every,))
 
-    def follow(self, event: Step, _: int, layout: Layout) -> build.Followers:
+    def follow(self, event: Step, rank: int, layout: Layout) -> build.Followers:
         """Return the tasks that follow buckets: own updates, then the exchange of a period."""
         yield from build.own_updates(layout)
-        yield build.AT_THE_END, self._exchange(event, layout)
+        yield build.AT_THE_END, self._exchange(event, rank, layout)
         yield build.AT_THE_END, build.wait_for_weights(layout)
 
-    def _exchange(self, event: Step, layout: Layout) -> Iterator[Task]:
+    def _exchange(self, event: Step, rank: int, layout: Layout) -> Iterator[Task]:
         """Yield the tasks that average all weights, where the step does. Those of the first layers go first, as the
         next forward pass needs them first."""
         if not self._ends_period(event):
             return
-        sends, keys = self.collectives(layout), layout.keys[::-1]
+        sends, keys = self.collectives(layout, rank), layout.keys[::-1]
         yield from self.agree(sends)
         if self.traits.state.has_anchor:
             yield from begin_exchange(layout, sends, keys, self.exchange_operation)

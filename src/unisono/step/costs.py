@@ -117,6 +117,13 @@ def whole_exchange(task: Task, costs: Costs) -> Duration:
     return costs.exchange(costs.nbytes(task.key), task.group)
 
 
+def node_exchange(task: Task, costs: Costs) -> Duration:
+    """Return the duration of a sum or of copies within a node: half an allreduce of its ranks, off the link. Free where
+    that has no cost: what these take of the ranks' cores, only a trial tells."""
+    known = task.group is not None and task.group.ranks in costs.groups
+    return Duration(half_exchange(task, costs).seconds if known else 0.0)
+
+
 def half_exchange(task: Task, costs: Costs) -> Duration:
     """Return half the duration of an allreduce of the task's bucket: half its messages, and each byte is sent once."""
     whole = costs.exchange(costs.nbytes(task.key), task.group)

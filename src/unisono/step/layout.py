@@ -7,6 +7,8 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from unisono.placement import Partition
+
 
 class Bucket(NamedTuple):
     """Gradients that are exchanged together."""
@@ -71,6 +73,8 @@ class Layout:
     all reduce-scatters, then the all-gathers."""
     activations: tuple[ActivationExchange, ...] = ()
     """Exchanges of split layers in a step, which programs show where layers are split by prediction."""
+    nodes: Partition = ()
+    """Ranks of each node, in the order of their first ranks; empty where they are not known."""
     order: tuple[int, ...] = field(init=False)
     """Parameters in the order in which forward passes read them."""
 
@@ -87,7 +91,7 @@ class Layout:
         """Return the bucket with this key."""
         return self.buckets[key - 1]
 
-    def group_of(self, key: int, rank: int) -> tuple[int, ...]:
+    def group_of(self, key: int, rank: int | None) -> tuple[int, ...]:
         """Return the ranks that average a bucket with this rank; all ranks for a key without a bucket."""
         groups = self.bucket(key).groups if 0 < key <= len(self.buckets) else ()
         return next((group for group in groups if rank in group), tuple(range(self.ranks)))
@@ -100,6 +104,15 @@ class Layout:
             key = exchange.parameter, exchange.backward, exchange.after
             numbers[key] = (*numbers.get(key, ()), number)
         return numbers
+
+    @cached_property
+    def phases(self) -> tuple[Partition, ...]:
+        """Partitions of the ranks for the phases of a sum: into nodes, and into the nodes' first ranks and all others.
+        Empty where all ranks are on one node, or each has a node of its own."""
+        if not 1 < len(self.nodes) < self.ranks:
+            return ()
+        firsts = tuple(node[0] for node in self.nodes)
+        return self.nodes, (firsts, tuple(rank for rank in range(self.ranks) if rank not in firsts))
 
     @property
     def split(self) -> bool:

@@ -3,7 +3,7 @@
 outside     begin, forward, backward, grad_input, end, wait: what the program outside does with its batch
             activations: exchanges of layers that are split over ranks
 gradients   agree (control messages), pack, allreduce, set_grads, clip, update; UPDATE_LOCAL for a rank's own;
-            measure and exponents before a pack of integers (wire "exact")
+            measure and exponents before a pack of integers (wire "exact"); node_sum and node_copy around an allreduce
 weights     pack_weights, unpack_weights
 others      barrier, pack_buffers, broadcast_buffers
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from unisono.step.costs import Costs, Duration, latency, small_exchange, whole_exchange
+from unisono.step.costs import Costs, Duration, latency, node_exchange, small_exchange, whole_exchange
 from unisono.step.program import Operation, Role, SymbolicEffect, Task
 from unisono.step.replica import Replica
 from unisono.step.symbolic_state import (
@@ -162,6 +162,22 @@ def _sum_of(*stages: Stage) -> SymbolicEffect:
     return change
 
 
+SUMMED = Stage.GRADIENTS, Stage.WEIGHTS, Stage.CHANGE
+"""Stages of buckets that are summed over ranks."""
+
+
+def _node_sum(ranks: Sequence[SymbolicState], task: Task) -> None:
+    _sum_of(*SUMMED)(ranks, task)
+    for state in ranks[1:]:
+        del state.buckets[task.key]
+
+
+def _node_copy(ranks: Sequence[SymbolicState], task: Task) -> None:
+    parts = ranks[0].contents(task, *SUMMED)
+    for state in ranks[1:]:
+        state.buckets[task.key] = ranks[0].buckets[task.key]._replace(parts=dict(parts))
+
+
 @each
 def _set_grads(state: SymbolicState, task: Task) -> None:
     state.buckets[task.key] = Contents(Stage.AVERAGED, state.contents(task, Stage.GRADIENTS))
@@ -288,8 +304,24 @@ def allreduce(algorithm: str = "auto", wire: str | None = None) -> Operation:
         if len(flags := replica.flags(task.key)):
             world.allreduce(flags)
 
-    summed = _sum_of(Stage.GRADIENTS, Stage.WEIGHTS, Stage.CHANGE)
-    return Operation("allreduce", act, summed, whole_exchange, Role.COLLECTIVE)
+    return Operation("allreduce", act, _sum_of(*SUMMED), whole_exchange, Role.COLLECTIVE, parted=True)
+
+
+def _act_node_sum(replica: Replica, task: Task, world: Any) -> None:
+    for part in replica.arrivals(task.key):
+        world.reduce(part)
+
+
+def _act_node_copy(replica: Replica, task: Task, world: Any) -> None:
+    for part in replica.arrivals(task.key):
+        world.broadcast(part)
+
+
+NODE_SUM = Operation("node_sum", _act_node_sum, _node_sum, node_exchange, Role.COLLECTIVE, "N")
+"""Sum of a bucket over the ranks of a node, in the bucket's own numbers; its first rank has it."""
+
+NODE_COPY = Operation("node_copy", _act_node_copy, _node_copy, node_exchange, Role.COLLECTIVE, "C")
+"""Copy of a bucket from the first rank of a node to its others."""
 
 
 # Weights ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,14 @@ task begins as soon as it can; the collectives run in the order of the program, 
     lane update                   pack 1       pack 2 ...        set_grads 1  set_grads 2
     lane communication                  allreduce 1 ─order▶ allreduce 2 ─order▶ allreduce 3
 
+Phases: as chain, but where some of several nodes have more ranks than one, a bucket's sum is three tasks, each in a
+lane of its own (section 4.3): the sum within each node, for its first rank, the exchange between these ranks, and the
+copies within each node. So the node phase of a bucket runs beside the network phase of another.
+
+    lane node           sum 1   sum 2     sum 3                                     rank 0 of 2 nodes of 2 ranks
+    lane communication        [allreduce 1] ─order▶ [allreduce 2] ─order▶ [allreduce 3]
+    lane copies                             copy 1                copy 2              copy 3
+
 Concurrent communicators: collectives use K of them in turn, one at a time on each (section 4.2). A long collective
 delays only those behind it on its own; the barrier limits how far the ranks drift apart.
 
@@ -33,8 +41,11 @@ from typing import NamedTuple
 
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
-from unisono.step.operations import BARRIER
-from unisono.step.program import COMMUNICATION, MAIN, Operation, RankGroup, Task, Value, order, thread
+from unisono.step.operations import BARRIER, NODE_COPY, NODE_SUM
+from unisono.step.program import COMMUNICATION, COPIES, MAIN, NODE, Operation, RankGroup, Task, Value, order, thread
+
+PHASES = 3
+"""Number of communicators of phases: 0 for the network and all else, 1 for sums and 2 for copies within nodes."""
 
 
 class Overlap(NamedTuple):
@@ -48,6 +59,8 @@ class Overlap(NamedTuple):
     """True where several collectives may run at once, each on its own communicator."""
     after: bool = False
     """True where nothing is sent before the backward pass has ended."""
+    phases: bool = False
+    """True where the sum within a node, the exchange between nodes and the copies are tasks of their own."""
 
     @property
     def beside_main(self) -> bool:
@@ -55,14 +68,15 @@ class Overlap(NamedTuple):
         return self.by_main and not self.after
 
     def communicators(self, outstanding: int) -> int:
-        """Return the number of communicators for at most `outstanding` collectives at once."""
-        return outstanding if self.several else 1
+        """Return the number of communicators for at most `outstanding` collectives at once: of phases, one for each."""
+        return PHASES if self.phases else outstanding if self.several else 1
 
 
 OVERLAPS: Mapping[str, Overlap] = {
     "funnel": Overlap(MAIN, by_main=True),
     "concurrent": Overlap(COMMUNICATION, by_main=True, several=True),
     "chain": Overlap(COMMUNICATION),
+    "phases": Overlap(COMMUNICATION, phases=True),
     "none": Overlap(MAIN, by_main=True, after=True),
 }
 """Overlaps by name."""
@@ -78,10 +92,11 @@ def find_overlap(name: str) -> Overlap:
 class CollectiveTasks:
     """Collectives of all ranks, or of those that hold a bucket, placed one after another by an overlap."""
 
-    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int = 0) -> None:
-        """Begin a step, with at most `outstanding` collectives at once where the overlap has several."""
+    def __init__(self, layout: Layout, overlap: Overlap, outstanding: int, rank: int | None = None) -> None:
+        """Begin a step, with at most `outstanding` collectives at once where the overlap has several. Without the
+        `rank`, all are of all ranks."""
         self._layout, self._rank = layout, rank
-        self._overlap, self._communicators = overlap, overlap.communicators(outstanding)
+        self._overlap, self._communicators = overlap, outstanding if overlap.several else 1
         self._before = 0
 
     def place(
@@ -100,6 +115,9 @@ class CollectiveTasks:
         """
         members = tuple(ranks) or self._layout.group_of(key, self._rank)
         task = Task(operation, key, self._overlap.lane, reads, writes, RankGroup(members))
+        parted = self._overlap.phases and operation.parted and self._layout.phases
+        if parted and len(members) == self._layout.ranks and self._rank is not None:
+            return self._phases(task, self._rank)
         if follows:
             return (_in_order(task, (self._before - 1) % self._communicators),)
         number, begun = self._before % self._communicators, self._before > 0
@@ -109,6 +127,17 @@ class CollectiveTasks:
             return (placed,)
         barrier = Task(BARRIER, key, MAIN, group=task.group)
         return _in_order(barrier, *range(self._communicators)), placed
+
+    def _phases(self, task: Task, rank: int) -> tuple[Task, ...]:
+        """Return the phases of a sum that a rank takes part in."""
+        nodes, (firsts, _) = self._layout.phases
+        node = next(ranks for ranks in nodes if rank in ranks)
+        phases = (NODE_SUM, NODE, node, 1), (task.operation, task.lane, firsts, 0), (NODE_COPY, COPIES, node, 2)
+        return tuple(
+            _in_order(task._replace(operation=operation, lane=lane, group=RankGroup(ranks)), number)
+            for operation, lane, ranks, number in phases
+            if rank in ranks and len(ranks) > 1
+        )
 
 
 def _in_order(task: Task, number: int, *others: int) -> Task:

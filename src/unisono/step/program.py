@@ -37,6 +37,12 @@ COMPUTING = "computing"
 COMMUNICATION = "communication"
 UPDATE = "update"
 
+NODE = "node"
+"""Lane of sums within nodes, where they are tasks of their own."""
+
+COPIES = "copies"
+"""Lane of the copies within nodes that follow them."""
+
 
 class Value(NamedTuple):
     """Value that tasks read and write: ("weights", 3) for parameter 3, ("bucket", 2) for the memory of bucket 2."""
@@ -87,6 +93,8 @@ class Operation:
     role: Role = Role.LOCAL
     letter: str = ""
     """Letter in drawings; empty for the first letter of its name."""
+    parted: bool = False
+    """True for a sum of which the overlap `phases` may make three tasks."""
 
     def __repr__(self) -> str:
         return self.name

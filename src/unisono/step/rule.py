@@ -19,10 +19,22 @@ from unisono.step import build
 from unisono.step.layout import Layout
 from unisono.step.operations import AGREE, allreduce
 from unisono.step.overlaps import CollectiveTasks, Overlap, find_overlap
-from unisono.step.program import COMMUNICATION, COMPUTING, MAIN, UPDATE, Operation, Step, StepProgram, Task, Value
+from unisono.step.program import (
+    COMMUNICATION,
+    COMPUTING,
+    COPIES,
+    MAIN,
+    NODE,
+    UPDATE,
+    Operation,
+    Step,
+    StepProgram,
+    Task,
+    Value,
+)
 from unisono.tables import check
 
-ONE_THREAD: Mapping[str, int] = {MAIN: 1, COMPUTING: 1, COMMUNICATION: 1, UPDATE: 1}
+ONE_THREAD: Mapping[str, int] = dict.fromkeys((MAIN, COMPUTING, NODE, COMMUNICATION, COPIES, UPDATE), 1)
 """Number of threads of each lane."""
 
 AUTO = "auto"
@@ -139,7 +151,7 @@ class BaseRule:
 
     exchange: Exchange = field(default_factory=Exchange)
     overlap: str = AUTO
-    """Place of communication in the step: "chain", "concurrent", "funnel" or "none" (`step/overlaps.py` draws them).
+    """Place of communication in the step: "chain", "phases", "concurrent", "funnel" or "none" (`step/overlaps.py`).
     "auto" chooses the one that is predicted to be the fastest from the first steps."""
     outstanding: int | None = None
     """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
@@ -205,8 +217,8 @@ class BaseRule:
 
     # Parts of programs
 
-    def collectives(self, layout: Layout, rank: int = 0) -> CollectiveTasks:
-        """Return the builder that places a step's collectives; `rank` counts where they are of groups."""
+    def collectives(self, layout: Layout, rank: int | None = None) -> CollectiveTasks:
+        """Return the builder that places a step's collectives; without the `rank`, all are of all ranks."""
         return CollectiveTasks(layout, self.found_overlap, self.outstanding or OUTSTANDING, rank)
 
     def allreduce(self) -> Operation:

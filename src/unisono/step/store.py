@@ -99,9 +99,10 @@ class KVStore(Closing):
     ) -> None:
         """Start the engine. Collective. Raises UsageError for an unknown overlap.
 
-        `overlap` is "chain", "concurrent" or "funnel"; `outstanding` the largest number of collectives at once, where
-        the overlap has several. With an `updater` the store keeps the initial values, and each push updates them, on
-        every rank with the same sum, in the host's memory. `algorithm` and `wire` are those of `world.allreduce`.
+        `overlap` is "chain" (as is "phases" here), "concurrent" or "funnel"; `outstanding` the largest number of
+        collectives at once, where the overlap has several. With an `updater` the store keeps the initial values, and
+        each push updates them, on every rank with the same sum, in the host's memory. `algorithm` and `wire` are those
+        of `world.allreduce`.
         """
         placed = find_overlap(overlap)
         self._pool, self._rank = CommunicatorPool(world), world.rank

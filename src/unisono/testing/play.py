@@ -163,6 +163,12 @@ class InProcessWorld:
         """Copy `root`'s tensor to every rank, in place, and return it."""
         return tensor.copy_(self.all_gather_object(tensor.clone())[root])
 
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Sum a tensor over the ranks, in place, on `root`."""
+        total = self.allreduce(tensor.clone())
+        if self.rank == root:
+            tensor.copy_(total)
+
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
         self.all_gather_object(None)

@@ -104,7 +104,7 @@ class RuleRecipe:
     """
     folder: str = ""
     """Folder that is searched for that module before the current folder; empty: the recipe's folder."""
-    overlap: str = choice("auto", "auto", "chain", "concurrent", "funnel", "none")
+    overlap: str = choice("auto", "auto", "chain", "phases", "concurrent", "funnel", "none")
     """Overlap of communication with the step; "auto" chooses it from measurements of the first steps."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of the rule: the fields of its class in `unisono.rules`, such as `every` of "local_sgd". They are keys of

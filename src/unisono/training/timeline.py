@@ -57,7 +57,7 @@ from unisono.step.program import Task
 from unisono.world import World
 
 LANES = (
-    *("main", "computing", "communication", "update", "server"),
+    *("main", "computing", "node", "communication", "copies", "update", "server"),
     *("loading", "decoding", "test decoding", "shuffle", "evaluation", "checkpoint"),
 )
 """Lanes of a rank from top to bottom, without the numbers of threads."""
