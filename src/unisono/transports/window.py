@@ -107,10 +107,10 @@ def reserve_slots(comm: MPI.Intracomm, other_bytes: int) -> tuple[Window | None,
     """
     free = _agreed_free(comm)
     slot = plan_slot(free, comm.size, other_bytes)
-    window = _allocate(comm, SLOTS_PER_RANK * slot) if slot else None
+    window = allocate_window(comm, SLOTS_PER_RANK * slot) if slot else None
     while window is None and slot > MIN_SLOT_BYTES:  # another process took the memory
         slot //= 2
-        window = _allocate(comm, SLOTS_PER_RANK * slot)
+        window = allocate_window(comm, SLOTS_PER_RANK * slot)
     if window is None:
         least = SLOTS_PER_RANK * MIN_SLOT_BYTES + other_bytes
         _warn(comm, free, least, "they send each other messages instead, which is slower")
@@ -130,7 +130,7 @@ def _agreed_free(comm: MPI.Intracomm) -> int | None:
     return None if agreed < 0 else agreed
 
 
-def _allocate(comm: MPI.Intracomm, nbytes: int) -> Window | None:
+def allocate_window(comm: MPI.Intracomm, nbytes: int) -> Window | None:
     """Return a window with allocated pages on every rank; None on all ranks if one could not allocate."""
     window = Window(comm, nbytes)
     if allreduce_min(comm, populate(np.frombuffer(window.own, np.uint8))):

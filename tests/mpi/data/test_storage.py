@@ -235,6 +235,18 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
     assert found[0] == found[1]
 
 
+def test_memory_that_others_took_after_it_was_counted_is_done_without(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    monkeypatch.setattr("unisono.transports.window.populate", lambda _: group.rank != group.size - 1)
+    memory = PartitionedStorage(index, group, DataOptions(), segment_bytes=700)
+    assert sum(group.all_gather_object(len(see(memory, group, len(index), 0)))) == len(index)
+    assert not memory._store.shared
+    memory.close()
+    assert "has no more shared memory" in wrong(group, lambda: ReplicatedStorage(index, group))
+
+
 def test_what_others_have_left_is_taken_over(
     group: World, spread: World, packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
