@@ -48,6 +48,10 @@ class About:
     """Fingerprint of the data set and of the options with which it was packed."""
     mean_image: tuple[float, ...] = ()
     """Mean of the same images, each stretched to MEAN_SIDE x MEAN_SIDE: (rows, columns, channels), flat."""
+    short_side: int = 256
+    """Pixels to which longer short sides of images were reduced, 0: none; packs of older releases do not say."""
+    quality: int = 90
+    """Quality of JPEGs that were encoded again."""
     version: int = VERSION
 
 

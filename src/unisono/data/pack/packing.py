@@ -56,7 +56,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     done: dict[int, WrittenStripe] = {}
     try:
         _write_stripes(writer, stretches, threads, done)
-        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint)
+        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint, options)
         if len(index):
             with write_atomically(folder / INDEX) as partial:
                 write_index(index, partial)
@@ -250,7 +250,9 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
     return found.hexdigest()
 
 
-def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str) -> Index:
+def _index(
+    source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str, options: PackOptions
+) -> Index:
     skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
     parts = [np.empty((len(COLUMNS), 0), np.int32)]
@@ -263,6 +265,7 @@ def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerpri
     arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
+    about = replace(about, short_side=options.short_side, quality=options.quality)
     return statistics(Index(about, **arrays, folder=folder))
 
 
