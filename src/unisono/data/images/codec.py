@@ -113,11 +113,15 @@ def decode_image(file: bytes, min_side: int = 0) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return the image rotated by its EXIF orientation; the same image if that is missing or cannot be read."""
-    try:
-        rotated = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
-        return ImageOps.exif_transpose(image) if rotated else image
-    except DAMAGE_ERRORS:
-        return image
+    with suppress(*DAMAGE_ERRORS):
+        return ImageOps.exif_transpose(image) if _is_rotated(image) else image
+    return image
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    with suppress(*DAMAGE_ERRORS):
+        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    return False
 
 
 def pixels_of(image: Image.Image, mode: str) -> Pixels:
@@ -149,6 +153,18 @@ UNCHANGED_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
 """Formats, with their Pillow modes, that are packed unchanged."""
 
 
+def keeps_file(image: Image.Image) -> bool:
+    """Return True if an image's file has a format that is packed unchanged."""
+    return image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
+
+
+def is_packed_unchanged(sample: bytes) -> bool:
+    """Return True if an image that is not reduced is packed byte for byte, by its header. Raises DecodeError."""
+    with _damage_named():
+        image = Image.open(io.BytesIO(sample))
+    return keeps_file(image) and not _is_rotated(image)
+
+
 def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
     """Return the bytes to pack. Raises DecodeError if the image is broken or truncated.
 
@@ -157,8 +173,7 @@ def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
     image = decode_image(sample, min_side=2 * short_side)
     upright_image = upright(image)
     small = not short_side or min(image.size) <= short_side
-    kept = image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
-    if upright_image is image and small and kept:
+    if upright_image is image and small and keeps_file(image):
         return sample
     grey = image.mode in GREY_MODES
     pixels = pixels_of(upright_image, "L" if grey else "RGB")

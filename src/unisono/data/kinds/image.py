@@ -202,6 +202,11 @@ class ImageKind(SampleKind):
 
         return encode_image(sample, options.short_side, options.quality)
 
+    def is_packed_unchanged(self, sample: bytes) -> bool:
+        from unisono.data.images.codec import is_packed_unchanged  # noqa: PLC0415
+
+        return is_packed_unchanged(sample)
+
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
         from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch

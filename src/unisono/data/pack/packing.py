@@ -250,9 +250,7 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
     return found.hexdigest()
 
 
-def _index(
-    source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str, options: PackOptions
-) -> Index:
+def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str, options: PackOptions) -> Index:
     skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
     parts = [np.empty((len(COLUMNS), 0), np.int32)]
