@@ -217,6 +217,18 @@ def test_a_state_of_another_shuffle_or_of_none_is_refused(on_ranks: OnRanks, num
     on_ranks(2, work)
 
 
+def test_a_state_of_an_older_release_is_known(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with Loader(numbered, world, BATCH) as loader:
+            state = loader.state_dict()
+            old = ", ".join(part.rpartition(" ")[0] for part in state["data"].split(", "))
+            loader.load_state_dict({**state, "data": old})
+            with pytest.raises(UsageError, match="the state has data = '0"):
+                loader.load_state_dict({**state, "data": f"0{old}"})
+
+    on_ranks(1, work)
+
+
 def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: Path) -> None:
     def notes(world: Any, **options: Any) -> tuple[str, ...]:
         world.placement = place(range(4), "abab")

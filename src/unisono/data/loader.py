@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from unisono.data.feed import is_same_data
 from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import parse_shuffle, steps_of
@@ -150,9 +151,10 @@ class Loader(Running):
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
         for name, own in self._settings.items():
-            if state.get(name) != own:
+            given = state.get(name)
+            if given != own and not (name == "data" and is_same_data(str(given), str(own))):
                 raise UsageError(
-                    f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
+                    f"the state has {name} = {given!r}, but this loader {own!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
                 )
         if not 0 <= state["step"] <= len(self):
