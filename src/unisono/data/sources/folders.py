@@ -8,12 +8,11 @@ Hidden files, and files beside the folders of classes, are ignored.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from unisono.data.kinds import find_kind
-from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source
+from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source, walk
 from unisono.errors import PackError
 
 
@@ -53,14 +52,5 @@ def _source(path: Path) -> Source | None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of known kinds in a folder, without hidden ones; links are followed. Some may lead to none."""
-    found = list[Path]()
-    for folder, folders, names in os.walk(path, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(folder, name))]
-        found += [Path(folder, name) for name in names if kind_of(name)]
-    return sorted(found)
-
-
-def _is_cycle(folder: Path) -> bool:
-    """Return True if a folder is a link to a folder that contains it: following it would never end."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+    """Return the files of known kinds in a folder. Some may be links to none."""
+    return sorted(file for file in walk(path) if kind_of(file.name))

@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import BYTES, TextOptions, Tokenizer, make_tokenizer, token_dtype
-from unisono.data.sources import SPLITS, Source, Splits, reading
+from unisono.data.sources import SPLITS, Source, Splits, reading, walk
 from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
@@ -99,16 +99,15 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
     """
     if path.is_file():
         return {"": [path]} if path.suffix in endings else {}
-    files = sorted(each for ending in endings for each in path.rglob(f"*{ending}") if each.is_file())
+    files = sorted(file for file in walk(path) if file.suffix in endings and file.is_file())
     names = [file.relative_to(path).parts for file in files]
-    names = [parts for parts in names if not any(part.startswith(".") for part in parts)]
     splits = [_split_of(parts, by_name=True) for parts in names]
     texts = all(parts[-1].endswith(".txt") for parts in names)  # train.py and test.py are programs
     if not by_name and ("" in splits or len(set(splits)) == 1 or not texts):
         splits = [_split_of(parts, by_name=False) for parts in names]
     found: dict[str, list[Path]] = {}
-    for parts, split in zip(names, splits, strict=True):
-        found.setdefault(split, []).append(path.joinpath(*parts))
+    for file, split in zip(files, splits, strict=True):
+        found.setdefault(split, []).append(file)
     if len(found) > 1 and "" in found:
         others = ", ".join(sorted(set(found) - {""}))
         raise PackError(f"{path}: {found[''][0].name} is in no split, but others are in {others}; move it, or pack one")
