@@ -78,6 +78,7 @@ class Loader(Running):
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
         self._feed.share_among(virtual_ranks)
+        self._closed = False
         self._ranks = virtual_ranks or world.size
         self._settings = {
             "batch": batch,
@@ -104,8 +105,9 @@ class Loader(Running):
         """Yield this rank's inputs and labels of the epoch's steps, from `step` on. Collective.
 
         A batch's memory is reused after the next batch, but not on a device. After the last step, the next epoch
-        begins. Raises UsageError if the loader was meanwhile iterated again, or moved to another step.
+        begins. Raises UsageError if the loader was meanwhile iterated again, moved to another step, or closed.
         """
+        self._check_open()
         self._stop()
         if self.step >= len(self):  # the loop before counted its batches, and never asked for one more
             self._move(self.epoch + 1, 0)
@@ -127,6 +129,7 @@ class Loader(Running):
 
     def test_batches(self) -> Iterator[Batch]:
         """Yield this rank's share of the test set, without random changes."""
+        self._check_open()
         return to_device(self._feed.test_batches(self.batch), self.device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -164,12 +167,18 @@ class Loader(Running):
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
+        self._closed = True
         self._stop()
         self._feed.close()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
+        self._closed = True
         self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the loader is closed; make another one")
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()

@@ -65,9 +65,10 @@ class Window:
         self.sync = self._window.Sync
 
     def free(self) -> None:
-        """Free the memory. Views of it must not be used afterwards."""
-        self._window.Unlock_all()
-        self._window.Free()
+        """Free the memory, unless that is done. Views of it must not be used afterwards."""
+        if self._window != MPI.WIN_NULL:
+            self._window.Unlock_all()
+            self._window.Free()
 
 
 def plan_slot(free: int | None, ranks: int, other_bytes: int = 0) -> int:
