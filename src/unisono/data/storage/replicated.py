@@ -85,7 +85,11 @@ class ReplicatedStorage(Storage):
                     memory[at : at + len(data)] = data
                     at += len(data)
 
-        world.call_on_all(read)
+        try:
+            world.call_on_all(read)
+        except PackError:
+            self.close()
+            raise
         self._window.sync()
         node.comm.Barrier()
         self._window.sync()
