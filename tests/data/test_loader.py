@@ -251,6 +251,7 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
         ({"size": -3}, "Loader: size = -3, but it has to be at least 0"),
         ({"windows": 0}, "Loader: windows = 0, but it has to be at least 1"),
         ({"seed": -1}, "seed = -1; it is 0 at least"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616; it is 18446744073709551615 at most"),
         ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
     ],
 )

@@ -72,7 +72,7 @@ class Loader(Running):
                 "ranks, or raise batch"
             )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
-        _check_number("seed", seed)
+        _check_number("seed", seed, most=(1 << 64) - 1)
         _check_number("threads", options.threads, 1)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
@@ -185,10 +185,12 @@ class Loader(Running):
         self.epoch, self.step = epoch, step
 
 
-def _check_number(name: str, value: int, least: int = 0) -> None:
-    """Raise UsageError for an argument that is too small."""
+def _check_number(name: str, value: int, least: int = 0, most: int | None = None) -> None:
+    """Raise UsageError for an argument that is too small or too large."""
     if value < least:
         raise UsageError(f"{name} = {value}; it is {least} at least")
+    if most is not None and value > most:
+        raise UsageError(f"{name} = {value}; it is {most} at most")
 
 
 class BatchDataset(IterableDataset[Any]):
