@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_439,
     "collectives": 4_010,
     "compute": 1_223,
-    "data": 6_307,
+    "data": 6_311,
     "elastic": 1_136,
     "engine": 617,
     "foresight": 791,
