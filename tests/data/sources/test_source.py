@@ -22,7 +22,21 @@ def source(*names: str) -> Source:
 
 
 @pytest.mark.parametrize(
-    "name", ["a.jpg", "a.JPEG", "b/a.x.png", "a.bmp", "a.webp", "a.gif", "a.tif", "a.TIFF", "a.pgm"]
+    "name",
+    [
+        "a.jpg",
+        "a.JPEG",
+        "b/a.x.png",
+        "a.bmp",
+        "a.webp",
+        "a.gif",
+        "a.tif",
+        "a.TIFF",
+        "a.pgm",
+        "a.jfif",
+        "a.jpe",
+        "a.avif",
+    ],
 )
 def test_images_are_known_by_their_names(name: str) -> None:
     assert kind_of(name) == IMAGE

@@ -193,7 +193,10 @@ class ImageKind(SampleKind):
 
     plural = "images"
     column = "image"
-    endings = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+    endings = (
+        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+        *(".jfif", ".jpe", ".avif"),
+    )
     augments = AUGMENTS
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:

@@ -67,6 +67,8 @@ class Source:
     """Samples that are there and cannot be packed, as (key, reason)."""
     empty: Sequence[str] = ()
     """Names of folders that would be classes if they had samples."""
+    others: Sequence[str] = ()
+    """Files of unknown kinds among those of the samples, which are left out."""
 
     def __len__(self) -> int:
         return len(self.labels)

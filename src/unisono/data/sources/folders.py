@@ -22,7 +22,9 @@ def find(path: Path) -> Splits | None:
         return None
     folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
     splits = {name: folder for name, folder in folders.items() if name in SPLITS}
-    other = next((name for name, folder in folders.items() if splits and name not in splits and _files(folder)), None)
+    other = next(
+        (name for name, folder in folders.items() if splits and name not in splits and _files(folder)[0]), None
+    )
     if other is not None:
         raise PackError(
             f"{path} has {next(iter(splits))}, which is a split of a data set, beside {other}, which is not; pack the "
@@ -33,7 +35,7 @@ def find(path: Path) -> Splits | None:
 
 
 def _source(path: Path) -> Source | None:
-    there = _files(path)
+    there, others = _files(path)
     files = [file for file in there if file.is_file()]
     if not files:
         return None
@@ -48,9 +50,14 @@ def _source(path: Path) -> Source | None:
         (str(file.relative_to(path)), "it is no file, or a link to none") for file in there if not file.is_file()
     ]
     folders = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in found.classes]
-    return replace(found, skipped=skipped, empty=[name for name in folders if inside and not name.startswith(".")])
+    empty = [name for name in folders if inside and not name.startswith(".")]
+    beside = [str(file.relative_to(path)) for file in others if (file.parent != path) == bool(inside)]
+    return replace(found, skipped=skipped, empty=empty, others=beside)
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the files of known kinds in a folder. Some may be links to none."""
-    return sorted(file for file in walk(path) if kind_of(file.name))
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of known kinds in a folder, of which some may be links to none, and those of others."""
+    known: tuple[list[Path], list[Path]] = [], []
+    for file in sorted(walk(path)):
+        known[kind_of(file.name) is None].append(file)
+    return known
