@@ -124,10 +124,12 @@ def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
     data = image_samples(tmp_path / "data", count=8)
     (data / "cat/003.jpg").write_text("no picture")
     (data / "dog/000.jpg").write_bytes(b"")
+    (data / "dog/raw.heic").write_bytes(b"")
     done = in_process("pack", "data", "two")
     assert (done.returncode, done.stderr) == (1, "")
     head, *rest = done.stdout.splitlines()
     assert head.startswith("two: 14 samples of 2 classes")
+    assert rest.pop() == "  files of other kinds, left out: 1, as dog/raw.heic"
     assert [line.split(": ")[0] for line in rest] == ["  skipped cat/003.jpg", "  skipped dog/000.jpg"]
     assert rest[1] == "  skipped dog/000.jpg: it is empty"
     described = in_process("pack", "--describe", "two")
@@ -138,6 +140,7 @@ def test_broken_files_are_skipped_and_listed_and_the_exit_code_is_1(
         path.write_bytes(b"")
     (data / "cat/001.jpg").write_bytes(b"")
     (data / "cat/002.jpg").write_bytes(b"")
+    (data / "dog/raw.heic").unlink()
     done = in_process("pack", "data", "many")
     assert done.returncode == 1
     _, *rest = done.stdout.splitlines()

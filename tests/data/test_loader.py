@@ -217,6 +217,18 @@ def test_a_state_of_another_shuffle_or_of_none_is_refused(on_ranks: OnRanks, num
     on_ranks(2, work)
 
 
+def test_a_state_of_an_older_release_is_known(on_ranks: OnRanks, numbered: Path) -> None:
+    def work(world: Any) -> None:
+        with Loader(numbered, world, BATCH) as loader:
+            state = loader.state_dict()
+            old = ", ".join(part.rpartition(" ")[0] for part in state["data"].split(", "))
+            loader.load_state_dict({**state, "data": old})
+            with pytest.raises(UsageError, match="the state has data = '0"):
+                loader.load_state_dict({**state, "data": f"0{old}"})
+
+    on_ranks(1, work)
+
+
 def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: Path) -> None:
     def notes(world: Any, **options: Any) -> tuple[str, ...]:
         world.placement = place(range(4), "abab")
@@ -239,6 +251,7 @@ def test_a_shuffle_that_crosses_switches_is_noted(on_ranks: OnRanks, numbered: P
         ({"size": -3}, "Loader: size = -3, but it has to be at least 0"),
         ({"windows": 0}, "Loader: windows = 0, but it has to be at least 1"),
         ({"seed": -1}, "seed = -1; it is 0 at least"),
+        ({"seed": 1 << 64}, "seed = 18446744073709551616; it is 18446744073709551615 at most"),
         ({"storage": "replicated", "groups": 2}, 'groups = 2, but storage = "replicated"'),
     ],
 )

@@ -159,6 +159,17 @@ def test_a_batch_stays_while_the_next_ones_are_made() -> None:
         assert begun == len(wanted)
 
 
+def test_the_last_batch_stays_until_one_of_the_next_iterator_is_there() -> None:
+    with loader_of(PICTURES) as (loader, _):
+        for steps in (1, 2):
+            *_, (last, _labels) = loader.batches([np.array([number, 3]) for number in range(steps)])
+            kept = last.clone()
+            other = loader.batches([np.array([9, 8])] * steps)
+            next(other)
+            assert torch.equal(last, kept)
+            other.close()
+
+
 def test_closing_the_iterator_stops_the_loading() -> None:
     source = iter([np.arange(first, first + 10) for first in range(0, COUNT, 10)])
     with loader_of(PICTURES) as (loader, memory):

@@ -37,6 +37,8 @@ def test_every_sample_of_an_epoch_is_seen_once_on_any_number_of_ranks(
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert permutation(8, 0, 0).tolist() == permutation(8, 0, 0).tolist() == [5, 0, 6, 1, 7, 2, 4, 3]
     assert len({tuple(permutation(50, seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    assert len({tuple(permutation(50, seed, 0)) for seed in (0, 1 << 63, (1 << 63) + 1, (1 << 64) - 1)}) == 4
+    assert permutation(8, (1 << 63) - 1, 2).tolist() == [1, 7, 4, 5, 6, 3, 0, 2], "that of older releases"
 
 
 @given(st.integers(0, 200), st.integers(1, 64), st.integers(1, 9))

@@ -78,7 +78,7 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from unisono.data.kinds import find_kind
-    from unisono.data.pack.packing import pack
+    from unisono.data.pack.packing import as_texts, pack
     from unisono.launch import cores
 
     total_skipped = 0
@@ -98,6 +98,9 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         )
         for key, why in skipped[:MAX_LISTED]:
             console.print(f"  skipped {key}: {why}", markup=False)
+        if part.others:
+            (first,) = as_texts(part.others[:1])
+            console.print(f"  files of other kinds, left out: {len(part.others):,}, as {first}", markup=False)
         if empty := [one for one in part.empty if one not in index.about.classes]:
             console.print(f"  folders without samples, so no classes: {', '.join(empty)}", markup=False)
         if len(skipped) > MAX_LISTED:

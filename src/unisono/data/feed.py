@@ -16,6 +16,17 @@ from unisono.data.order import Numbers, ShuffleOptions, own_numbers, share, step
 from unisono.engine import Observe, observed
 
 
+def is_same_data(one: str, other: str) -> bool:
+    """Return True if two fingerprints are of the same data; that of a pack of an older release lacks its last word.
+
+    >>> is_same_data("40 13c62b16, 12 2f471622", "40 13c62b16 00c0ffee, 12 2f471622 0badcafe")
+    True
+    """
+    parts, others = one.split(", "), other.split(", ")
+    pairs = [sorted(pair) for pair in zip(parts, others, strict=False)]
+    return len(parts) == len(others) and all(a == b or b.startswith(f"{a} ") for a, b in pairs)
+
+
 @dataclass
 class FeedFacts(InputFacts):
     """Facts of a run's data: all that a rank without batches, a server's, knows."""

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from unisono.data.feed import is_same_data
 from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import parse_shuffle, steps_of
@@ -71,12 +72,13 @@ class Loader(Running):
                 "ranks, or raise batch"
             )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
-        _check_number("seed", seed)
+        _check_number("seed", seed, most=(1 << 64) - 1)
         _check_number("threads", options.threads, 1)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
         self._feed.share_among(virtual_ranks)
+        self._closed = False
         self._ranks = virtual_ranks or world.size
         self._settings = {
             "batch": batch,
@@ -103,8 +105,9 @@ class Loader(Running):
         """Yield this rank's inputs and labels of the epoch's steps, from `step` on. Collective.
 
         A batch's memory is reused after the next batch, but not on a device. After the last step, the next epoch
-        begins. Raises UsageError if the loader was meanwhile iterated again, or moved to another step.
+        begins. Raises UsageError if the loader was meanwhile iterated again, moved to another step, or closed.
         """
+        self._check_open()
         self._stop()
         if self.step >= len(self):  # the loop before counted its batches, and never asked for one more
             self._move(self.epoch + 1, 0)
@@ -126,6 +129,7 @@ class Loader(Running):
 
     def test_batches(self) -> Iterator[Batch]:
         """Yield this rank's share of the test set, without random changes."""
+        self._check_open()
         return to_device(self._feed.test_batches(self.batch), self.device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -150,9 +154,10 @@ class Loader(Running):
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
         for name, own in self._settings.items():
-            if state.get(name) != own:
+            given = state.get(name)
+            if given != own and not (name == "data" and is_same_data(str(given), str(own))):
                 raise UsageError(
-                    f"the state has {name} = {state.get(name)!r}, but this loader {own!r}; make the loader as it was, "
+                    f"the state has {name} = {given!r}, but this loader {own!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
                 )
         if not 0 <= state["step"] <= len(self):
@@ -162,22 +167,30 @@ class Loader(Running):
 
     def close(self) -> None:
         """Stop the threads and free the memory. Collective."""
+        self._closed = True
         self._stop()
         self._feed.close()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
+        self._closed = True
         self._feed.stop_threads()  # after an error the other ranks may never come to free the memory together
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the loader is closed; make another one")
 
     def _move(self, epoch: int, step: int) -> None:
         self._stop()
         self.epoch, self.step = epoch, step
 
 
-def _check_number(name: str, value: int, least: int = 0) -> None:
-    """Raise UsageError for an argument that is too small."""
+def _check_number(name: str, value: int, least: int = 0, most: int | None = None) -> None:
+    """Raise UsageError for an argument that is too small or too large."""
     if value < least:
         raise UsageError(f"{name} = {value}; it is {least} at least")
+    if most is not None and value > most:
+        raise UsageError(f"{name} = {value}; it is {most} at most")
 
 
 class BatchDataset(IterableDataset[Any]):

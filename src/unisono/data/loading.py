@@ -214,9 +214,11 @@ class Prefetcher(Reader):
         self._threads, self._own, self._make_transform = threads, threading.local(), transform
         self._pool, self._observe, self._device = ThreadPoolExecutor(threads, name, self._begin), observe, device
         self._spare: list[torch.Tensor] = []
+        self._ended: list[torch.Tensor] = []  # last batches of iterators that have ended: spare after the next batch
 
     def batches(self, wanted: Iterable[Numbers], seed: int | None = None, epoch: int = 0) -> Generator[Batch]:
-        """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch.
+        """Yield one batch for each array of sample numbers. A batch's memory is reused after the next batch, be
+        it one of the next iterator.
 
         With a seed, samples are changed at random, as in training; without, they are as in validation.
         Raises DecodeError, naming the sample, if one cannot be decoded. Closing the iterator stops the loading.
@@ -242,6 +244,8 @@ class Prefetcher(Reader):
                 start_up_to(PREFETCHED_BATCHES)
                 if current is not None:
                     self._spare.append(current)
+                self._spare += self._ended
+                self._ended.clear()
                 current = memory
                 yield batch
         finally:
@@ -250,7 +254,7 @@ class Prefetcher(Reader):
                     begun.exception()
                 self._spare.append(memory)
             if current is not None:
-                self._spare.append(current)
+                self._ended.append(current)
 
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -96,7 +96,7 @@ def permutation(samples: int, seed: int, epoch: int) -> Numbers:
 
 def epoch_rng(seed: int, epoch: int, worker: int = -1) -> np.random.Generator:
     """Return the random numbers of the order of an epoch: of all ranks, or of one worker that draws by itself."""
-    return np.random.Generator(np.random.Philox(key=(seed, (worker + 1) << 40 | epoch)))
+    return np.random.Generator(np.random.Philox(key=np.array([seed, (worker + 1) << 40 | epoch], np.uint64)))
 
 
 def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: ShuffleOptions) -> Numbers:

@@ -59,9 +59,13 @@ def packed_feed(
         storage = read_storage(place, train, world)
     in_memory = REPLICATED if out_of_step else PARTITIONED
     test_place = replace(options, storage=FILES if options.storage == FILES else in_memory, groups=1)
-    with observed(observe, "read test set", "loading"):
-        test_storage = read_storage(test_place, test, world)
-        test_storage.give_stretches()
+    try:
+        with observed(observe, "read test set", "loading"):
+            test_storage = read_storage(test_place, test, world)
+            test_storage.give_stretches()
+    except PackError:  # on every rank
+        storage.close()
+        raise
     if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
         fingerprint += f", {storage.order_name}"
     own = 0

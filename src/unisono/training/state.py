@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from unisono.data.feed import is_same_data
 from unisono.errors import CheckpointError, RecipeError, UsageError
 from unisono.processor import HOST, processor
 from unisono.step.replica import ANCHOR
@@ -219,7 +220,7 @@ def check_change(before: Recipe, now: Recipe, point: RunPoint, data: str) -> Non
             f"optimizer.name = {now.optimizer.name!r}, but the run has the state of {before.optimizer.name!r}; "
             "a new run can have another"
         )
-    if point.done and point.data != data:
+    if point.done and not is_same_data(point.data, data):
         raise RecipeError(
             f"the run stopped {point.done} steps into an epoch of other data ({point.data}) than now ({data}); "
             "change it at the end of an epoch"

@@ -65,9 +65,10 @@ class Window:
         self.sync = self._window.Sync
 
     def free(self) -> None:
-        """Free the memory. Views of it must not be used afterwards."""
-        self._window.Unlock_all()
-        self._window.Free()
+        """Free the memory, unless that is done. Views of it must not be used afterwards."""
+        if self._window != MPI.WIN_NULL:
+            self._window.Unlock_all()
+            self._window.Free()
 
 
 def plan_slot(free: int | None, ranks: int, other_bytes: int = 0) -> int:
@@ -107,10 +108,10 @@ def reserve_slots(comm: MPI.Intracomm, other_bytes: int) -> tuple[Window | None,
     """
     free = _agreed_free(comm)
     slot = plan_slot(free, comm.size, other_bytes)
-    window = _allocate(comm, SLOTS_PER_RANK * slot) if slot else None
+    window = allocate_window(comm, SLOTS_PER_RANK * slot) if slot else None
     while window is None and slot > MIN_SLOT_BYTES:  # another process took the memory
         slot //= 2
-        window = _allocate(comm, SLOTS_PER_RANK * slot)
+        window = allocate_window(comm, SLOTS_PER_RANK * slot)
     if window is None:
         least = SLOTS_PER_RANK * MIN_SLOT_BYTES + other_bytes
         _warn(comm, free, least, "they send each other messages instead, which is slower")
@@ -130,7 +131,7 @@ def _agreed_free(comm: MPI.Intracomm) -> int | None:
     return None if agreed < 0 else agreed
 
 
-def _allocate(comm: MPI.Intracomm, nbytes: int) -> Window | None:
+def allocate_window(comm: MPI.Intracomm, nbytes: int) -> Window | None:
     """Return a window with allocated pages on every rank; None on all ranks if one could not allocate."""
     window = Window(comm, nbytes)
     if allreduce_min(comm, populate(np.frombuffer(window.own, np.uint8))):

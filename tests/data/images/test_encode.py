@@ -165,6 +165,13 @@ def test_16_bits_become_8_grey_ones(kind: str) -> None:
     assert off(made, grey) < 3
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_numbers_of_an_unknown_range_are_refused(kind: type) -> None:
+    picture = Image.fromarray(np.arange(12, dtype=kind).reshape(3, 4))
+    with pytest.raises(DecodeError, match=r"of an unknown range; convert it to 8 or 16 bits"):
+        encode_image(saved(picture, "TIFF"), 0, 90)
+
+
 @pytest.mark.parametrize("mode", ["L", "1", "I;16"])
 def test_what_was_grey_stays_grey_when_it_is_made_smaller(mode: str) -> None:
     assert opened(encode_image(saved(photo(60, 40, "L").convert(mode), "PNG"), 20, 90)).mode == "L"

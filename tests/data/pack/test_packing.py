@@ -429,3 +429,28 @@ def test_raw_samples_keep_their_shape(tmp_path: Path) -> None:
 def test_fingerprints_stay_what_they_are(kind: str, shape: tuple[int, int] | None, fingerprint: str) -> None:
     source = Source(kind, ("no", "yes"), ["0.x", "1.x"], np.array([0, 1]), np.array([3, 4]), lambda _: b"", shape)
     assert _fingerprint(source, PackOptions(20, 1, 1024, 50)) == fingerprint
+
+
+def test_a_fingerprint_of_the_samples_sees_their_content_and_what_they_are(tmp_path: Path) -> None:
+    def made(name: str, source: Source, options: PackOptions = WAY) -> str:
+        pack(source, tmp_path / name, options, 1, quiet)
+        return read_index(tmp_path / name).fingerprint
+
+    own = made("own", SOUNDS)
+    assert made("again", SOUNDS, PackOptions(stripes=2)) == own
+    others = [
+        made("content", replace(SOUNDS, read=lambda number: SOUNDS.read(number)[:-1] + b"!")),
+        made("classes", replace(SOUNDS, classes=("no", "maybe"))),
+    ]
+    assert len({own, *others}) == 3
+    old = read_index(tmp_path / "own")
+    old = replace(old, about=replace(old.about, content=""))
+    assert all(each.startswith(f"{old.fingerprint} ") for each in (own, *others)), "states of older releases are known"
+
+
+def test_stripes_of_another_pack_are_refused(tmp_path: Path) -> None:
+    for name, labels in (("one", SOUNDS.labels), ("two", SOUNDS.labels[::-1])):
+        pack(replace(SOUNDS, labels=labels), tmp_path / name, WAY, 1, quiet)
+    (tmp_path / "two/index.arrow").write_bytes((tmp_path / "one/index.arrow").read_bytes())
+    with pytest.raises(PackError, match="is not what the index says"):
+        samples_of(read_index(tmp_path / "two"))

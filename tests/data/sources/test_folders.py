@@ -33,7 +33,7 @@ def test_a_folder_is_a_class(tmp_path: Path) -> None:
 
 
 def test_links_to_nothing_and_folders_without_samples_are_told(tmp_path: Path) -> None:
-    lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "bird/read.me", ".git/config")
+    lay(tmp_path, "dog/2.jpg", "cat/1.jpg", "bird/read.me", ".git/config", "LICENSE")
     (tmp_path / "cat" / "3.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "cat" / "4.jpg").symlink_to("1.jpg")
     found = find(tmp_path)
@@ -42,6 +42,7 @@ def test_links_to_nothing_and_folders_without_samples_are_told(tmp_path: Path) -
     assert list(source.keys) == ["cat/1.jpg", "cat/4.jpg", "dog/2.jpg"]
     assert list(source.skipped) == [("cat/3.jpg", "it is no file, or a link to none")]
     assert source.empty == ["bird"]
+    assert source.others == ["bird/read.me"]
 
 
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.sources import Source, kind_of, labelled_source, number_classes, unify_classes
+from unisono.data.sources import Source, find, kind_of, labelled_source, number_classes, unify_classes, walk
+from unisono.data.sources.texts import files_by_split
 from unisono.errors import PackError
 
 
@@ -17,7 +22,21 @@ def source(*names: str) -> Source:
 
 
 @pytest.mark.parametrize(
-    "name", ["a.jpg", "a.JPEG", "b/a.x.png", "a.bmp", "a.webp", "a.gif", "a.tif", "a.TIFF", "a.pgm"]
+    "name",
+    [
+        "a.jpg",
+        "a.JPEG",
+        "b/a.x.png",
+        "a.bmp",
+        "a.webp",
+        "a.gif",
+        "a.tif",
+        "a.TIFF",
+        "a.pgm",
+        "a.jfif",
+        "a.jpe",
+        "a.avif",
+    ],
 )
 def test_images_are_known_by_their_names(name: str) -> None:
     assert kind_of(name) == IMAGE
@@ -82,3 +101,30 @@ def test_parts_whose_classes_are_the_same_stay_as_they_are() -> None:
     parts = {"train": part, "test": part}
     assert unify_classes(parts) == parts
     assert unify_classes({"": part})[""] is part
+
+
+def test_links_are_followed_but_not_into_what_leads_to_them(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("data/a", "data/b", "data/b/.hidden", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "0.txt").write_text(name)
+    for name, target in (("a/l", data / "b"), ("b/l", data / "a"), ("a/up", tmp_path), ("c", tmp_path / "elsewhere")):
+        (data / name).symlink_to(target)
+    files = ["a/0.txt", "a/l/0.txt", "b/0.txt", "b/l/0.txt", "c/0.txt"]
+    assert sorted(str(file.relative_to(data)) for file in walk(data)) == files
+    assert {split: len(found) for split, found in files_by_split(data, (".txt",), by_name=False).items()} == {"": 5}
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/0.jpg").write_bytes(b"1")
+    (tmp_path / "a/secret").mkdir()
+
+    def scan(folder: Any, scandir: Callable[[Any], Any] = os.scandir) -> Any:
+        if Path(folder).name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(PackError, match=r"cannot list .*secret: Permission denied"):
+        find(tmp_path)

@@ -43,6 +43,23 @@ def test_names_are_splits_where_they_may_be(tmp_path: Path) -> None:
     assert list(files_by_split(tmp_path, (".py",), by_name=False)) == [""]
 
 
+@pytest.mark.parametrize(
+    ("names", "by_name", "splits"),
+    [
+        (("test.txt", "train.txt", "valid.txt"), False, ["test", "train", "valid"]),
+        (("ptb.test.txt", "ptb.train.txt"), False, ["test", "train"]),
+        (("test.txt", "trains.txt"), False, [""]),
+        (("train.txt",), False, [""]),
+        (("en/c4-train.00000.txt", "en/c4-validation.00000.txt"), True, ["train", "validation"]),
+    ],
+)
+def test_words_of_names_are_splits(tmp_path: Path, names: tuple[str, ...], by_name: bool, splits: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("words")
+    assert sorted(files_by_split(tmp_path, (".txt",), by_name)) == splits
+
+
 def test_a_file_in_no_split_beside_splits_is_refused(tmp_path: Path) -> None:
     lay(tmp_path, "train/a.txt", "b.txt")
     with pytest.raises(PackError, match=r"b\.txt is in no split, but others are in train"):

@@ -51,7 +51,7 @@ class ThreadWindow:
 def on_one_node(on_ranks: OnRanks) -> Iterator[OnRanks]:
     """Calls a function on a number of ranks that share memory, each with its world."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_store, "Window", ThreadWindow)
+        patch.setattr(sample_store, "allocate_window", ThreadWindow)
         yield lambda ranks, work: on_ranks(ranks, lambda world: work(NodeWorld(world)))
 
 

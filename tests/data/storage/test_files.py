@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 
 from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
@@ -55,6 +56,24 @@ def test_batches_are_those_of_the_pack_in_memory(on_ranks: OnRanks, options: Dat
     for one, other in zip(from_files, from_memory, strict=True):
         assert all(map(torch.equal, one, other))
         assert len(one) == len(other) > 0
+
+
+def test_files_that_packing_encodes_again_are_encoded_as_it_does(on_ranks: OnRanks, tmp_path: Path) -> None:
+    rotated = Image.Exif()
+    rotated[ExifTags.Base.Orientation] = 6
+    for split in ("train", "test"):
+        for number, (ending, mode) in enumerate([("jpg", "RGB"), ("bmp", "RGB"), ("png", "RGBA"), ("jpg", "CMYK")]):
+            path = tmp_path / "files" / split / "one" / f"{number}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 256, (12, 9, 3), np.uint8)
+            Image.fromarray(pixels).convert(mode).save(path, **({} if number else {"exif": rotated}))
+        pack(find(path.parents[1])[""], tmp_path / "pack" / split, PackOptions(quality=70), 1, lambda: None)
+    options = DataOptions(pack=str(tmp_path / "pack"), files=str(tmp_path / "files"), size=8, threads=1)
+    from_files, from_memory = (
+        on_ranks(1, lambda world, storage=storage: seen(replace(options, storage=storage), world))[0]
+        for storage in ("files", "partitioned")
+    )
+    assert all(map(torch.equal, from_files, from_memory))
 
 
 def test_a_file_that_is_gone_is_named(on_ranks: OnRanks, options: DataOptions, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 import unisono
 from unisono.data import Loader
 from unisono.data.storage import AUTO, FILES, STORAGES
+from unisono.errors import UsageError
 from unisono.world import World
 
 BATCH, SEED, SAMPLES = 16, 4, 101
@@ -92,3 +93,14 @@ def test_a_loop_is_resumed_on_fewer_ranks(group: World, packs: Path, storage: st
     assert seen == expected
     assert (state["epoch"], state["step"]) == (1, STEPS)
     part.free()
+
+
+@pytest.mark.parametrize("storage", IN_PACKS)
+def test_a_closed_loader_says_so_and_may_be_closed_again(group: World, packs: Path, storage: str) -> None:
+    loader = Loader(packs, group, BATCH, storage=storage)
+    next(iter(loader))
+    loader.close()
+    loader.close()
+    for look in (loader.__iter__, loader.test_batches):
+        with pytest.raises(UsageError, match="the loader is closed; make another one"):
+            next(look())

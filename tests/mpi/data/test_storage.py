@@ -6,6 +6,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import OpenStripes
-from unisono.data.storage import FILES, STORAGES, Storage, free_memory, read_storage
+from unisono.data.packed_feed import packed_feed
+from unisono.data.storage import FILES, STORAGES, Storage, free_memory, read_storage, replicated, sample_store
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage
 from unisono.data.storage.streamed import StreamedStorage
 from unisono.errors import PackError
 from unisono.launch import MEMORY_VARIABLE
+from unisono.mpi import MPI
+from unisono.transports.window import Window, allocate_window
 from unisono.world import World
 
 BATCH = 16
@@ -217,6 +221,29 @@ def test_a_stripe_that_one_rank_cannot_read_is_reported_to_all(
     assert "is missing" in words
 
 
+@pytest.mark.parametrize("way", IN_PACKS)
+@pytest.mark.parametrize("damaged", ["train", "test"])
+def test_no_memory_is_kept_for_a_pack_that_cannot_be_read(
+    group: World, packs: Path, tmp_path: Path, way: str, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage() -> Path:
+        shutil.copytree(packs, tmp_path / "packs")
+        sorted((tmp_path / "packs" / damaged).glob("stripe-*"))[-1].unlink()
+        return tmp_path / "packs"
+
+    windows = []
+
+    def allocate(comm: Any, nbytes: int) -> Window | None:
+        windows.append(allocate_window(comm, nbytes))
+        return windows[-1]
+
+    for module in (sample_store, replicated):
+        monkeypatch.setattr(module, "allocate_window", allocate)
+    options = DataOptions(pack=str(group.call_on_root(damage)), storage=way, cache_megabytes=1)
+    assert "is missing" in wrong(group, lambda: packed_feed(options, group, 0))
+    assert [window._window for window in windows if window] == [MPI.WIN_NULL] * len(windows)
+
+
 def last_stripe(index: Index) -> int:
     """The first sample of the last stripe."""
     return int(np.searchsorted(index.stripe, index.stripe[-1]))
@@ -233,6 +260,18 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
         found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
         memory.close()
     assert found[0] == found[1]
+
+
+def test_memory_that_others_took_after_it_was_counted_is_done_without(
+    group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(packs / "train")
+    monkeypatch.setattr("unisono.transports.window.populate", lambda _: group.rank != group.size - 1)
+    memory = PartitionedStorage(index, group, DataOptions(), segment_bytes=700)
+    assert sum(group.all_gather_object(len(see(memory, group, len(index), 0)))) == len(index)
+    assert not memory._store.shared
+    memory.close()
+    assert "has no more shared memory" in wrong(group, lambda: ReplicatedStorage(index, group))
 
 
 def test_what_others_have_left_is_taken_over(

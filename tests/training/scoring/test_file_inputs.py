@@ -60,13 +60,15 @@ def evaluated_inputs(recipe: DataOptions) -> torch.Tensor:
     return work_on_ranks(1, work)[0]
 
 
-@pytest.mark.parametrize("augment", ["none", "scale"])
-def test_an_image_is_converted_as_the_packed_one_was(image_samples: Samples, tmp_path: Path, augment: str) -> None:
+@pytest.mark.parametrize(("augment", "short_side"), [("none", 256), ("scale", 256), ("none", 0), ("none", 40)])
+def test_an_image_is_converted_as_the_packed_one_was(
+    image_samples: Samples, tmp_path: Path, augment: str, short_side: int
+) -> None:
     """Larger than the pack's short side, so it is reduced before it is cropped."""
     for part, seed in (("train", 0), ("test", 1)):
         image_samples(tmp_path / "images" / part, count=3, size=(300, 280), seed=seed)
         (source,) = find(tmp_path / "images" / part).values()
-        pack(source, tmp_path / "pack" / part, PackOptions(stripes=2), 1, lambda: None)
+        pack(source, tmp_path / "pack" / part, PackOptions(short_side, stripes=2), 1, lambda: None)
     recipe = DataOptions(pack=str(tmp_path / "pack"), size=24, augment=augment, threads=1)
     inputs, expected = opened(recipe), evaluated_inputs(recipe)
     files = sorted((tmp_path / "images" / "test").rglob("*.jpg"))

@@ -113,11 +113,15 @@ def decode_image(file: bytes, min_side: int = 0) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return the image rotated by its EXIF orientation; the same image if that is missing or cannot be read."""
-    try:
-        rotated = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
-        return ImageOps.exif_transpose(image) if rotated else image
-    except DAMAGE_ERRORS:
-        return image
+    with suppress(*DAMAGE_ERRORS):
+        return ImageOps.exif_transpose(image) if _is_rotated(image) else image
+    return image
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    with suppress(*DAMAGE_ERRORS):
+        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    return False
 
 
 def pixels_of(image: Image.Image, mode: str) -> Pixels:
@@ -149,16 +153,30 @@ UNCHANGED_FORMATS = {"JPEG": ("RGB", "L"), "PNG": ("RGB", "L", "P", "1")}
 """Formats, with their Pillow modes, that are packed unchanged."""
 
 
+def keeps_file(image: Image.Image) -> bool:
+    """Return True if an image's file has a format that is packed unchanged."""
+    return image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
+
+
+def is_packed_unchanged(sample: bytes) -> bool:
+    """Return True if an image that is not reduced is packed byte for byte, by its header. Raises DecodeError."""
+    with _damage_named():
+        image = Image.open(io.BytesIO(sample))
+    return keeps_file(image) and not _is_rotated(image)
+
+
 def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
     """Return the bytes to pack. Raises DecodeError if the image is broken or truncated.
 
     `short_side` is in pixels, 0 for all sizes; `quality` is that of JPEGs, 1 to 100.
     """
     image = decode_image(sample, min_side=2 * short_side)
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these two have 16 bits
+        words = "floating-point numbers" if image.mode == "F" else "integers of 32 bits"
+        raise DecodeError(f"its pixels are {words} of an unknown range; convert it to 8 or 16 bits")
     upright_image = upright(image)
     small = not short_side or min(image.size) <= short_side
-    kept = image.mode in UNCHANGED_FORMATS.get(image.format or "", ()) and "transparency" not in image.info
-    if upright_image is image and small and kept:
+    if upright_image is image and small and keeps_file(image):
         return sample
     grey = image.mode in GREY_MODES
     pixels = pixels_of(upright_image, "L" if grey else "RGB")

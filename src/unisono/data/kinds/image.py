@@ -193,7 +193,10 @@ class ImageKind(SampleKind):
 
     plural = "images"
     column = "image"
-    endings = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+    endings = (
+        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+        *(".jfif", ".jpe", ".avif"),
+    )
     augments = AUGMENTS
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:
@@ -201,6 +204,11 @@ class ImageKind(SampleKind):
         from unisono.data.images.codec import encode_image  # noqa: PLC0415  Pillow is of the extra `data`
 
         return encode_image(sample, options.short_side, options.quality)
+
+    def is_packed_unchanged(self, sample: bytes) -> bool:
+        from unisono.data.images.codec import is_packed_unchanged  # noqa: PLC0415
+
+        return is_packed_unchanged(sample)
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415

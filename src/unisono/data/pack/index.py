@@ -48,6 +48,12 @@ class About:
     """Fingerprint of the data set and of the options with which it was packed."""
     mean_image: tuple[float, ...] = ()
     """Mean of the same images, each stretched to MEAN_SIDE x MEAN_SIDE: (rows, columns, channels), flat."""
+    short_side: int = 256
+    """Pixels to which longer short sides of images were reduced, 0: none; packs of older releases do not say."""
+    quality: int = 90
+    """Quality of JPEGs that were encoded again."""
+    content: str = ""
+    """CRC-32 of the samples' own, in order; packs of older releases have none."""
     version: int = VERSION
 
 
@@ -68,8 +74,10 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the samples, made from their number, lengths and labels."""
-        return f"{len(self)} {_crc([self.length, self.label]):08x}"
+        """Fingerprint of the samples: their number, lengths and labels; then content, classes, kind and shape."""
+        about, found = self.about, f"{len(self)} {_crc([self.length, self.label]):08x}"
+        words = json.dumps([about.content, about.classes, about.kind, about.shape])
+        return f"{found} {zlib.crc32(words.encode()):08x}" if about.content else found
 
     @property
     def nbytes(self) -> int:

@@ -28,7 +28,7 @@ from unisono.data.kinds import Bytes, find_kind
 from unisono.data.kinds.image import MEAN_SIDE
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import read_stretch, schema, to_batch
+from unisono.data.pack.stripe import crc32, read_stretch, schema, to_batch
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 from unisono.files import PARTIAL, naming_os_errors, write_atomically
@@ -56,7 +56,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     done: dict[int, WrittenStripe] = {}
     try:
         _write_stripes(writer, stretches, threads, done)
-        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint)
+        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint, options)
         if len(index):
             with write_atomically(folder / INDEX) as partial:
                 write_index(index, partial)
@@ -75,7 +75,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
 
 @dataclass(frozen=True)
 class WrittenStripe:
-    """Finished stripe: lengths and labels of its samples, the ends of its batches, and the samples skipped."""
+    """Finished stripe: lengths, labels and CRC-32 of its samples, the ends of its batches, and the samples skipped."""
 
     number: int
     nbytes: int
@@ -83,6 +83,7 @@ class WrittenStripe:
     labels: tuple[int, ...]
     batches: tuple[int, ...]
     skipped: tuple[tuple[str, str], ...]
+    checksums: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,16 @@ class StripeWriter:
         if content.get("fingerprint") != self.fingerprint:
             return None
         found = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
-        return found if not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes) else None
+        whole = len(found.checksums) == len(found.lengths)  # a note of an older release has none
+        there = not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes)
+        return found if whole and there else None
 
     def write(self, number: int, first: int, last: int) -> WrittenStripe:
         """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
         source, path = self.source, self.folder / stripe_name(number)
         columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
         lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
+        checksums = list[int]()
         with write_atomically(path) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
                 for made, numbers in self._batches(first, last, skipped):
@@ -120,12 +124,14 @@ class StripeWriter:
                     batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
                     writer.write_batch(batch, custom_metadata=metadata)
                     lengths += map(len, made)
+                    checksums += map(crc32, made)
                     labels += own
                     batches.append(len(lengths))
             nbytes = partial.stat().st_size if lengths else 0
         if not nbytes:
             path.unlink()
-        done = WrittenStripe(number, nbytes, tuple(lengths), tuple(labels), tuple(batches), tuple(skipped))
+        lists = lengths, labels, batches, skipped, checksums
+        done = WrittenStripe(number, nbytes, *map(tuple, lists))
         with write_atomically(_note(self.folder, number)) as partial:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
         return done
@@ -250,7 +256,7 @@ def _fingerprint(source: Source, options: PackOptions) -> str:
     return found.hexdigest()
 
 
-def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str) -> Index:
+def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str, options: PackOptions) -> Index:
     skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
     parts = [np.empty((len(COLUMNS), 0), np.int32)]
@@ -263,6 +269,8 @@ def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerpri
     arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
+    content = crc32(np.array([each for stripe in kept for each in stripe.checksums], np.uint32).data)
+    about = replace(about, short_side=options.short_side, quality=options.quality, content=f"{content:08x}")
     return statistics(Index(about, **arrays, folder=folder))
 
 

@@ -162,10 +162,11 @@ class OpenStripes:
                 at = first
                 while at < last:
                     batch, begin = int(index.batch[at]), int(index.row[at])
-                    data, offsets = stripe.samples(batch)
+                    (data, offsets), labels = stripe.samples(batch)
                     inside = offsets[begin : begin + last - at + 1]
                     count = len(inside) - 1
-                    if count <= 0 or not np.array_equal(np.diff(inside), index.length[at : at + count]):
+                    found, wanted = (np.diff(inside), labels[begin:][:count]), (index.length, index.label)
+                    if count <= 0 or not all(map(np.array_equal, found, (each[at : at + count] for each in wanted))):
                         raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
                     yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
                     at += count
@@ -220,15 +221,18 @@ class StripeFile(io.FileIO):
                 raise PackError(f"{path} is no stripe of a pack; copy the pack again")
             unless_whole.pop_all()
 
-    def samples(self, batch: int) -> EncodedSamples:
-        """Return the samples of a batch, writable; none if there is no such batch. Raises PackError, DAMAGE_ERRORS."""
+    def samples(self, batch: int) -> tuple[EncodedSamples, NDArray[np.int64]]:
+        """Return the samples of a batch, writable, and their labels; none if there is no such batch.
+
+        Raises PackError, DAMAGE_ERRORS.
+        """
         if batch >= self._reader.num_record_batches:
-            return EncodedSamples(NOTHING, np.zeros(1, np.int64))
+            return EncodedSamples(NOTHING, np.zeros(1, np.int64)), np.empty(0, np.int64)
         try:
             rows, metadata = self._reader.get_batch_with_custom_metadata(batch)
             rows.validate()
             data, offsets = samples_of(self._path, batch, rows, metadata)
-            return EncodedSamples(writable(data, self._found), offsets)
+            return EncodedSamples(writable(data, self._found), offsets), np.array(np.from_dlpack(rows.column(1)))
         finally:
             self._found = NOTHING  # the memory belongs to the samples alone
 

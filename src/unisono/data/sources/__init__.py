@@ -5,6 +5,7 @@ A source has the properties that are known without reading its samples, and a fu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ class Source:
     """Samples that are there and cannot be packed, as (key, reason)."""
     empty: Sequence[str] = ()
     """Names of folders that would be classes if they had samples."""
+    others: Sequence[str] = ()
+    """Files of unknown kinds among those of the samples, which are left out."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,6 +87,29 @@ def reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
     except failures as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise PackError(f"cannot read {path}: {reason}") from error
+
+
+def walk(path: Path) -> Iterator[Path]:
+    """Yield the files in a folder and all below it; links are followed, but not into a folder that leads to them.
+
+    Hidden files and folders are left out. Raises PackError for a folder that cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise PackError(f"cannot list {error.filename}: {error.strerror}; allow it, or move it elsewhere") from error
+
+    above = {path: frozenset(map(_identity, path.resolve().parents))}
+    for name, folders, names in os.walk(path, followlinks=True, onerror=fail):
+        folder = Path(name)
+        leading = above.pop(folder) | {_identity(folder)}
+        folders[:] = [each for each in folders if each[0] != "." and _identity(folder / each) not in leading]
+        above |= {folder / each: leading for each in folders}
+        yield from (folder / each for each in names if each[0] != ".")
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def raw_source(

@@ -8,12 +8,11 @@ Hidden files, and files beside the folders of classes, are ignored.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from unisono.data.kinds import find_kind
-from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source
+from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source, walk
 from unisono.errors import PackError
 
 
@@ -23,7 +22,9 @@ def find(path: Path) -> Splits | None:
         return None
     folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
     splits = {name: folder for name, folder in folders.items() if name in SPLITS}
-    other = next((name for name, folder in folders.items() if splits and name not in splits and _files(folder)), None)
+    other = next(
+        (name for name, folder in folders.items() if splits and name not in splits and _files(folder)[0]), None
+    )
     if other is not None:
         raise PackError(
             f"{path} has {next(iter(splits))}, which is a split of a data set, beside {other}, which is not; pack the "
@@ -34,7 +35,7 @@ def find(path: Path) -> Splits | None:
 
 
 def _source(path: Path) -> Source | None:
-    there = _files(path)
+    there, others = _files(path)
     files = [file for file in there if file.is_file()]
     if not files:
         return None
@@ -49,18 +50,14 @@ def _source(path: Path) -> Source | None:
         (str(file.relative_to(path)), "it is no file, or a link to none") for file in there if not file.is_file()
     ]
     folders = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in found.classes]
-    return replace(found, skipped=skipped, empty=[name for name in folders if inside and not name.startswith(".")])
+    empty = [name for name in folders if inside and not name.startswith(".")]
+    beside = [str(file.relative_to(path)) for file in others if (file.parent != path) == bool(inside)]
+    return replace(found, skipped=skipped, empty=empty, others=beside)
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the files of known kinds in a folder, without hidden ones; links are followed. Some may lead to none."""
-    found = list[Path]()
-    for folder, folders, names in os.walk(path, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(folder, name))]
-        found += [Path(folder, name) for name in names if kind_of(name)]
-    return sorted(found)
-
-
-def _is_cycle(folder: Path) -> bool:
-    """Return True if a folder is a link to a folder that contains it: following it would never end."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of known kinds in a folder, of which some may be links to none, and those of others."""
+    known: tuple[list[Path], list[Path]] = [], []
+    for file in sorted(walk(path)):
+        known[kind_of(file.name) is None].append(file)
+    return known

@@ -1,7 +1,7 @@
 """Texts in files, by split: their tokens, joined to one stream and cut into windows (`kinds/text.py`).
 
 corpus/train/a.txt     a folder for each split,       corpus.jsonl     or no splits: the last tenth of the tokens
-corpus/test/b.txt      or a name: test-00000.parquet                   is the test set
+corpus/test/b.txt      or a word of each name: wiki.train.txt          is the test set
 
 .txt .md .rst .py      a text in UTF-8 each
 .jsonl                 in each line an object whose "text" (or "content") is a text
@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import BYTES, TextOptions, Tokenizer, make_tokenizer, token_dtype
-from unisono.data.sources import SPLITS, Source, Splits, reading
+from unisono.data.sources import SPLITS, Source, Splits, reading, walk
 from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
@@ -94,21 +94,30 @@ def join_texts(texts: Iterable[str], tokenizer: Tokenizer) -> NDArray[Any]:
 def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[str, list[Path]]:
     """Return the files with these endings, of each split; empty if there are none. Hidden files are left out.
 
-    `by_name`: files side by side are of the split with which their names begin. Raises PackError if only some files
-    are in splits.
+    `by_name`: a word of a file's name may be its split; otherwise it is only where each file is a .txt and has one,
+    and they differ. Raises PackError if only some files are in splits.
     """
     if path.is_file():
         return {"": [path]} if path.suffix in endings else {}
+    files = sorted(file for file in walk(path) if file.suffix in endings and file.is_file())
+    names = [file.relative_to(path).parts for file in files]
+    splits = [_split_of(parts, by_name=True) for parts in names]
+    texts = all(parts[-1].endswith(".txt") for parts in names)  # train.py and test.py are programs
+    if not by_name and ("" in splits or len(set(splits)) == 1 or not texts):
+        splits = [_split_of(parts, by_name=False) for parts in names]
     found: dict[str, list[Path]] = {}
-    for file in sorted(each for ending in endings for each in path.rglob(f"*{ending}")):
-        parts = file.relative_to(path).parts
-        if file.is_file() and not any(part.startswith(".") for part in parts):
-            word = parts[0] if len(parts) > 1 else re.split(r"[-_.]", file.name)[0] if by_name else ""
-            found.setdefault(word if word in SPLITS else "", []).append(file)
+    for file, split in zip(files, splits, strict=True):
+        found.setdefault(split, []).append(file)
     if len(found) > 1 and "" in found:
         others = ", ".join(sorted(set(found) - {""}))
         raise PackError(f"{path}: {found[''][0].name} is in no split, but others are in {others}; move it, or pack one")
     return found
+
+
+def _split_of(parts: Sequence[str], by_name: bool) -> str:
+    """Return the split of a file with these names of folders and its own; empty if it has none."""
+    words = (*parts[:-1][:1], *(re.split(r"[-_.]", parts[-1]) if by_name else ()))
+    return next((word for word in words if word in SPLITS), "")
 
 
 def windows_source(stream: TokenStream, window: int, path: Path, split: str) -> Source:
@@ -214,4 +223,4 @@ FORMATS: tuple[tuple[tuple[str, ...], bool, Callable[[Sequence[Path]], Iterable[
     ((".parquet",), True, _read_tables),
     ((".txt", ".md", ".rst", ".py"), False, _read_files),
 )
-"""Endings of files of texts; True if files side by side are of the split with which their names begin; the reader."""
+"""Endings of files of texts; True if a word of a file's name alone may be its split; the reader."""

@@ -6,7 +6,8 @@
     step ─▶ numbers ─▶ decoding threads: open, read, decode, crop          one file at a time in each thread
 
 Nothing is read ahead but the batches that the threads prepare (`loading.py`), and nothing is in memory. The batches of
-an epoch are those of a pack in memory; where packing made images smaller, files are decoded in their own size.
+an epoch are those of a pack in memory: files that packing encodes again, whatever their size, are encoded as it does.
+Where packing made images smaller, files are decoded in their own size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from unisono.data.kinds import Bytes, find_kind
 from unisono.data.options import DataOptions
 from unisono.data.order import Numbers
 from unisono.data.pack.index import Index
-from unisono.data.pack.packing import as_texts
+from unisono.data.pack.packing import PackOptions, as_texts
 from unisono.data.sources import find
 from unisono.data.storage import Storage
 from unisono.errors import DecodeError, PackError
@@ -83,10 +84,15 @@ def find_files(index: Index, folder: str) -> Callable[[int], Bytes]:
             f"{len(index)} of {len(about.classes)}, or others; name what it was packed from, or pack it again"
         )
 
+    kind, packing = find_kind(about.kind), PackOptions(short_side=0, quality=about.quality)
+    unchanged = np.zeros(len(rows), np.bool_)  # those that are known to be, so that their headers are read once
+
     def read(number: int) -> Bytes:
         row = int(rows[number])
         try:
-            return np.frombuffer(bytearray(source.read(row)), np.uint8)
+            file = source.read(row)
+            unchanged[number] = unchanged[number] or kind.is_packed_unchanged(file)
+            return np.frombuffer(bytearray(file if unchanged[number] else kind.encode(file, packing)), np.uint8)
         except OSError as error:
             raise DecodeError(f"cannot read {keys[row]} in {folder}: {error.strerror or error}") from error
 

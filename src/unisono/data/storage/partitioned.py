@@ -195,7 +195,11 @@ class PartitionedStorage(Storage):
         capacity = np.maximum(plan.capacity(shared), (len(held), ends[-1]))
         own = None if names is None else names.with_name(f"{names.name}-{world.rank:05}")
         self._store = SampleStore(self._group, index.length, capacity, shared, own)
-        world.call_on_all(lambda: self._store.fill(held, chain(stretches, read_samples(index, read)), rows))
+        try:
+            world.call_on_all(lambda: self._store.fill(held, chain(stretches, read_samples(index, read)), rows))
+        except PackError:
+            self.close()
+            raise
         left.remove()
         if len(missing) < len(index):
             words = f"{len(index) - len(missing):,} of {len(index):,} samples were left in memory"

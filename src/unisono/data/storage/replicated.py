@@ -29,8 +29,9 @@ from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_stretch
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
+from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
-from unisono.transports.window import Window
+from unisono.transports.window import allocate_window
 from unisono.world import World
 
 
@@ -65,7 +66,16 @@ class ReplicatedStorage(Storage):
         own = slice(*bounds(len(firsts), node.size, node.rank))
         nbytes = int(sizes[own].sum())
         check_free_memory(world, nbytes, shared=True)
-        self._window = Window(node.comm, nbytes)
+        window = allocate_window(node.comm, nbytes)
+        short = [rank for rank, found in enumerate(world.all_gather_object(window is not None)) if not found]
+        if window is None or short:
+            if window is not None:
+                window.free()
+            raise PackError(
+                f"the node of rank {short[0]} has no more shared memory (/dev/shm) for its copy of the pack: others "
+                'have taken it; store the pack partitioned (storage = "partitioned"), or make /dev/shm larger'
+            )
+        self._window = window
         self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
 
         def read() -> None:
@@ -75,7 +85,11 @@ class ReplicatedStorage(Storage):
                     memory[at : at + len(data)] = data
                     at += len(data)
 
-        world.call_on_all(read)
+        try:
+            world.call_on_all(read)
+        except PackError:
+            self.close()
+            raise
         self._window.sync()
         node.comm.Barrier()
         self._window.sync()

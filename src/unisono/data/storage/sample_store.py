@@ -40,7 +40,7 @@ from unisono.data.order import joined_ranges
 from unisono.data.pack.stripe import EncodedSamples
 from unisono.data.storage.free_memory import check_free_memory
 from unisono.schedules.pieces import bounds
-from unisono.transports.window import Window
+from unisono.transports.window import Window, allocate_window
 from unisono.world import World
 
 COPY_BYTES = 512 << 10
@@ -84,8 +84,9 @@ class SampleStore:
     ) -> None:
         """Allocate `capacity`, (samples, blocks), on each rank; `lengths` has the bytes of all samples of the pack.
 
-        `shared` requires several ranks on one node. With `names`, the samples are left to others at the end of this
-        process, in a file whose path begins so (`handing_over.py`).
+        `shared` requires several ranks on one node; the store is not shared where its shared memory is short. With
+        `names`, the samples are left to others at the end of this process, in a file whose path begins so
+        (`handing_over.py`).
         """
         self.world, self.lengths, self.shared, self._names = world, lengths, shared, names
         self.block = block_of(lengths)
@@ -184,7 +185,7 @@ class SampleStore:
 
         Raises PackError.
         """
-        check_free_memory(self.world, nbytes_of(self.capacity + more, self.block), self.shared or bool(self._names))
+        check_free_memory(self.world, nbytes_of(self.capacity + more, self.block), bool(self._names))
         old, window, path = self.own, self._window, self._path
         (first, begin), (last, end) = self.cuts[0].tolist(), self.cuts[-1].tolist()
         self.capacity = self.capacity + more
@@ -218,10 +219,11 @@ class SampleStore:
         self._header = np.zeros(5, np.int64)
         if self._names is not None:
             wholes = self._open_files(self._names, nbytes)
-        elif self.shared:
-            self._window = Window(self.world.comm, nbytes)
-            wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in self._window.buffers]
-        else:
+        elif self.shared and (window := allocate_window(self.world.comm, nbytes)) is not None:
+            self._window = window
+            wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in window.buffers]
+        else:  # samples are sent
+            self.shared = False
             wholes = [np.empty(nbytes, np.uint8)]
         shape = blocks, self.block
         self.buffers = [

@@ -130,6 +130,7 @@ class FileInputs(InputFacts):
             )
         self._kind = find_kind(name or about.kind)
         self._transform = self._kind.transform(index, options)()
+        self._packing = PackOptions(short_side=about.short_side, quality=about.quality)
         self.names, shape = about.classes, self._transform.shape
         """Names of the classes."""
         super().__init__(len(about.classes), shape[-1], self._transform.batch(torch.zeros(1, *shape)))
@@ -148,7 +149,7 @@ class FileInputs(InputFacts):
                 raise DecodeError(f"it holds {other.plural}; {wanted}")
         memory = torch.empty((1, *self._transform.shape))
         try:
-            self._transform.into(memory[0], memoryview(self._kind.encode(content, PackOptions())), None)
+            self._transform.into(memory[0], memoryview(self._kind.encode(content, self._packing)), None)
         except DecodeError as error:
             raise DecodeError(f"{error}; {wanted}") from error
         return self._transform.batch(memory)
