@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_443,
     "collectives": 4_010,
     "compute": 1_223,
-    "data": 6_323,
+    "data": 6_328,
     "elastic": 1_136,
     "engine": 618,
     "foresight": 791,

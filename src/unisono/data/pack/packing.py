@@ -28,7 +28,7 @@ from unisono.data.kinds import Bytes, find_kind
 from unisono.data.kinds.image import MEAN_SIDE
 from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
 from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import crc32, read_stretch, schema, to_batch
+from unisono.data.pack.stripe import checksum_of, read_stretch, schema, to_batch
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 from unisono.files import PARTIAL, naming_os_errors, write_atomically
@@ -124,14 +124,14 @@ class StripeWriter:
                     batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
                     writer.write_batch(batch, custom_metadata=metadata)
                     lengths += map(len, made)
-                    checksums += map(crc32, made)
+                    checksums += map(checksum_of, made)
                     labels += own
                     batches.append(len(lengths))
             nbytes = partial.stat().st_size if lengths else 0
         if not nbytes:
             path.unlink()
-        lists = lengths, labels, batches, skipped, checksums
-        done = WrittenStripe(number, nbytes, *map(tuple, lists))
+        found = tuple(lengths), tuple(labels), tuple(batches), tuple(skipped), tuple(checksums)
+        done = WrittenStripe(number, nbytes, *found)
         with write_atomically(_note(self.folder, number)) as partial:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
         return done
@@ -269,7 +269,7 @@ def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerpri
     arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
     about = About(source.kind, source.classes, source.shape, skipped=skipped, stripes=files, made_from=fingerprint)
-    content = crc32(np.array([each for stripe in kept for each in stripe.checksums], np.uint32).data)
+    content = checksum_of(np.array([each for stripe in kept for each in stripe.checksums], np.uint32).tobytes())
     about = replace(about, short_side=options.short_side, quality=options.quality, content=f"{content:08x}")
     return statistics(Index(about, **arrays, folder=folder))
 

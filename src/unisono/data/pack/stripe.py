@@ -62,6 +62,11 @@ DAMAGE_ERRORS = (pa.ArrowException, ValueError, OSError)
 """Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
 
 
+def checksum_of(sample: Bytes | bytes) -> int:
+    """Return the CRC-32 of a sample."""
+    return int(crc32(sample))
+
+
 class EncodedSamples(NamedTuple):
     """Samples side by side in memory: sample i is data[offsets[i] : offsets[i + 1]]."""
 
