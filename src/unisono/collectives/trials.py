@@ -145,8 +145,8 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
                 begun = time.perf_counter()
                 start()
                 taken[number, index] = time.perf_counter() - begun
-    except BaseException:  # other ranks may still access them, whatever has ended the wait
-        group.keep_alive_if_pending(*sides)
+    except BaseException:  # whatever has ended the wait
+        group.interrupt(*sides)
         raise
     for one in plans:
         group.prepared.pop(one, None)

@@ -158,7 +158,7 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
         Py_XDECREF(key);
     }
     if (found == NULL && played == NULL) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Clear(); /* a sparse tensor has no memory: the checks name what it is */
         Py_RETURN_FALSE;
     }
