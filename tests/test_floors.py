@@ -43,11 +43,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_180,
+    ".": 3_182,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_439,
-    "collectives": 4_020,
+    "collectives": 4_023,
     "compute": 1_223,
     "data": 6_180,
     "elastic": 1_136,
