@@ -355,7 +355,7 @@ class Group:
         """Return a flat, zeroed tensor: in shared memory if all ranks share a node, else in the rank's own memory."""
         call = call_of(f"empty({length} x {name_of(dtype)})")
         if self.size == 1 or not self.uses_shared_memory(call):
-            return torch.zeros(length, dtype=dtype)
+            return torch.zeros(length, dtype=dtype, device="cpu")
         with self.enter_library_call(call):
             for ready in self._prepared_with:
                 ready.clear()  # what was ordinary memory at an address may be shared now

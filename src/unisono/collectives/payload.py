@@ -73,7 +73,7 @@ def send_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor to receive into: itself if it is plain, else a plain one; `copy_back` then copies it back."""
-    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def copy_back(tensors: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> None:
@@ -142,7 +142,7 @@ def is_writable(tensor: torch.Tensor) -> bool:
         reach += stride * (size - 1)
     if nested:
         return True
-    offsets = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    offsets = torch.arange(reach + 1, device="cpu").as_strided(tensor.shape, tensor.stride())
     return bool(np.unique(offsets.numpy()).size == tensor.numel())
 
 
