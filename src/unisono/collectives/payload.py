@@ -34,7 +34,11 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the size of a tensor in bytes. Raises TensorError for one that is not in plain CPU memory."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TensorError(f"unsupported tensor: {tensor.layout} on {tensor.device}; convert it to a dense CPU tensor")
-    return int(tensor.nbytes)
+    nbytes = int(tensor.nbytes)
+    if nbytes and not tensor.data_ptr():
+        kind = type(tensor).__name__
+        raise TensorError(f"unsupported tensor: a {kind} has no memory of its own; give its local tensor")
+    return nbytes
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.memory:

@@ -119,7 +119,7 @@ def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
     for tensor in tensors:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided):
             return ()
-        if not is_plain(tensor):
+        if not is_plain(tensor) or (tensor.numel() and not tensor.data_ptr()):  # a wrapper of other tensors
             return ()
         key += tensor.data_ptr(), tensor.numel(), tensor.dtype
     return tuple(key)

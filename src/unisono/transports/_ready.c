@@ -28,6 +28,7 @@ static int describe(PyObject *key, Py_ssize_t at, PyObject *tensor) {
     PyObject *count = PyObject_CallMethodNoArgs(tensor, names[NUMEL]);
     if (count == NULL) return -1;
     PyTuple_SET_ITEM(key, at + 1, count);
+    if (!PyObject_IsTrue(address) && PyObject_IsTrue(count)) return 0; /* a wrapper of other tensors */
     PyObject *dtype = PyObject_GetAttr(tensor, names[DTYPE]);
     if (dtype == NULL) return -1;
     PyTuple_SET_ITEM(key, at + 2, dtype);

@@ -168,7 +168,7 @@ def _checked(summands: int) -> int:
 
 def _compiles(*flat: torch.Tensor) -> bool:
     """Return True where compiled code converts these tensors."""
-    return is_compiled() and all(one.is_cpu and one.is_contiguous() for one in flat)
+    return is_compiled() and all(one.is_cpu and one.is_contiguous() and one.data_ptr() for one in flat)
 
 
 class ExactArithmetic(NumpyArithmetic):
