@@ -34,6 +34,8 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the size of a tensor in bytes. Raises TensorError for one that is not in plain CPU memory."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TensorError(f"unsupported tensor: {tensor.layout} on {tensor.device}; convert it to a dense CPU tensor")
+    if tensor.is_quantized:
+        raise TensorError("unsupported tensor: quantized, each with a scale of its own; give its int_repr()")
     nbytes = int(tensor.nbytes)
     if nbytes and not tensor.data_ptr():
         kind = type(tensor).__name__

@@ -161,6 +161,12 @@ def test_tensors_without_memory_of_their_own_raise(world: World, spread: World) 
                 these.allreduce(torch._efficientzerotensor((4,)), algorithm)
 
 
+def test_quantized_tensors_raise(world: World) -> None:
+    quantized = torch._empty_affine_quantized([3], scale=0.1, zero_point=0, dtype=torch.qint8)
+    with pytest.raises(TensorError, match="quantized"):
+        world.broadcast(quantized)
+
+
 def test_different_ops_raise_mismatch(group: World) -> None:
     if group.size == 1:
         pytest.skip("one rank agrees with itself")
