@@ -294,4 +294,5 @@ def sum_of_squares(world: Any, parts: Iterable[tuple[int, torch.Tensor]], count:
     world.allreduce(sums)
     high, low = sums.double().unbind(1)
     total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64, device="cpu")
+    total.masked_fill_(largest.square().isinf(), torch.inf)  # too large for float64
     return total.masked_fill_(~largest.isfinite(), torch.nan)
