@@ -7,6 +7,7 @@ several nodes   messages; mailboxes within the nodes that have several ranks, ma
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -101,12 +102,11 @@ class Group:
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
-        """Prepared collectives by plan."""
         self.ready = Ready(MAX_READY)
         """Plays of collectives that were carried out, by all that determines them."""
-        self._prepared_with = [self.ready]  # those that find this group's memory
+        self._users = weakref.WeakSet([self])  # groups that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
-            dup._prepared_with.append(self.ready)
+            dup._users.add(self)
             dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
@@ -357,8 +357,8 @@ class Group:
         if self.size == 1 or not self.uses_shared_memory(call):
             return torch.zeros(length, dtype=dtype, device="cpu")
         with self.enter_library_call(call):
-            for ready in self._prepared_with:
-                ready.clear()  # what was ordinary memory at an address may be shared now
+            for group in self._users:
+                group.ready.clear()  # what was ordinary memory at an address may be shared now
             return self.memory_for(call).empty(length, dtype)
 
     def free(self) -> None:
