@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.progress import poll_until
 
+from unisono.call import call_of
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
@@ -140,4 +141,21 @@ def test_rank_whose_wait_a_signal_has_ended_makes_no_further_call(world: World, 
         with pytest.raises(StallError, match=f"TimeoutError has ended a call of rank {world.rank}"):
             CALLS[what](group)
     group.free() if world.rank else group.abandon()
+    world.barrier()
+
+
+def test_calls_of_a_world_that_has_ended_enter_no_barrier(world: World) -> None:
+    """They would come to the slot from which a late rank reads."""
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    for compiled in (True, False):
+        group = group_of(world, "one node")
+        signals = group.memory_for(call_of("barrier()")).signals
+        signals.compiled &= compiled
+        group.calls.fail(LateError, "late")
+        before = signals.sequence
+        with pytest.raises(LateError):
+            group.barrier()
+        assert signals.sequence == before
+        group.abandon()
     world.barrier()
