@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -108,6 +109,22 @@ def test_an_abort_is_printed_and_the_witness_notified(monkeypatch: pytest.Monkey
     witness.report_abort("rank 1 of 4: gone\n")
     assert terminal.getvalue() == "rank 1 of 4: gone\n"
     assert sent == [witness.ABORT]
+
+
+def test_a_rank_without_free_files_or_a_terminal_aborts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(witness, "has_witness", lambda: True)
+    monkeypatch.setattr(witness, "FORWARDING_SECONDS", 0.0)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(sys, "__stderr__", Full())
+    monkeypatch.setenv(witness.WITNESS_VARIABLE, "1:nobody")
+    witness.report_abort("rank 1 of 4: gone\n")
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", "ünïcode ∞".encode(), b"", b"x" * 5000, b"0" * 63 + b"\x80", b"all "])

@@ -125,16 +125,18 @@ def synchronize(device: torch.device) -> None:
 def host_memory(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return flat host memory, not set, that a device copies from and to beside other work."""
     if device.type != HOST and _allocates_pinned(device.type):
-        return torch.empty(length, dtype=dtype, pin_memory=True)
-    return pinned(torch.empty(length, dtype=dtype), device)
+        return torch.empty(length, dtype=dtype, pin_memory=True, device="cpu")
+    return pinned(torch.empty(length, dtype=dtype, device="cpu"), device)
 
 
 @cache
 def _allocates_pinned(kind: str) -> bool:
     """Return True where PyTorch allocates memory that this kind of device, the one in use, copies from and to."""
     present = torch.accelerator.current_accelerator()
+    if present is None or present.type != kind:
+        return False
     try:
-        return present is not None and present.type == kind and torch.empty(1, pin_memory=True).is_pinned()
+        return torch.empty(1, device="cpu", pin_memory=True).is_pinned()
     except RuntimeError:  # it has no such allocator
         return False
 

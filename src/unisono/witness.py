@@ -121,8 +121,10 @@ def notify(message: int | str) -> None:
 def report_abort(report: str) -> None:
     """Print why this rank ends all ranks, and give the launcher time to forward it."""
     notify(ABORT)
-    sys.stdout.flush()
-    print_error(report)
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        print_error(report)
     time.sleep(FORWARDING_SECONDS)
 
 
@@ -213,7 +215,7 @@ def main(arguments: Sequence[str]) -> None:
 def _send(address: str, message: str) -> bool:
     """Send a message to an address; return False if it is empty, or nothing listens there any more."""
     if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
             channel.settimeout(SEND_TIMEOUT_SECONDS)
             channel.sendto(message.encode()[:MAX_REPORT_BYTES], f"\0{address}")
             return True

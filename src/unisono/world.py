@@ -186,7 +186,7 @@ class World:
         """
         with self._group.enter_library_call(call_of("dup()")):
             dup = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("dup"))
-        self._dups.append(dup)
+        self._dups = [*(one for one in self._dups if not one._freed), dup]
         return dup
 
     def _next_name(self, kind: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +113,11 @@ def test_call_site_is_this_line() -> None:
     thread.start()
     thread.join()
     assert found[0].rpartition(":")[0] == __file__
+
+
+def test_no_call_site_without_a_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
+    assert call_site() == ""
 
 
 def test_library_files_are_not_user_code() -> None:

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,13 @@ def test_call_on_all_raises_the_error_of_the_first_rank(world: World) -> None:
     with pytest.raises(UsageError, match=r"^rank 0: .*No such file") as caught:
         world.call_on_all(Path("/nowhere/at/all").read_text)
     assert caught.type is UsageError
+
+
+def test_a_freed_dup_is_not_kept(group: World) -> None:
+    dup = group.dup()
+    kept = weakref.ref(dup), weakref.ref(dup._group)
+    dup.free()
+    del dup
+    group.dup()
+    gc.collect()
+    assert [one() for one in kept] == [None, None]

@@ -143,6 +143,11 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
             'transport = "pigeons"',
             "transport = 'pigeons'; it is one of windows, cma, messages",
         ),
+        (
+            'algorithm = "flat"\ntransport = "windows"',
+            'algorithm = "tree"\ntransport = "cma"',
+            "cma carries direct, and the tree of a broadcast",
+        ),
         ('where = "one node"', 'where = "here"', "where = 'here'; it is one of one node, across nodes"),
         ("[[allreduce]]", "[[allredude]]", "unknown key allredude; did you mean allreduce?"),
         ('where = "one node"', 'where = "across nodes"', "cannot use windows across nodes"),

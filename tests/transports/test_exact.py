@@ -178,6 +178,8 @@ def test_squares_do_not_depend_on_how_a_tensor_is_cut(data: st.DataObject) -> No
     assert only[0] == only[2] == 0
     assert only[1] == pytest.approx(sum(Fraction(one) ** 2 for one in flat.tolist()), rel=1e-15)
     assert flat.equal(before)
+    flat[3] = 1e160
+    assert call(2, lambda world: sum_of_squares(world, [(0, flat[500 * world.rank :][:500])], 1))[0].isposinf().all()
     flat[3] = torch.nan
     assert call(2, lambda world: sum_of_squares(world, [(0, flat[500 * world.rank :][:500])], 1))[0].isnan().all()
 

@@ -20,6 +20,7 @@ from unisono.call import call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.ready import carry_out
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import TensorError
 from unisono.transports.messages import Parcel
@@ -46,7 +47,7 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
         contents[group.rank][:] = bytes_of(content)
     if group.size > 1 and group.uses_shared_memory(call):
         parts_at = [(content.ctypes.data, len(content)) for content in contents]
-        staged_all_gather(group.memory_for(call), call, parts_at)()
+        carry_out(group, staged_all_gather(group.memory_for(call), call, parts_at))
     else:
         with group.enter_call(call) as number:
             others = [rank for rank in range(group.size) if rank != group.rank]

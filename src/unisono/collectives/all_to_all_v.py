@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from unisono.call import Call, call_of
 from unisono.collectives.checks import Checks, check_memory, check_parts, check_root
 from unisono.collectives.group import Group
 from unisono.collectives.payload import bytes_of, copy_back, name_of, nbytes_of, receive_buffer, send_buffer
+from unisono.collectives.ready import carry_out
 from unisono.collectives.staged import is_on_device, on_host
 from unisono.errors import MismatchError
 from unisono.transports import staging
@@ -77,7 +79,7 @@ def send_and_receive(
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
-        staging.all_to_all_v(group.memory_for(call), call, outgoing, incoming)
+        carry_out(group, partial(staging.all_to_all_v, group.memory_for(call), call, outgoing, incoming))
         return
     with group.enter_call(call) as number:
         if rooted:

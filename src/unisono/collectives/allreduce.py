@@ -43,8 +43,8 @@ def allreduce(
     parameters = "allreduce", algorithm, wire, op
     try:
         ready = group.ready.play(parameters, tensor)
-    except BaseException:  # other ranks may still write into the tensor, whatever has ended the wait here
-        group.keep_alive_if_pending(tensor)
+    except BaseException:  # whatever has ended the wait here
+        group.interrupt(tensor)
         raise
     if not ready:
         _start_first(group, parameters, tensor, algorithm, wire, op)

@@ -7,6 +7,7 @@ several nodes   messages; mailboxes within the nodes that have several ranks, ma
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from unisono.collectives.socket_calls import (
 )
 from unisono.collectives.trials import Trials
 from unisono.collectives.watch import Watch
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, StallError, UsageError
 from unisono.launch import TIMEOUT
 from unisono.mpi import MPI
 from unisono.network.choice import LIBRARY, Choice, ScheduleTable
@@ -101,12 +102,11 @@ class Group:
         self._mailboxes: list[Mailboxes | None] = []
         self._cross_memory: list[CrossMemory | None] = []
         self.prepared: dict[Plan, Prepared] = {}
-        """Prepared collectives by plan."""
         self.ready = Ready(MAX_READY)
         """Plays of collectives that were carried out, by all that determines them."""
-        self._prepared_with = [self.ready]  # those that find this group's memory
+        self._users = weakref.WeakSet([self])  # groups that find this group's memory
         while dup is not None:  # whose memory is found through all dups between
-            dup._prepared_with.append(self.ready)
+            dup._users.add(self)
             dup = dup._dup
 
     def _new_calls(self, name: str) -> Calls:
@@ -154,9 +154,6 @@ class Group:
         self.label = words
         if self._memory is not None:
             self._memory.signals.label_calls(words)
-
-    def _labelled(self, call: Call) -> Call:
-        return call_of(call.words + self.label) if self.label else call
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
@@ -208,7 +205,7 @@ class Group:
         """
         if not self._cross_memory:
             memory = self.memory_for(call)
-            memory.signals.barrier(call)  # compares the calls; the library's barrier, which follows, does not
+            self.barrier(call)  # compares the calls; the library's barrier, which follows, does not
             self._cross_memory.append(self._make_together(call, lambda: open_cross_memory(self.comm, memory.signals)))
         return self._cross_memory[0]
 
@@ -229,31 +226,42 @@ class Group:
         """
         with self.calls.enter(call.words):
             self.wait_for(self._control.Ibarrier())
-        with self.calls.enter(call.words, in_library=True):
+        with self._in_step(), self.calls.enter(call.words, in_library=True):
             return make()
 
     def check(self) -> None:
         """Raise if a wait must end, as `calls` has failed. Called regularly in all waits."""
-        try:
-            self.calls.check()
-        except BaseException:  # an interrupt leaves a collective half done, too
-            self.broken = True
-            raise
+        self.broken = self.broken or self.calls.failure is not None
+        self.calls.check()
 
     def keep_alive(self, *pending: object) -> None:
         """Keep buffers of pending messages alive with a communicator, because no rank waits for these messages now."""
         self._pending = True
         self.messages.Set_attr(MPI.Comm.Create_keyval(), pending)
 
-    def keep_alive_if_pending(self, *tensors: torch.Tensor) -> None:
-        """Keep tensors alive that have pending messages, or that others may yet read or write, as a call was ended.
+    def interrupt(self, *tensors: torch.Tensor) -> None:
+        """End the group, as an exception has ended a call of this rank alone: it is out of step with the others.
 
-        A rank that comes late finds the address that this rank has left it. After a mismatch that all ranks have found
-        in a barrier, none does.
+        Keeps tensors alive for pending messages and late ranks. A mismatch that all found in a barrier leaves neither.
         """
-        together = isinstance(sys.exception(), MismatchError) and not self.broken
-        if self._pending or (any(self._cross_memory) and not together):
+        error = sys.exception()
+        if not isinstance(error, (MismatchError, UsageError, MPI.Exception)):
+            self.broken = True
+            name, rank = type(error).__name__, self.ranks[self.rank]
+            self.calls.fail(StallError, f"{name} has ended a call of rank {rank} before its end: start all ranks again")
+        together = isinstance(error, MismatchError) and not self.broken
+        if tensors and (self._pending or (any(self._cross_memory) and not together)):
             self.keep_alive(*tensors)
+
+    @contextmanager
+    def _in_step(self, *pending: object) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # whatever it is, the library may still use what is pending
+            if pending:
+                self.keep_alive(*pending)
+            self.interrupt()
+            raise
 
     @contextmanager
     def enter_call(self, call: Call) -> Iterator[int]:
@@ -265,21 +273,21 @@ class Group:
             yield 0
             return
         self._make_memory(call)
-        if self.one_node:
-            self.memory_for(call).signals.barrier(call)
-            yield 0
-            return
         words = call.words + self.label
-        outer = self.calls.begin(words, in_library=False)
+        outer = None if self.one_node else self.calls.begin(words, in_library=False)
         try:
-            yield self.calls.fingerprint(words)
-        except MismatchError as error:
-            self.broken = True
-            if self.watch is not None:
+            if outer is None:
+                self.memory_for(call).signals.barrier(call)
+            yield 0 if outer is None else self.calls.fingerprint(words)
+        except BaseException as error:  # whatever it is
+            self.interrupt()
+            if outer is not None and self.watch is not None and isinstance(error, MismatchError):
+                self.broken = True
                 self.watch.report_mismatch(self.calls, str(error))
             raise
         finally:
-            self.calls.end(outer)
+            if outer is not None:
+                self.calls.end(outer)
 
     @contextmanager
     def enter_library_call(self, call: Call) -> Iterator[None]:
@@ -294,11 +302,15 @@ class Group:
 
     def barrier(self, call: Call = BARRIER) -> None:
         """Wait until all ranks have entered the call `call`."""
-        if self._memory is not None and self.one_node:
-            self._memory.signals.barrier(call)
+        if self._memory is None or not self.one_node:
+            with self.enter_call(call):
+                self.check_same_call(call)
             return
-        with self.enter_call(call):
-            self.check_same_call(call)
+        try:
+            self._memory.signals.barrier(call)
+        except BaseException:  # whatever it is
+            self.interrupt()
+            raise
 
     def check_same_call(self, call: Call) -> None:
         """Check across nodes that all ranks are in the same call, before the MPI library carries it out.
@@ -311,7 +323,7 @@ class Group:
         if self._socket_calls and self._socket_calls[0] is not None:
             self._socket_calls[0].barrier(call)
             return
-        number = self._labelled(call).number
+        number = (call_of(call.words + self.label) if self.label else call).number
         mine, most = self._compared
         mine[:] = number, -number
         self.wait_for(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
@@ -320,7 +332,7 @@ class Group:
 
     def raise_mismatch(self, call: Call) -> None:
         """Raise MismatchError with two different calls, once all ranks know that they differ."""
-        mine = np.frombuffer(encode_words(self._labelled(call)), np.uint8)
+        mine = np.frombuffer(encode_words(call_of(call.words + self.label)), np.uint8)
         said = np.empty((self.size, WORDS_BYTES), np.uint8)
         self.wait_for(self._control.Iallgather(mine, said), mine, said)  # what did not match may still be under way
         calls = [decode_words(row.tobytes()) for row in said]
@@ -329,41 +341,33 @@ class Group:
 
     def wait_for(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for an operation of the library on these buffers."""
-        try:
+        with self._in_step(request, *buffers):
             wait(request, self.check)
-        except BaseException:  # the library may still use the buffers, whatever has ended the wait
-            self.keep_alive(request, *buffers)
-            raise
 
     def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], call: Call, number: int) -> None:
         """Send and receive parcels of any sizes as messages, in the call `call`. `number` was yielded by `call_of`."""
         piece = piece_bytes_of(self.table.network)
         delivery = Delivery(self.messages, self.ranks, number, piece, self.check, call.words)
-        try:
+        with self._in_step(delivery):
             delivery.transfer(sends, receives)
-        except BaseException:  # the library may still use the parcels, whatever has ended the wait
-            self.keep_alive(delivery)
-            raise
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor: in shared memory if all ranks share a node, else in the rank's own memory."""
-        if not self.one_node or self.size == 1:
-            return torch.zeros(length, dtype=dtype)
         call = call_of(f"empty({length} x {name_of(dtype)})")
-        self._make_memory(call)
-        if self._memory is None:
-            return torch.zeros(length, dtype=dtype)
-        self._memory.signals.barrier(call)
-        for ready in self._prepared_with:
-            ready.clear()  # what was ordinary memory at an address may be shared now
-        return self._memory.empty(length, dtype)
+        if self.size == 1 or not self.uses_shared_memory(call):
+            return torch.zeros(length, dtype=dtype, device="cpu")
+        with self.enter_library_call(call):
+            for group in self._users:
+                group.ready.clear()  # what was ordinary memory at an address may be shared now
+            return self.memory_for(call).empty(length, dtype)
 
     def free(self) -> None:
         """Free communicators and shared memory; called by all ranks together. A broken group is abandoned instead."""
         if self.broken or self.calls.failure is not None:
             self.abandon()
             return
-        self._forget_calls()
+        if self.watch is not None:
+            self.watch.remove(self.calls)
         self.ready.clear()
         self.prepared.clear()
         for mailboxes in filter(None, self._mailboxes):
@@ -392,9 +396,5 @@ class Group:
             calls.end()
         if self._owns_watch and self.watch is not None:
             self.watch.stop()
-        elif self.calls.failure is None:
-            self._forget_calls()
-
-    def _forget_calls(self) -> None:
-        if self.watch is not None:
+        elif self.calls.failure is None and self.watch is not None:
             self.watch.remove(self.calls)

@@ -133,7 +133,7 @@ def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
         def play() -> None:
             numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
             fit = shard.dtype is numbers.dtype and (apart or numbers is not flat)
-            part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype)
+            part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype, device="cpu")
             whole, own = [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind]
             with group.enter_library_call(plan.call):
                 group.comm.Reduce_scatter(whole, own, counts, reduction)
@@ -190,7 +190,7 @@ _CALLS: Mapping[str, Callable[[Group, Plan], Prepared]] = {
 def _tensor_at(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over memory at an address, which the caller keeps alive."""
     if length == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(MPI.memory.fromaddress(address, length * dtype.itemsize), dtype=dtype)
 
 

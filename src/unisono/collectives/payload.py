@@ -34,7 +34,13 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     """Return the size of a tensor in bytes. Raises TensorError for one that is not in plain CPU memory."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TensorError(f"unsupported tensor: {tensor.layout} on {tensor.device}; convert it to a dense CPU tensor")
-    return int(tensor.nbytes)
+    if tensor.is_quantized:
+        raise TensorError("unsupported tensor: quantized, each with a scale of its own; give its int_repr()")
+    nbytes = int(tensor.nbytes)
+    if nbytes and not tensor.data_ptr():
+        kind = type(tensor).__name__
+        raise TensorError(f"unsupported tensor: a {kind} has no memory of its own; give its local tensor")
+    return nbytes
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.memory:
@@ -73,7 +79,7 @@ def send_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 def receive_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor to receive into: itself if it is plain, else a plain one; `copy_back` then copies it back."""
-    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def copy_back(tensors: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> None:
@@ -142,7 +148,7 @@ def is_writable(tensor: torch.Tensor) -> bool:
         reach += stride * (size - 1)
     if nested:
         return True
-    offsets = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    offsets = torch.arange(reach + 1, device="cpu").as_strided(tensor.shape, tensor.stride())
     return bool(np.unique(offsets.numpy()).size == tensor.numel())
 
 

@@ -79,8 +79,8 @@ def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:
     """Carry a collective out on tensors for which it is kept, and return True; else return False."""
     try:
         return group.ready.play(parameters, *tensors)  # type: ignore[no-any-return]
-    except BaseException:  # other ranks may still write into them, whatever has ended the wait
-        group.keep_alive_if_pending(*tensors)
+    except BaseException:  # whatever has ended the wait
+        group.interrupt(*tensors)
         raise
 
 
@@ -96,10 +96,15 @@ def start_and_keep(
         group.ready.add_anywhere(parameters, anywhere, *tensors)
     if anywhere is None or len(tensors) == 1:  # a single tensor that comes again is found faster by its address
         group.ready.add(parameters, play, *tensors)
+    carry_out(group, play, *tensors)
+
+
+def carry_out(group: Group, play: Play, *tensors: torch.Tensor) -> None:
+    """Carry a checked collective out on these tensors."""
     try:
         play()
     except BaseException:  # as above
-        group.keep_alive_if_pending(*tensors)
+        group.interrupt(*tensors)
         raise
 
 
@@ -112,7 +117,9 @@ def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:
     """Return the key of a collective; an empty one, for which nothing is kept, unless the tensors are plain."""
     key = [*parameters]
     for tensor in tensors:
-        if not (tensor.is_cpu and tensor.layout is torch.strided and is_plain(tensor)):
+        if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided):
+            return ()
+        if not is_plain(tensor) or (tensor.numel() and not tensor.data_ptr()):  # a wrapper of other tensors
             return ()
         key += tensor.data_ptr(), tensor.numel(), tensor.dtype
     return tuple(key)

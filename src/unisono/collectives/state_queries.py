@@ -16,10 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from unisono.collectives.states import DEAD, SILENT, STOPPED, Answer, State, decode, encode
 from unisono.mpi import MPI
 from unisono.startup import stat_of
-from unisono.transports.window import Window
+from unisono.transports.window import Window, populate
 
 POLL_SECONDS = 0.2
 """Seconds between two checks for messages."""
@@ -180,6 +182,8 @@ class NodeStates:
         self._states = [line[8 * HEADER_WORDS : 8 * HEADER_WORDS + MAX_STATE_BYTES] for line in rows]
         self._own = self._headers[self._comm.rank]
         self._own[:] = memoryview(bytes(8 * HEADER_WORDS)).cast("q")
+        # allocated now: where memory has run out, a later write would end this process
+        self._room = MAX_STATE_BYTES if populate(np.frombuffer(self._window.own, np.uint8)) else 0
         self._seen_requests = 0
         self._seen: dict[int, int] = {}
         self._processes = self._comm.allgather(os.getpid())
@@ -202,6 +206,8 @@ class NodeStates:
         content = encode(state)
         if len(content) > MAX_STATE_BYTES:
             content = encode(state._replace(numbers={}, waits=state.waits[:WAITS_KEPT]))
+        if len(content) > self._room:
+            return
         self._own[VERSION] += 1  # odd: it is being written
         self._own[LENGTH] = len(content)
         self._states[self._comm.rank][: len(content)] = content

@@ -19,6 +19,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from unisono.uncaught import is_of_program
@@ -172,8 +173,10 @@ def _main_thread_frames() -> list[tuple[str, str]]:
 
     `faulthandler` reads them in one call. Frame objects of a thread that runs are not safe to follow (Python 3.11): a
     garbage collection on the way may let that thread go on, and `f_back` is then whatever has taken the frame's place.
+    Returns none where no temporary file can be made.
     """
-    with tempfile.TemporaryFile() as dump:
+    threads: list[str] = []
+    with suppress(OSError), tempfile.TemporaryFile() as dump:
         faulthandler.dump_traceback(dump)
         dump.seek(0)
         threads = dump.read().decode("ascii", "replace").split("\n\n")

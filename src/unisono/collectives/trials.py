@@ -126,7 +126,7 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
     from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
-    sides = torch.empty(nbytes, dtype=torch.uint8).zero_(), torch.empty(nbytes, dtype=torch.uint8).zero_()
+    sides = [torch.empty(nbytes, dtype=torch.uint8, device="cpu").zero_() for _ in range(2)]
     source, target = sides[0].data_ptr(), sides[1].data_ptr()
     if plan.collective in ("allreduce", "broadcast"):
         target = source
@@ -145,8 +145,8 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
                 begun = time.perf_counter()
                 start()
                 taken[number, index] = time.perf_counter() - begun
-    except BaseException:  # other ranks may still access them, whatever has ended the wait
-        group.keep_alive_if_pending(*sides)
+    except BaseException:  # whatever has ended the wait
+        group.interrupt(*sides)
         raise
     for one in plans:
         group.prepared.pop(one, None)

@@ -254,6 +254,8 @@ def _with_transport(collective: str, location: str, row: ChoiceRow, where: str) 
     one_node = location == "one node"
     if row.transport == "windows" and not one_node:
         raise TableError(f"{where}: {collective} cannot use windows across nodes; use messages")
-    if row.transport == "cma" and (not one_node or row.algorithm not in ("direct", "tree")):
+    if row.transport == "cma" and (
+        not one_node or row.algorithm != ("tree" if collective == "broadcast" else "direct")
+    ):
         raise TableError(f"{where}: cma carries direct, and the tree of a broadcast, on one node")
     return row if row.transport else replace(row, transport="windows" if one_node else "messages")

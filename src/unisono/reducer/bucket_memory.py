@@ -87,7 +87,7 @@ def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: Wor
         rank 0   a half 3, the rest 12  ┐  sum of squares over 2 ranks, whole ones divided by 2
         rank 1   a half 4, the rest 12  ┴  9 + 16 + 144 = 169, norm 13 on both
     """
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for gradient, parts in gradients:
         if gradient is not None:
             total += torch.linalg.vector_norm(gradient).cpu().double().square() * parts / world.size
@@ -385,7 +385,8 @@ class BucketMemory:
                     torch.mul(self.in_order(gradient, number)[part], weight, out=flat[here])
         ends = self.place(key).ends
         there = [fresh[number] is not None for number in ends]
-        self.flags(key)[: len(ends)] = 1 if all(there) else torch.tensor(there)  # one call, however many parameters
+        flags = 1 if all(there) else torch.tensor(there, device="cpu")  # one call, however many parameters
+        self.flags(key)[: len(ends)] = flags
 
     def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
         """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
@@ -467,7 +468,7 @@ class BucketMemory:
 def keep_freed_memory() -> None:
     """Let glibc keep up to 64 MB of freed memory, as it does once a program has freed a tensor of half as much: else
     the gradients of each step have new pages, each of which costs the kernel a microsecond or two."""
-    torch.empty(FREED_BYTES, dtype=torch.uint8)
+    torch.empty(FREED_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def lies_in(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:

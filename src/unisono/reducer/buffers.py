@@ -54,7 +54,7 @@ class Buffers:
         self._streams = None if device.type == HOST else CopyStreams(device)
         self._arrived: Any = None
         length = total + len(buffers)  # the buffers, then their flags
-        self._flat = torch.zeros(length, dtype=torch.uint8)
+        self._flat = torch.zeros(length, dtype=torch.uint8, device="cpu")
         self._own = self._flat[:total]
         if self._streams is not None:
             self._flat = host_memory(length, torch.uint8, device).zero_()

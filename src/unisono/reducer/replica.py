@@ -115,7 +115,7 @@ class ModelReplica:
         weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
             weights[world.rank] = 1.0 if message.samples is None else message.samples
-        sums = world.allreduce(torch.tensor([*own, *weights], dtype=torch.float64)).tolist()
+        sums = world.allreduce(torch.tensor([*own, *weights], dtype=torch.float64, device="cpu")).tolist()
         result, self._loss_weights = decode(sums[: len(own)]), sums[len(own) :]
         if result.changes_differ:
             result = replace(result, difference=self._compare_weights(world))
@@ -127,10 +127,10 @@ class ModelReplica:
     def _compare_weights(self, world: World) -> str:
         """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
         common = [weights for number, weights in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
-        table = torch.zeros(world.size, 3, dtype=torch.float64)
+        table = torch.zeros(world.size, 3, dtype=torch.float64, device="cpu")
         changes = self.agreement.message.changes
         if changes is not None:
-            table[world.rank] = torch.tensor([1.0, changes, digest(common)], dtype=torch.float64)
+            table[world.rank] = torch.tensor([1.0, changes, digest(common)], dtype=torch.float64, device="cpu")
         world.allreduce(table)
         counts = [int(count) if compared else None for compared, count, _ in table.tolist()]
         return difference_of(counts, table[:, 2].long().tolist())
@@ -272,7 +272,7 @@ class ShardedReplica(ModelReplica):
     def agree_on_step(self, world: Any) -> None:
         """Sum the messages of all ranks. Nothing is updated where not all have made the step."""
         own = step_numbers(self.uses, self.layout.parameters, self._rank, self.layout.ranks)
-        total = torch.tensor(own, dtype=torch.float64)
+        total = torch.tensor(own, dtype=torch.float64, device="cpu")
         world.allreduce(total)
         self._result = step_result(total.tolist(), self.layout.parameters, self.layout.ranks)
         if not self._result.is_made():

@@ -102,7 +102,7 @@ def compare_models(model: torch.nn.Module, world: World) -> None:
         return
     mine = describe(model)
     number = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "little")
-    largest = world.allreduce(torch.tensor([number, -number]), op="maximum")
+    largest = world.allreduce(torch.tensor([number, -number], device="cpu"), op="maximum")
     if int(largest[0]) != -int(largest[1]):
         raise MismatchError(difference(world.all_gather_object(mine)))
 

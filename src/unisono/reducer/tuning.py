@@ -115,7 +115,7 @@ class StepTimes:
         """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
         needed, ready, whole = self._last
         mine = [*needed, *ready, whole, *(sum(seconds.values()) for seconds in self._local_seconds.values())]
-        mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64)) / world.size).tolist()
+        mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64, device="cpu")) / world.size).tolist()
         whole, *local = mean[-4:]
         # a parameter without a gradient counts as ready at the end
         complete = tuple(seconds or whole for seconds in mean[self._parameters : -4])
@@ -124,7 +124,8 @@ class StepTimes:
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
         """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
-        mine = torch.tensor([sum(self._exchange_seconds[key].values()) for key in keys], dtype=torch.float64)
+        seconds = [sum(self._exchange_seconds[key].values()) for key in keys]
+        mine = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         return (world.allreduce(mine) / world.size).tolist()
 
     def _clock(self) -> float:
@@ -224,7 +225,7 @@ class Tuning:
         """Search for the setting. Each `yield` is a step: True where its setting is not that of the last one."""
         counters = read_counters()
         yield False
-        self.order = self._world.broadcast(torch.tensor(self.recorded_order, dtype=torch.int64)).tolist()
+        self.order = self._world.broadcast(torch.tensor(self.recorded_order, dtype=torch.int64, device="cpu")).tolist()
         own_order = self._deferred and not any(find_overlap(name).by_main for name in self._overlaps)
         if len(self._overlaps) == len(self._sizes) == 1 and not own_order:
             self.finished = True
@@ -263,7 +264,7 @@ class Tuning:
             for _ in range(steps):
                 yield False
             took = [after - before for before, after in pairwise(self._begins[-steps - 1 :])]
-            slowest = world.allreduce(torch.tensor(took, dtype=torch.float64), op="maximum")
+            slowest = world.allreduce(torch.tensor(took, dtype=torch.float64, device="cpu"), op="maximum")
             trials.append(Trial(candidate, slowest.tolist()))
         use = processor_use(world.all_gather_object(use_since(counters)))
         chosen, self.choice = choose(trials, simple, use)
@@ -282,7 +283,7 @@ class Tuning:
         if world.nodes > 1 or self._memory.parameters[0].device.type != HOST:
             return False
         full = threads >= cores() or world.size * threads >= (os.cpu_count() or 1)
-        return bool(world.allreduce(torch.tensor([float(full)]), op="maximum"))
+        return bool(world.allreduce(torch.tensor([float(full)], device="cpu"), op="maximum"))
 
     def _buckets(self, size: int, end_ratio: int) -> list[Bucket]:
         return self._memory.plan(self.order, size, end_ratio)

@@ -38,7 +38,7 @@ class ShardWork:
     def set_presence(self, key: int, gradients: Mapping[int, torch.Tensor | None]) -> None:
         """Record the parameters of a bucket that have a gradient on this rank, in their order there."""
         flags = [gradients[number] is not None for number in self._layout.bucket(key).parameters]
-        self.presence[key] = torch.tensor(flags, dtype=torch.float32)
+        self.presence[key] = torch.tensor(flags, dtype=torch.float32, device="cpu")
 
     def remove(self, numbers: Collection[int]) -> None:
         """Count these parameters as without a gradient on any rank: they are not updated."""
@@ -61,7 +61,8 @@ class ShardWork:
             total = sum_of_squares(world, parts, self._layout.parameters).sum()
         else:
             norms = [torch.linalg.vector_norm(update.gradient).double() for update in every]
-            total = torch.stack(norms).square().sum().reshape(1) if norms else torch.zeros(1, dtype=torch.float64)
+            zero = torch.zeros((), dtype=torch.float64, device="cpu")
+            total = torch.stack(norms or [zero]).square().sum().reshape(1)
             world.allreduce(total)
         factor = torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
         for update in every:
@@ -79,7 +80,7 @@ class ShardWork:
                 ]
                 squares = sum_of_squares(world, numbered, 2 * count).view(2, count).T
             else:
-                squares = torch.zeros(count, 2, dtype=torch.float64)
+                squares = torch.zeros(count, 2, dtype=torch.float64, device="cpu")
                 for number, *pair in parts:
                     squares[number] += (
                         torch.stack([torch.linalg.vector_norm(one).double() for one in pair]) ** 2

@@ -83,7 +83,7 @@ def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tenso
         return
     with Checks(group, "all_gather"):
         check_gather(group, tensor, parts)
-    flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype)
+    flat = torch.empty(group.size * tensor.numel(), dtype=tensor.dtype, device="cpu")
     all_gather(group, tensor, flat)
     spread(flat, parts)
 
@@ -109,10 +109,10 @@ def reduce_list(
                 f"{output.numel()}; make them equally long"
             )
     longest = max(part.numel() for part in parts)
-    flat = torch.zeros(len(parts), longest, dtype=output.dtype)
+    flat = torch.zeros(len(parts), longest, dtype=output.dtype, device="cpu")
     for row, part in zip(flat, parts, strict=True):
         row[: part.numel()] = part.detach().reshape(-1)
-    chunk = torch.empty(longest, dtype=output.dtype)
+    chunk = torch.empty(longest, dtype=output.dtype, device="cpu")
     reduce(chunk, flat)
     output.detach().copy_(chunk[: output.numel()].view(output.shape))
 
@@ -158,8 +158,8 @@ def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
     own = reduction.before(tensor.detach(), copy=True).coalesce()
-    counts = torch.empty(group.size, dtype=torch.int64)
-    all_gather(group, torch.tensor([own._nnz()]), counts)
+    counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
+    all_gather(group, torch.tensor([own._nnz()], device="cpu"), counts)
     lengths = counts.tolist()
     indices = [own.indices().new_empty(own.indices().shape[0], length) for length in lengths]
     values = [own.values().new_empty(length, *own.values().shape[1:]) for length in lengths]

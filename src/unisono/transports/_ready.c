@@ -28,6 +28,7 @@ static int describe(PyObject *key, Py_ssize_t at, PyObject *tensor) {
     PyObject *count = PyObject_CallMethodNoArgs(tensor, names[NUMEL]);
     if (count == NULL) return -1;
     PyTuple_SET_ITEM(key, at + 1, count);
+    if (!PyObject_IsTrue(address) && PyObject_IsTrue(count)) return 0; /* a wrapper of other tensors */
     PyObject *dtype = PyObject_GetAttr(tensor, names[DTYPE]);
     if (dtype == NULL) return -1;
     PyTuple_SET_ITEM(key, at + 2, dtype);
@@ -158,7 +159,7 @@ static PyObject *ready_play(PyObject *object, PyObject *const *arguments, Py_ssi
         Py_XDECREF(key);
     }
     if (found == NULL && played == NULL) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Clear(); /* a sparse tensor has no memory: the checks name what it is */
         Py_RETURN_FALSE;
     }

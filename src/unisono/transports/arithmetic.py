@@ -170,7 +170,7 @@ class Float32Arithmetic:
 
     def view(self, buffer: Any) -> torch.Tensor:
         if len(buffer) == 0:
-            return torch.empty(0, dtype=self.dtype)
+            return torch.empty(0, dtype=self.dtype, device="cpu")
         return torch.frombuffer(buffer, dtype=self.dtype)
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> Step:

@@ -135,7 +135,7 @@ def checksum(integers: torch.Tensor, number: int, start: int) -> int:
     if _compiles(integers):
         about = number, start, factors.data_ptr(), TILE
         return int(_steps.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
-    at = torch.arange(start, start + len(integers))
+    at = torch.arange(start, start + len(integers), device="cpu")
     own = factors[at % TILE] * (((at // TILE + (number << 32)) << 1) + 1)
     return int((integers.long() * own).sum()) % MODULUS
 
@@ -168,7 +168,7 @@ def _checked(summands: int) -> int:
 
 def _compiles(*flat: torch.Tensor) -> bool:
     """Return True where compiled code converts these tensors."""
-    return is_compiled() and all(one.is_cpu and one.is_contiguous() for one in flat)
+    return is_compiled() and all(one.is_cpu and one.is_contiguous() and one.data_ptr() for one in flat)
 
 
 class ExactArithmetic(NumpyArithmetic):
@@ -281,17 +281,18 @@ def sum_of_squares(world: Any, parts: Iterable[tuple[int, torch.Tensor]], count:
     A square becomes two integers: 28 bits below the power of two above the largest square of all, and 28 more below.
     """
     kept = [(number, part.detach().double().cpu()) for number, part in parts if part.numel()]
-    largest = torch.zeros(count, dtype=torch.float64)
+    largest = torch.zeros(count, dtype=torch.float64, device="cpu")
     for number, part in kept:
         largest[number] = torch.maximum(largest[number], part.abs().max()).abs()
     world.allreduce(integers(largest), op="maximum")
     units = [math.ldexp(1.0, math.frexp(one)[1] - 28) for one in largest.square().tolist()]
-    sums = torch.zeros(count, 2, dtype=torch.int64)
+    sums = torch.zeros(count, 2, dtype=torch.int64, device="cpu")
     for number, part in kept:
         scaled = part.square().div_(units[number])
         whole = scaled.round()
         sums[number] += torch.stack([whole.long().sum(), scaled.sub_(whole).mul_(1 << 28).round_().long().sum()])
     world.allreduce(sums)
     high, low = sums.double().unbind(1)
-    total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64)
+    total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64, device="cpu")
+    total.masked_fill_(largest.square().isinf(), torch.inf)  # too large for float64
     return total.masked_fill_(~largest.isfinite(), torch.nan)

@@ -73,11 +73,11 @@ class NodeMemory:
         The memory lives as long as the tensor and all views of it.
         """
         if length == 0:
-            return torch.empty(0, dtype=dtype)
+            return torch.empty(0, dtype=dtype, device="cpu")
         shared = allocate_shared(self._comm, length * dtype.itemsize, self._made)
         self._made += 1
         if shared is None:
-            return torch.zeros(length, dtype=dtype)
+            return torch.zeros(length, dtype=dtype, device="cpu")
         self._shared[shared.number] = shared
         return shared.tensor(length, dtype, partial(_drop, self._shared, shared.number))
 

@@ -168,9 +168,10 @@ class Signals:
         others, state = self._others, self._state
 
         def barrier() -> None:
-            sequence = state[SEQUENCE] = state[SEQUENCE] + 1
+            sequence = state[SEQUENCE] + 1
             index, own = TOKEN_WORDS if sequence & 1 else 0, self._own
-            state[BEFORE] = own[index]
+            state[BEFORE] = own[index]  # raises after the end
+            state[SEQUENCE] = sequence
             token = number + sequence + state[LABEL]
             if fence:
                 fence()

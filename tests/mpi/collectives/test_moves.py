@@ -13,6 +13,7 @@ from unisono.collectives.all_gather import all_gather
 from unisono.collectives.all_gather_v import all_gather_v
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v, gather, scatter
+from unisono.collectives.allreduce import allreduce
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
@@ -295,3 +296,20 @@ def test_mismatch_names_both_calls_on_every_rank(broken: Group, case: str) -> No
             broken.barrier()
     assert words in str(caught.value)
     assert other_words in str(caught.value)
+
+
+def test_a_default_device_of_the_program_makes_no_memory_of_collectives(these: Group) -> None:
+    rank, size = these.rank, these.size
+    own, total = torch.full((60_000,), rank + 1.0), size * (size + 1) / 2
+    halves = own.bfloat16()
+    spaced = [torch.zeros(3 * size, 2)[:, 1], *(torch.zeros(3, 2)[:, 1] for _ in range(size))]
+    with torch.device("meta"):
+        allreduce(these, halves)
+        exact = allreduce(these, own.clone(), "ring", "exact")
+        all_gather(these, own[:3], spaced[0])
+        all_to_all_v(these, [own[:3]] * size, spaced[1:])
+        shared = allreduce(these, these.empty(100, torch.float32) + 1)
+        given = allreduce(these, own.clone(), "library", op="maximum")
+    assert halves.tolist()[-1] == exact.tolist()[0] == total
+    assert spaced[0].tolist() == torch.cat(spaced[1:]).tolist() == [one + 1.0 for one in range(size) for _ in range(3)]
+    assert shared.tolist() == [size] * 100 and given.tolist()[0] == size

@@ -153,6 +153,20 @@ def test_unsupported_reductions_raise(world: World) -> None:
         world.reduce_scatter(torch.zeros(3), op="average")
 
 
+def test_tensors_without_memory_of_their_own_raise(world: World, spread: World) -> None:
+    for these in (world, spread):
+        these.allreduce(torch.ones(4), "library")  # kept for tensors of this length at other addresses
+        for algorithm in ("auto", "library"):
+            with pytest.raises(TensorError, match="has no memory of its own; give its local tensor"):
+                these.allreduce(torch._efficientzerotensor((4,)), algorithm)
+
+
+def test_quantized_tensors_raise(world: World) -> None:
+    quantized = torch._empty_affine_quantized([3], scale=0.1, zero_point=0, dtype=torch.qint8)
+    with pytest.raises(TensorError, match="quantized"):
+        world.broadcast(quantized)
+
+
 def test_different_ops_raise_mismatch(group: World) -> None:
     if group.size == 1:
         pytest.skip("one rank agrees with itself")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests.progress import poll_until
 
+from unisono.call import call_of
 from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce
@@ -18,7 +20,7 @@ from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
 from unisono.collectives.reduce_scatter import reduce_scatter
-from unisono.errors import UnisonoError
+from unisono.errors import StallError, UnisonoError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.world import World
 
@@ -117,3 +119,43 @@ def test_waits_that_could_be_ended_and_are_not(world: World, where: str) -> None
             what(group)
     assert not group.broken
     group.free()
+
+
+@pytest.mark.parametrize("where", PLACEMENTS)
+@pytest.mark.parametrize("what", CALLS)
+def test_rank_whose_wait_a_signal_has_ended_makes_no_further_call(world: World, what: str, where: str) -> None:
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    group = group_of(world, where)
+    CALLS[what](group)
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("alarm")
+
+    if world.rank:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        with pytest.raises(TimeoutError, match="alarm"):
+            CALLS[what](group)
+        signal.signal(signal.SIGALRM, before)
+        with pytest.raises(StallError, match=f"TimeoutError has ended a call of rank {world.rank}"):
+            CALLS[what](group)
+    group.free() if world.rank else group.abandon()
+    world.barrier()
+
+
+def test_calls_of_a_world_that_has_ended_enter_no_barrier(world: World) -> None:
+    """They would come to the slot from which a late rank reads."""
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    for compiled in (True, False):
+        group = group_of(world, "one node")
+        signals = group.memory_for(call_of("barrier()")).signals
+        signals.compiled &= compiled
+        group.calls.fail(LateError, "late")
+        before = signals.sequence
+        with pytest.raises(LateError):
+            group.barrier()
+        assert signals.sequence == before
+        group.abandon()
+    world.barrier()

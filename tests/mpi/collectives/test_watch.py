@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from unisono.collectives import watch
+from unisono.collectives import state_queries, watch
+from unisono.collectives.states import State
 from unisono.errors import MismatchError
 from unisono.placement import place, regular
 from unisono.world import World
@@ -124,3 +125,16 @@ def test_lengths_whose_words_had_one_short_checksum_differ(group: World) -> None
     with pytest.raises(MismatchError, match=r"73598 x .*80046 x |80046 x .*73598 x "):
         group.allreduce(torch.zeros(73_598 if group.rank == 0 else 80_046))
     assert group.allreduce(torch.ones(3)).tolist() == [group.size] * 3
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_memory_of_states_is_taken_at_the_start(world: World, monkeypatch: pytest.MonkeyPatch, enough: bool) -> None:
+    """Without enough, a rank keeps its state to itself."""
+    taken = list[int]()
+    monkeypatch.setattr(state_queries, "populate", lambda memory: taken.append(memory.nbytes) or enough)
+    states = state_queries.NodeStates(world.comm, range(world.size))
+    states.write(State("here"))
+    assert states.written(world.rank)[1] == (State("here") if enough else None)
+    assert taken[0] > state_queries.MAX_STATE_BYTES
+    world.barrier()
+    states.free()
