@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tomli_w
 import typer
 
 from unisono.cli.ranks import (
@@ -265,19 +267,20 @@ def ablation(
     run into the output folder is not repeated.
     """
     from unisono.bench.ablation import ladder
-    from unisono.training.recipe import find_recipe, read_recipe
+    from unisono.training.recipe import find_recipe, read_recipe, to_dict
 
     check_ranks(ranks)
     parse_rate(rate)
     if hosts and ranks:
         raise UsageError(f"--ranks {ranks}: not with --hosts {hosts}, which have a rank each")
-    path = find_recipe(recipe)
-    switches = ladder(read_recipe(path, changes or []))
+    settings = read_recipe(find_recipe(recipe), changes or [])
     make_folder(output)
+    whole = tomli_w.dumps(to_dict(settings)).encode()
+    path = output / f"recipe-{hashlib.sha256(whole).hexdigest()[:12]}.toml"  # runs of another recipe are not these
+    write_alone(path, partial(path.write_bytes, whole))
     lab = ["unisono", "lab", f"--hosts={hosts}", f"--rate={rate}", "--"] if hosts else []
     own = [f"--ranks={ranks}"] if ranks else []
-    sets = [word for change in changes or () for word in ("--set", change)]
-    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own, *sets], switches, output, "ablation")
+    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own], ladder(settings), output, "ablation")
 
 
 def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
