@@ -43,10 +43,10 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_180,
+    ".": 3_186,
     "asynchronous": 1_084,
     "bench": 1_565,
-    "cli": 2_442,
+    "cli": 2_491,
     "collectives": 4_010,
     "compute": 1_223,
     "data": 6_180,
@@ -55,9 +55,9 @@ MAX_LINES = {
     "foresight": 791,
     "horovod": 979,
     "lab": 483,
-    "measure": 1_493,
+    "measure": 1_500,
     "models": 775,
-    "network": 1_786,
+    "network": 1_788,
     "optimizers": 520,
     "papers": 660,
     "plan": 3_530,

@@ -203,6 +203,8 @@ def _read(path: Path) -> ScheduleTable:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TableError(f"{path}: {error}") from error
+    if not content:
+        raise TableError(f"{path}: this file is empty: unisono tune --output {path} writes a table")
     if "name" not in content:
         return parse_table(content, str(path))
     if "choices" not in content:
