@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, train_elastically
-from unisono.cli.ranks import count_ranks, launch
+from unisono.cli.ranks import OptionalOutput, count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
@@ -70,6 +70,7 @@ def train(
     SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
     run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.
     """
+    OptionalOutput.install()  # the run has its lines in log.txt, too
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     signal.signal(signal.SIGTERM, _end_before_training)
     settings, notes = _recipe(recipe, changes or [], resume, run, replay)
@@ -104,7 +105,7 @@ def train(
         _print([f"{settings.name}: {what} on {where}"])  # long before PyTorch is imported
     if started is None and count > 1:
         survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
-        raise typer.Exit(launch(count, settings.training.timeout or None, survives))
+        raise typer.Exit(launch(count, settings.training.timeout or None, survives, relays=True))
     paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger, "memory": memory}
     _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
 
