@@ -200,6 +200,9 @@ def test_runs_that_cannot_be_checked(tmp_path: Path) -> None:
         ended_run(tmp_path / "none")
     with pytest.raises(UsageError, match=r"has no sealed prediction: .*; train with --machine"):
         ended_run(tmp_path)
+    (tmp_path / "log.txt").write_text("epoch 1\nno prediction is sealed: the run ended\nrun: r\n")
+    with pytest.raises(UsageError, match=r"has no sealed prediction: the run ended$"):
+        ended_run(tmp_path)
     write_seal(tmp_path, PREDICTION)
     with pytest.raises(UsageError, match=r"has no measurement: the run has not ended; .* train --resume .*"):
         ended_run(tmp_path)

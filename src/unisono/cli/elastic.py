@@ -29,6 +29,14 @@ MinRanksOption = Annotated[int, typer.Option(help="Ranks below which an elastic 
 HostsOption = Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
 
 
+def check_elastic(elastic: bool, least: int, hosts: str) -> None:
+    """Raise UsageError for options of elastic runs without `elastic`, and for a list of hosts that names none."""
+    if not elastic and (hosts or least != 1):
+        raise UsageError(f"{f'--hosts {hosts}' if hosts else f'--min-ranks {least}'} needs --elastic")
+    if hosts and not hosts.strip(", "):
+        raise UsageError(f"--hosts {hosts}: it names no host; give them as in a,b,c")
+
+
 def train_elastically(
     recipe: Recipe, home: Path, first: Sequence[str], later: Sequence[str], ranks: int, least: int, hosts: str
 ) -> int:

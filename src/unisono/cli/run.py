@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, run_elastically
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, run_elastically
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import SURVIVORS_VARIABLE, cores, ranks_started
@@ -86,6 +86,7 @@ def run(
     program has named it; with UNISONO_BACKEND_NAME=unisono it answers unisono. torchrun's options for one machine are
     accepted.
     """
+    check_elastic(elastic, min_ranks, hosts)
     check_torchrun({"nnodes": nnodes, "node_rank": node_rank, "max_restarts": max_restarts})
     if not module and not Path(program).is_file():
         remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, train_elastically
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, train_elastically
 from unisono.cli.ranks import OptionalOutput, count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
@@ -73,6 +73,7 @@ def train(
     OptionalOutput.install()  # the run has its lines in log.txt, too
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     signal.signal(signal.SIGTERM, _end_before_training)
+    check_elastic(elastic, min_ranks, hosts)
     settings, notes = _recipe(recipe, changes or [], resume, run, replay)
     started, count = ranks_started(os.environ), count_ranks(ranks, settings.ranks)
     check_run(settings, count)
