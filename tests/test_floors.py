@@ -43,10 +43,10 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_186,
+    ".": 3_189,
     "asynchronous": 1_084,
     "bench": 1_565,
-    "cli": 2_501,
+    "cli": 2_537,
     "collectives": 4_010,
     "compute": 1_223,
     "data": 6_180,

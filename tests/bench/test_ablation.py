@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.progress import Run
+from tests.usage_errors import assert_one_line_error
 
 from unisono.bench import ablation
 from unisono.bench.ablation import Variant, as_data, ladder, run_variants, storages, table, write_images
@@ -72,6 +73,14 @@ def test_runs_of_another_recipe_are_not_taken_for_those_of_this_one(
     assert first == again
     assert not set(first) & set(other)
     assert sorted(read_recipe(path).training.epochs for path in (tmp_path / "bench").glob("recipe-*.toml")) == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["storage", "ablation digits"])
+def test_a_launcher_is_refused_before_anything_is_written(in_process: Run, tmp_path: Path, command: str) -> None:
+    words = "starts the ranks of each run itself"
+    assert_one_line_error(in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="0"), words)
+    assert in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="1").stderr == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_images_are_written_once(tmp_path: Path) -> None:

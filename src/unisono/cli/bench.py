@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from unisono.cli.ranks import (
     join,
     make_folder,
     printer,
+    refuse_launcher,
     start_ranks,
     write,
     write_alone,
@@ -29,7 +29,7 @@ from unisono.cli.ranks import (
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
 from unisono.lab.plan import parse_rate
-from unisono.launch import keep_memory, rank_started, ranks_started
+from unisono.launch import keep_memory
 from unisono.models import check_name, input_shape
 from unisono.view.chart import no_pictures
 
@@ -113,10 +113,7 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
-    if ranks_started(os.environ) is not None:
-        if rank_started(os.environ):
-            raise SystemExit(2)  # rank 0 reports it
-        raise UsageError("--against starts every library's own mpiexec, on one machine: call it without a launcher")
+    refuse_launcher("--against starts every library's own mpiexec, on one machine: call it without a launcher")
     rounds = 3 if rounds is None else rounds
     if ranks < 2 or rounds < 1:
         raise UsageError(f"--ranks {ranks} --rounds {rounds}: needs 2 ranks and 1 round, or more")
@@ -224,6 +221,9 @@ def messages(
     _print_samples(found, printer(world))
 
 
+STARTS_RANKS = "unisono bench {} starts the ranks of each run itself; start it without mpiexec or srun"
+
+
 def storage(
     output: Annotated[Path, typer.Option(help="Output folder for the images, the runs and storage.json.")] = Path(
         "bench"
@@ -234,6 +234,7 @@ def storage(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run; the first does not count.")] = 4,
 ) -> None:
     """Train on the same images in memory, from the stripes of a pack, and from their files: seconds an epoch."""
+    refuse_launcher(STARTS_RANKS.format("storage"))
     check_ranks(ranks)
     from unisono.data.pack.layout import check_installed
 
@@ -269,6 +270,7 @@ def ablation(
     from unisono.bench.ablation import ladder
     from unisono.training.recipe import find_recipe, read_recipe, to_dict
 
+    refuse_launcher(STARTS_RANKS.format("ablation"))
     check_ranks(ranks)
     parse_rate(rate)
     if hosts and ranks:
@@ -287,8 +289,6 @@ def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str
     """Make the runs of a recipe, write what they measured, and print it."""
     from unisono.bench.ablation import as_data, run_variants, table
 
-    if ranks_started(os.environ) is not None:
-        raise UsageError(f"unisono bench {name} starts the ranks of each run itself; start it without mpiexec or srun")
     log = partial(print, flush=True)
     found = write_alone(output, lambda: run_variants(train, variants, output, log))
     files = {f"{name}.json": as_data(found), f"{name}.md": table(found)}

@@ -37,6 +37,7 @@ from unisono.launch import (
     find_mpiexec,
     launch_command,
     launch_environment,
+    rank_started,
     ranks_started,
     survival_options,
     timeout_of,
@@ -134,6 +135,14 @@ def check_ranks(ranks: int | None) -> None:
     """Raise LaunchError for a number of ranks below 1."""
     if ranks is not None and ranks < 1:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
+
+
+def refuse_launcher(words: str) -> None:
+    """Raise UsageError, which one rank reports, where a launcher has started this process."""
+    if ranks_started(os.environ) is not None:
+        if rank_started(os.environ):
+            raise SystemExit(2)
+        raise UsageError(words)
 
 
 def start_ranks(ranks: int | None) -> None:

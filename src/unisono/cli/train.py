@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, train_elastically
-from unisono.cli.ranks import OptionalOutput, count_ranks, launch
+from unisono.cli.ranks import OptionalOutput, count_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
@@ -187,8 +187,7 @@ def sweep(
     """
     from unisono.training.sweep.run import plan_given, run_session
 
-    if ranks_started(os.environ) is not None:
-        raise UsageError("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")
+    refuse_launcher("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")
     if resume is None:
         if recipe is None:
             raise UsageError("missing recipe: unisono sweep RECIPE --set KEY=a,b, or --resume FOLDER")
