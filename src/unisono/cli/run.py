@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -96,6 +98,8 @@ def run(
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
     if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
         raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
+    if module and not _is_there(program.partition(".")[0]):
+        raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
         words = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
@@ -107,6 +111,11 @@ def run(
     _run_as_rank(
         program, module, arguments or [], {name.strip().lower() for name in backend_for.split(",") if name.strip()}
     )
+
+
+def _is_there(module: str) -> bool:
+    """Return True for a module in the current folder, or an installed one; it is not imported."""
+    return bool(module) and bool(PathFinder.find_spec(module, [str(Path.cwd())]) or find_spec(module))
 
 
 def _run_as_rank(program: str, module: bool, arguments: list[str], backends: set[str]) -> None:
