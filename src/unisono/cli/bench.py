@@ -198,8 +198,9 @@ def shuffle(
     from unisono.bench.shuffle import LENGTH, measure_shuffle, random_pack
 
     world = join("bench shuffle")
-    if groups < 1 or world.size % groups or world.size == groups:
-        raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
+    with world.agree_on_errors():
+        if groups < 1 or world.size % groups or world.size == groups:
+            raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
     write(world, output, lambda: random_pack(output / "pack", max(world.size, size // LENGTH)))
     found = measure_shuffle(world, output / "pack", groups, bits)
     write_text(world, output / "shuffle.json", json.dumps(found, indent=1))

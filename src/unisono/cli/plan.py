@@ -85,9 +85,9 @@ def plan(
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
     if check is not None:
-        others = {"--chart": chart, "--set": changes, "--what-if": what_if, "--nodes": nodes != "1", "--layers": layers}
-        others |= {"--ranks-per-node": ranks_per_node != 1, "--worthwhile": worthwhile != 0.5}
-        _check(check, as_json, machine or model or recipe or next((name for name in others if others[name]), None))
+        beside = {"--chart": chart, "--set": changes, "--what-if": what_if, "--nodes": nodes != "1", "--layers": layers}
+        beside |= {"--ranks-per-node": ranks_per_node != 1, "--worthwhile": worthwhile != 0.5}
+        _check(check, as_json, machine or model or recipe or next((name for name in beside if beside[name]), None))
         return
     from unisono.plan.machines import find_machine, machine_names
     from unisono.training.planned_run import plan_recipe

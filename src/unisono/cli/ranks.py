@@ -33,6 +33,7 @@ from unisono.errors import LaunchError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.launch import (
     RANK_VARIABLES,
+    available_cores,
     cores,
     find_mpiexec,
     launch_command,
@@ -165,6 +166,7 @@ def launch(
 
     `timeout`, in seconds as `launch.timeout_of` reads it, limits the wait for a rank that is stopped during the start.
     """
+    available_cores()  # an error in its variable is reported before there are ranks
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
     options = () if survives is None else survival_options(mpiexec)
     if options and survives is not None and not survives():
@@ -244,19 +246,24 @@ def join(what: str, alone: bool = False) -> World:
 
     Raises UsageError for a single rank, unless the command can do with it `alone`.
     """
-    from unisono.initialize import init
-    from unisono.mpi import MPI
-
-    try:
-        world = init()
-    except UsageError as error:
-        if MPI.COMM_WORLD.rank:
-            raise SystemExit(2) from error
-        raise
+    world = init_ranks()
     with world.agree_on_errors():
         if world.size == 1 and not alone:
             raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
+
+
+def init_ranks(timeout: float | None = None) -> World:
+    """Return the world of the ranks that a launcher has started. Raises UsageError on rank 0, and ends the others."""
+    from unisono.initialize import init
+    from unisono.mpi import MPI
+
+    try:
+        return init(timeout=timeout)
+    except UsageError as error:
+        if MPI.COMM_WORLD.rank:
+            raise SystemExit(2) from error
+        raise
 
 
 def printer(world: World) -> Callable[[str], None]:

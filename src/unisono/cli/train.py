@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, train_elastically
-from unisono.cli.ranks import OptionalOutput, count_ranks, launch, refuse_launcher
+from unisono.cli.ranks import OptionalOutput, count_ranks, init_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
@@ -152,12 +152,11 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
 def _run_as_rank(settings: Recipe, **options: Any) -> None:
     """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.device import open_device
-    from unisono.initialize import init
     from unisono.training.player import TrainOptions
     from unisono.training.run import train as train_on_rank
 
     open_device(settings.compute.device, local_rank_started(os.environ))
-    world = init(timeout=settings.training.timeout or None)
+    world = init_ranks(settings.training.timeout or None)
     with world.agree_on_errors():
         code = train_on_rank(settings, world, TrainOptions(**options))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
