@@ -114,6 +114,15 @@ def test_a_step_of_no_time_is_not_used(tmp_path: Path) -> None:
     assert read(path) == ([], [f"{path}, line 1, is not used: its measured step is not above 0 s"])
 
 
+def test_an_entry_that_no_run_has_made_is_not_used(tmp_path: Path) -> None:
+    path, made = tmp_path / "ledger.jsonl", entry()
+    append(path, replace(made, measurement=replace(made.measurement, period=0)))
+    append(path, replace(made, prediction=replace(made.prediction, sealed="")))
+    (kept,), (complaint,) = read(path)
+    assert "line 1, is not used: measurement.period = 0, but it has to be at least 1" in complaint
+    assert facts_of(kept)["sealed"] == "-"
+
+
 def test_processes_that_append_at_the_same_time_tear_nothing(tmp_path: Path) -> None:
     path, count, each = tmp_path / "ledger.jsonl", 4, 25
     code = (

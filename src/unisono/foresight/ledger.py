@@ -219,7 +219,7 @@ def facts_of(entry: LedgerEntry) -> Mapping[str, str]:
     run = entry.prediction.run
     return {
         "version": entry.version,
-        "sealed": entry.prediction.sealed.split()[0],
+        "sealed": entry.prediction.sealed.partition(" ")[0] or "-",
         "recipe": run.recipe,
         "model": run.model,
         "rule": run.rule,
