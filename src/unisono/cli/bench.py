@@ -159,6 +159,8 @@ def networks(
     if batch < 1 or steps < 1:
         raise UsageError(f"--batch {batch} --steps {steps}: both must be at least 1")
     chosen = [name for name in names.split(",") if name]
+    if not chosen:
+        raise UsageError("--names is empty; name networks, such as resnet50")
     for name in chosen:
         check_name(name)
     make_folder(output)
@@ -335,8 +337,8 @@ def layers(
     ] = "auto",
 ) -> None:
     """Time each layer's three passes, each by its fastest algorithm, and compare them with measured bounds."""
-    if batch < 1:
-        raise UsageError(f"--batch {batch}: the batch size must be at least 1")
+    if batch < 1 or classes < 1:
+        raise UsageError(f"--batch {batch} --classes {classes}: both must be at least 1")
     check_name(model)
     if output is not None:
         make_folder(output)
