@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unisono.errors import CheckpointError, UsageError
-from unisono.files import cache_folder, check_appendable, naming_os_errors, write_atomically
+from unisono.files import cache_folder, check_appendable, check_writable, naming_os_errors, write_atomically
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -23,6 +23,13 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         partial.write_text("ne")
         raise OSError("full")
     assert contents(tmp_path) == {"file": "old"}
+
+
+def test_a_file_that_can_be_written_is_not_made_by_that_question(tmp_path: Path) -> None:
+    check_writable(tmp_path / "file")
+    assert contents(tmp_path) == {}
+    with pytest.raises(FileNotFoundError):
+        check_writable(tmp_path / "nowhere" / "file")
 
 
 def test_several_write_one_file_at_once_and_the_last_wins(tmp_path: Path) -> None:

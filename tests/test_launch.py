@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
+from tests.usage_errors import assert_one_line_error
 
 from unisono import launch
 from unisono.errors import LaunchError, UsageError
@@ -27,10 +29,15 @@ from unisono.launch import (
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script, not a step of srun
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # an interactive shell
+        ({"OMPI_COMM_WORLD_SIZE": "", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": ""}, None),
     ],
 )
 def test_ranks_started(environment: dict[str, str], ranks: int | None) -> None:
     assert ranks_started(environment) == ranks
+
+
+def test_a_variable_of_a_launcher_that_is_no_number_is_named(in_process: Run) -> None:
+    assert_one_line_error(in_process("draw", "ring", PMI_SIZE="two"), "PMI_SIZE=two: launchers set it to a number")
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}

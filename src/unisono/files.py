@@ -42,6 +42,12 @@ def temporary_beside(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raise OSError where `write_atomically` cannot write a file; what is there stays as it is."""
+    with temporary_beside(path) as temporary:
+        temporary.touch()
+
+
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a file to write, which is renamed to `path` if the block succeeds and removed if it fails.

@@ -29,8 +29,8 @@ def ranks_started(environment: Mapping[str, str]) -> int | None:
     Slurm's batch scripts and interactive shells have SLURM_PROCID too, but are no ranks: only the tasks of a step with
     several tasks are.
     """
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1") if "SLURM_PROCID" in environment else "1"
-    return _number(SIZE_VARIABLES, environment) or (int(tasks) if int(tasks) > 1 else None)
+    tasks = _number(["SLURM_STEP_NUM_TASKS"], environment) if environment.get("SLURM_PROCID") else None
+    return _number(SIZE_VARIABLES, environment) or (tasks if (tasks or 1) > 1 else None)
 
 
 def rank_started(environment: Mapping[str, str]) -> int:
@@ -47,13 +47,16 @@ def on_one_node(environment: Mapping[str, str]) -> bool:
     """Return True if a launcher says that it has started all ranks on this node."""
     started = ranks_started(environment)
     if started is not None and "SLURM_STEP_NUM_NODES" in environment and "SLURM_PROCID" in environment:
-        return int(environment["SLURM_STEP_NUM_NODES"]) == 1
+        return _number(["SLURM_STEP_NUM_NODES"], environment) == 1
     return started is not None and started == _number(LOCAL_SIZE_VARIABLES, environment)
 
 
 def _number(names: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Return the number in the first of these variables that is set."""
-    return next((int(environment[name]) for name in names if name in environment), None)
+    """Return the number in the first of these variables that is set and not empty. Raises LaunchError for no number."""
+    name = next((name for name in names if environment.get(name)), None)
+    if name is not None and not environment[name].isdecimal():
+        raise LaunchError(f"{name}={environment[name]}: launchers set it to a number of ranks, or of one; unset it")
+    return None if name is None else int(environment[name])
 
 
 LIBRARY_VERSION = re.compile(r"(Open MPI|Intel|MVAPICH2?|CRAY MPICH|MPICH)\D*(\d[\w.]*)")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.progress import Run
+from tests.usage_errors import assert_one_line_error
 
 from unisono.bench import ablation
 from unisono.bench.ablation import Variant, as_data, ladder, run_variants, storages, table, write_images
@@ -55,6 +57,30 @@ def test_each_run_is_one_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert lines[2] == "| off | 4 | 4 to 4 | 97.5% |  | 1.00 |"
     assert lines[3] == "| on | 2 | 2 to 2 | 97.5% | +100% | 2.00 |"
     assert [each["name"] for each in json.loads(as_data(found))][:2] == ["off: an epoch", "off: test accuracy"]
+
+
+def test_runs_of_another_recipe_are_not_taken_for_those_of_this_one(
+    in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = list[Path]()
+    monkeypatch.setattr(
+        ablation, "carry_out", lambda run, out: [folders.append(run.folder(out)), row("an epoch", 1.0)][1:]
+    )
+    for epochs in (1, 1, 2):
+        (tmp_path / "mine.toml").write_text(f"[training]\nepochs = {epochs}\n")
+        assert in_process("bench", "ablation", "mine.toml").returncode == 0
+    first, again, other = folders[:5], folders[5:10], folders[10:]
+    assert first == again
+    assert not set(first) & set(other)
+    assert sorted(read_recipe(path).training.epochs for path in (tmp_path / "bench").glob("recipe-*.toml")) == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["storage", "ablation digits"])
+def test_a_launcher_is_refused_before_anything_is_written(in_process: Run, tmp_path: Path, command: str) -> None:
+    words = "starts the ranks of each run itself"
+    assert_one_line_error(in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="0"), words)
+    assert in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="1").stderr == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_images_are_written_once(tmp_path: Path) -> None:

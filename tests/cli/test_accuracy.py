@@ -21,7 +21,12 @@ def test_runs_side_by_side(in_process: Run, tmp_path: Path) -> None:
     drawn = (tmp_path / "both.svg").read_text()
     assert ">one<" in drawn
     assert ">other<" in drawn
+    for name, line in (("lacks", '{"epoch": 1}\n'), ("torn", "{epoch}\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(line)
     for arguments, words in (
+        (("lacks",), "lacks/metrics.jsonl: a line has no 'elapsed'"),
+        (("torn",), "torn/metrics.jsonl: a line is no JSON"),
         (("one", "nowhere"), "nowhere has no run with a finished epoch"),
         (("one", "--output", "no/picture.svg"), "--output no/picture.svg: No such file"),
         (("one", "--output", "picture.xyz"), "--output picture.xyz: Format 'xyz' is not supported"),

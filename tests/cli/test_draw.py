@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ from unisono.view.step import picture_of
 
 def test_draw(in_process: Run) -> None:
     assert in_process("draw", "ring", "--ranks", "3").stdout == draw(ring, 3, "ring") + "\n"
+
+
+def test_output_that_cannot_be_written(command: Run, tmp_path: Path) -> None:
+    done = command("draw", "ring", "--ranks", "3", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
+    words = [sys.executable, "-m", "unisono", "draw", "ring"]
+    with Path("/dev/full").open("w") as full:
+        lost = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (lost.returncode, lost.stderr) == (1, "unisono: output is lost: No space left on device\n")
 
 
 def test_where_ranks_sit(in_process: Run) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.progress import Run
+from tests.usage_errors import assert_one_line_error
 
 from unisono.elastic import supervisor
 from unisono.elastic.generations import ElasticRun
@@ -28,6 +29,23 @@ def started(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return found[-1]
 
     return of
+
+
+@pytest.mark.parametrize("command", ["train digits", "run t.py"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--hosts a,b", "--hosts a,b needs --elastic"),
+        ("--min-ranks 2", "--min-ranks 2 needs --elastic"),
+        ("--elastic --hosts ,", "--hosts ,: it names no host"),
+    ],
+)
+def test_options_of_elastic_runs_are_not_ignored(
+    in_process: Run, tmp_path: Path, command: str, options: str, words: str
+) -> None:
+    (tmp_path / "t.py").touch()
+    name, what = command.split()
+    assert_one_line_error(in_process(name, *options.split(), what), words)
 
 
 @pytest.mark.parametrize(

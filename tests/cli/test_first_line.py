@@ -19,7 +19,7 @@ LAUNCHED = """
 import sys
 from unisono.cli import main, train
 
-def launch(ranks, *more):
+def launch(ranks, *more, **named):
     print(ranks, [name for name in ("torch", "mpi4py") if name in sys.modules])
     return 0
 

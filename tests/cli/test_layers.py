@@ -38,11 +38,13 @@ def test_bad_input(in_process: Run) -> None:
     for options, words in (
         (["--model=resnet9000"], "resnet9000"),
         (["--batch=0"], "--batch 0"),
+        (["--classes=0"], "--classes 0: both must be at least 1"),
         (["--precision=float8"], "float8"),
         (["--model=vgg16", "--size=8"], "does not accept inputs"),
         (["--model=small_convnet", "--plan=."], "cannot write the plan .: Is a directory"),
     ):
         assert_one_line_error(in_process("layers", *options), words)
+    assert_one_line_error(in_process("bench", "networks", "--names", ""), "--names is empty")
 
 
 def test_networks_beside_stock(in_process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,6 +240,7 @@ def test_a_full_disk_gets_one_line_and_the_same_command_resumes(
         (["data"], "missing SOURCE or OUT: unisono pack SOURCE OUT"),
         (["nowhere", "out"], "nowhere: no such file or folder"),
         (["empty", "out"], "empty is no data set of a known kind: folders of classes with images or wav files"),
+        (["/dev/null", "out"], "/dev/null is no data set of a known kind"),
         (["data", "data"], "data is not empty: it has cat; name a new folder"),
         (["data", "out", "--stripe-size", "huge"], "--stripe-size huge: write sizes like 4096, 4KiB or 64MB"),
         (["data", "out", "--stripes", "0"], "--stripes"),

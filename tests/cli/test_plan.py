@@ -139,6 +139,9 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
     )
 
 
+NOT_WITH_CHECK = ("--chart=x.svg", "--nodes=4", "--layers", "--what-if=bandwidth=2x", "--set=training.batch=8")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -167,6 +170,8 @@ def test_a_network_of_your_own_on_a_machine_of_your_own(in_process: Run, tmp_pat
         (("--model=small_convnet",), "--machine is missing: there are aws_c4_8xlarge, "),
         (("--check=none",), "there is no run in none"),
         (("--check=.",), ". has no sealed prediction"),
+        *((("--check=.", option), f"omit {option.partition('=')[0]}") for option in NOT_WITH_CHECK),
+        *(((*SMALL, f"--worthwhile={share}"), f"--worthwhile {share}") for share in ("nan", "inf", "-1", "0")),
         ((*SMALL, "--check=."), "--check . takes the plan of that run: omit taihulight"),
     ],
 )

@@ -118,6 +118,8 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
         (["--machine=taihulight", "--rate=1gbit"], "--machine and --rate each describe the network; give one"),
         (["--machine=taihulight", "--latency=1us"], "--latency 1us is for a network given by --rate"),
         (["--rate=10"], "--rate 10: write a rate like 200mbit"),
+        (["--rate=0gbit"], "--rate 0gbit: write a rate like 200mbit"),
+        (["--machine=./linkless.toml"], "--machine ./linkless.toml: it has no bandwidth in [link]"),
         (["--rate=1gbit", "--latency=soon"], "--latency soon: write a time like 30us"),
         (["--rate=1gbit", "--oversubscribe=0"], "--oversubscribe 0: give a number above 0"),
         (["--wire=float8"], "there is no wire 'float8'; there are float32, "),
@@ -126,6 +128,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["price", "simulate"])
-def test_bad_input(in_process: Run, command: str, arguments: list[str], words: str) -> None:
+def test_bad_input(in_process: Run, tmp_path: Path, command: str, arguments: list[str], words: str) -> None:
+    (tmp_path / "linkless.toml").write_text('name = "x"\n')
     ranks = [] if arguments[0].startswith("--ranks=") else ["--ranks=4"]
     assert_one_line_error(in_process(command, *ranks, *arguments), words)

@@ -90,6 +90,7 @@ def test_an_error_of_the_program_ends_all_ranks(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("-m", "nothing"), "there is no module nothing, neither in {folder} nor installed"),
         (("nothing.py",), "there is no program {folder}/nothing.py"),
         (("nothing",), "there is no program {folder}/nothing; run a module with: unisono run -m nothing"),
         (("--nnodes", "2", "a.py"), "--nnodes 2: {nodes}"),

@@ -24,7 +24,7 @@ from tests.progress import Run, Watched, poll_until, run
 from tests.training.trace_format import check_trace
 from tests.usage_errors import assert_one_line_error
 
-from unisono.cli.ranks import count_ranks, exit_code
+from unisono.cli.ranks import OptionalOutput, count_ranks, exit_code
 from unisono.errors import LaunchError
 from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
 from unisono.training.checkpoint.files import load_newest
@@ -106,6 +106,22 @@ def test_a_run_from_beginning_to_end(ended: Ended) -> None:
             assert steps["kinds"].tolist() == list(KINDS)
             assert steps["seconds"].shape == (2, 23, len(KINDS))
             assert (steps["seconds"][..., steps["kinds"] == "computing"] > 0).all()
+
+
+def test_a_run_goes_on_where_nobody_reads_its_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unisono", "train", "digits", "--set", "training.epochs=1", "--run", "mine"]
+    environment = launch_environment(os.environ, terminal=False)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"digits: training on 2 ranks of this machine\n"
+        process.stdout.close()
+    assert process.returncode == 0
+    assert "\ntest accuracy: " in (tmp_path / "mine" / "log.txt").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's file that is always full")
+def test_output_onto_a_full_disk_is_lost() -> None:
+    with OptionalOutput("/dev/full", "w") as file:
+        assert file.write(b"four") == 4
 
 
 def test_the_reasons_for_an_overlap_are_in_the_log_file(ended: Ended) -> None:

@@ -14,6 +14,12 @@ def test_a_table_is_written_and_used(unisono: Run, on_ranks: Run, tmp_path: Path
     assert read_table(tmp_path / "table.toml").rows["allreduce", "one node"]
     done = on_ranks("tune", "--largest", "4", UNISONO_TABLE="none.toml")
     assert_one_line_error(done, "none.toml: ")
+    (tmp_path / "recipe.toml").write_text("[training]\nepochs = 3\n")
+    for command in (["tune", "--largest", "4", "--output"], ["probe"]):
+        done = on_ranks(*command, "recipe.toml")
+        assert_one_line_error(done, "recipe.toml is no machine (it has no name")
+        assert "name another file" in done.stderr
+    assert (tmp_path / "recipe.toml").read_text() == "[training]\nepochs = 3\n"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,15 @@ def test_after_a_death_all_are_asked(hosts: Hosts, up: Path) -> None:
     (up / "a").unlink()
     hosts.find()
     assert hosts.there == ["b"]
+
+
+def test_a_run_whose_hosts_start_nothing_names_them(hosts: Hosts, up: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (up / "a").unlink()
+    (up / "b").unlink()
+    run = replace(hosts._run, later=["run", "t.py"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        assert Supervisor(run, 2)._play(requests) == 1
+    assert re.search(r"none of the hosts a, b starts programs; try \S+mpiexec -hosts a ", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(("batch", "ranks"), [(64, 4), (3, 3)])

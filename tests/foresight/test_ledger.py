@@ -114,6 +114,15 @@ def test_a_step_of_no_time_is_not_used(tmp_path: Path) -> None:
     assert read(path) == ([], [f"{path}, line 1, is not used: its measured step is not above 0 s"])
 
 
+def test_an_entry_that_no_run_has_made_is_not_used(tmp_path: Path) -> None:
+    path, made = tmp_path / "ledger.jsonl", entry()
+    append(path, replace(made, measurement=replace(made.measurement, period=0)))
+    append(path, replace(made, prediction=replace(made.prediction, sealed="")))
+    (kept,), (complaint,) = read(path)
+    assert "line 1, is not used: measurement.period = 0, but it has to be at least 1" in complaint
+    assert facts_of(kept)["sealed"] == "-"
+
+
 def test_processes_that_append_at_the_same_time_tear_nothing(tmp_path: Path) -> None:
     path, count, each = tmp_path / "ledger.jsonl", 4, 25
     code = (
@@ -199,6 +208,9 @@ def test_runs_that_cannot_be_checked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no run in .*none"):
         ended_run(tmp_path / "none")
     with pytest.raises(UsageError, match=r"has no sealed prediction: .*; train with --machine"):
+        ended_run(tmp_path)
+    (tmp_path / "log.txt").write_text("epoch 1\nno prediction is sealed: the run ended\nrun: r\n")
+    with pytest.raises(UsageError, match=r"has no sealed prediction: the run ended$"):
         ended_run(tmp_path)
     write_seal(tmp_path, PREDICTION)
     with pytest.raises(UsageError, match=r"has no measurement: the run has not ended; .* train --resume .*"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unisono.errors import TableError, UsageError
 from unisono.measure.facts import choice_tables
 from unisono.measure.links import Links
-from unisono.measure.player import rows
+from unisono.measure.player import machine_at, rows
 from unisono.measure.timing import Timing
 from unisono.network import Network
 from unisono.network.choice import ChoiceRow, read_table
@@ -86,6 +86,24 @@ def test_a_node_has_rows_and_no_network() -> None:
 
 def test_hosts_with_equal_names_have_no_supernodes() -> None:
     assert four_nodes(["vm"] * 4).choices.supernode == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[training]\nepochs = 3\n", r"is no machine \(it has no name.*training"),
+        ("a =", r"is no machine \(Invalid value.*\); mend it, or name another file"),
+        ('name = "ours"\nnodes = 3\n', r"^\S+ is no machine \(unknown key nodes"),
+    ],
+)
+def test_a_file_that_is_no_machine_is_not_replaced(tmp_path: Path, content: str, words: str) -> None:
+    (path := tmp_path / "ours.toml").write_text(content)
+    with pytest.raises(UsageError, match=words):
+        machine_at(path)
+    path.write_text("")
+    assert machine_at(path) is None
+    with pytest.raises(TableError, match=r"ours.toml: this file is empty: unisono tune"):
+        read_table(path)
 
 
 def test_an_error_in_the_table_is_one_of_the_machine(tmp_path: Path) -> None:

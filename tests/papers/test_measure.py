@@ -54,6 +54,14 @@ def test_a_command_that_fails_is_named_with_its_last_line(tmp_path: Path) -> Non
     assert not is_done(run, tmp_path)
 
 
+def test_damaged_rows_are_named(tmp_path: Path) -> None:
+    (run,) = runs_of(COUNTED)
+    run.folder(tmp_path).mkdir(parents=True)
+    (run.folder(tmp_path) / "rows.json").write_text("[")
+    with pytest.raises(UsageError, match=r"cannot read .*rows.json: .*; remove .*, and measure again"):
+        carry_out(run, tmp_path)
+
+
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     result_file(COUNTED, tmp_path).write_text("{")
     with pytest.raises(UsageError, match=r"cannot read .*x-figure-1.json"):

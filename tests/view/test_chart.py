@@ -51,6 +51,8 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--chart .*: Is a directory"):
         write_picture(tmp_path, b"", "--chart")
+    with pytest.raises(UsageError, match=r"--chart .*x.png: the picture is SVG; name it x.svg"):
+        write_picture(tmp_path / "x.png", b"<svg ", "--chart")
 
 
 SVG = "{http://www.w3.org/2000/svg}"

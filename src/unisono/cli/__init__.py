@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -99,10 +103,15 @@ def command() -> CommandGroup:
 
 
 def main() -> None:
-    """Run a command. A usage error prints one line and exits with code 2."""
-    shutdown = Shutdown()
+    """Run a command. A usage error prints one line and exits with code 2; lost output, with code 1."""
+    shutdown = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with suppress(OSError):  # a process made by a standby took a file's place by a pipe
+            sys.stdout.reconfigure(errors="replace")  # arrows and lines, where the locale has none
     try:
+        shutdown = Shutdown()
         code = command()(standalone_mode=False)  # called itself, Typer puts a hook before ours
+        print(end="", flush=True)
     except (UsageError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         if message:
@@ -110,4 +119,13 @@ def main() -> None:
         code = 2
     except typer.Abort:
         code = INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+            raise
+        if error.errno == errno.ENOSPC:
+            print(f"unisono: output is lost: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
+        code = 1
+    if shutdown is None:
+        sys.exit(code)
     shutdown.exit(code or 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tomli_w
 import typer
 
 from unisono.cli.ranks import (
@@ -19,6 +20,7 @@ from unisono.cli.ranks import (
     join,
     make_folder,
     printer,
+    refuse_launcher,
     start_ranks,
     write,
     write_alone,
@@ -27,7 +29,7 @@ from unisono.cli.ranks import (
 from unisono.errors import UsageError
 from unisono.formats import parse_bytes
 from unisono.lab.plan import parse_rate
-from unisono.launch import keep_memory, rank_started, ranks_started
+from unisono.launch import keep_memory
 from unisono.models import check_name, input_shape
 from unisono.view.chart import no_pictures
 
@@ -111,10 +113,7 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     from unisono.bench.against import PEERS, draw, measure_against, summary, table
     from unisono.bench.peer_program import COLLECTIVES, SIZES
 
-    if ranks_started(os.environ) is not None:
-        if rank_started(os.environ):
-            raise SystemExit(2)  # rank 0 reports it
-        raise UsageError("--against starts every library's own mpiexec, on one machine: call it without a launcher")
+    refuse_launcher("--against starts every library's own mpiexec, on one machine: call it without a launcher")
     rounds = 3 if rounds is None else rounds
     if ranks < 2 or rounds < 1:
         raise UsageError(f"--ranks {ranks} --rounds {rounds}: needs 2 ranks and 1 round, or more")
@@ -160,6 +159,8 @@ def networks(
     if batch < 1 or steps < 1:
         raise UsageError(f"--batch {batch} --steps {steps}: both must be at least 1")
     chosen = [name for name in names.split(",") if name]
+    if not chosen:
+        raise UsageError("--names is empty; name networks, such as resnet50")
     for name in chosen:
         check_name(name)
     make_folder(output)
@@ -199,8 +200,9 @@ def shuffle(
     from unisono.bench.shuffle import LENGTH, measure_shuffle, random_pack
 
     world = join("bench shuffle")
-    if groups < 1 or world.size % groups or world.size == groups:
-        raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
+    with world.agree_on_errors():
+        if groups < 1 or world.size % groups or world.size == groups:
+            raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
     write(world, output, lambda: random_pack(output / "pack", max(world.size, size // LENGTH)))
     found = measure_shuffle(world, output / "pack", groups, bits)
     write_text(world, output / "shuffle.json", json.dumps(found, indent=1))
@@ -222,6 +224,9 @@ def messages(
     _print_samples(found, printer(world))
 
 
+STARTS_RANKS = "unisono bench {} starts the ranks of each run itself; start it without mpiexec or srun"
+
+
 def storage(
     output: Annotated[Path, typer.Option(help="Output folder for the images, the runs and storage.json.")] = Path(
         "bench"
@@ -232,6 +237,7 @@ def storage(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run; the first does not count.")] = 4,
 ) -> None:
     """Train on the same images in memory, from the stripes of a pack, and from their files: seconds an epoch."""
+    refuse_launcher(STARTS_RANKS.format("storage"))
     check_ranks(ranks)
     from unisono.data.pack.layout import check_installed
 
@@ -265,27 +271,27 @@ def ablation(
     run into the output folder is not repeated.
     """
     from unisono.bench.ablation import ladder
-    from unisono.training.recipe import find_recipe, read_recipe
+    from unisono.training.recipe import find_recipe, read_recipe, to_dict
 
+    refuse_launcher(STARTS_RANKS.format("ablation"))
     check_ranks(ranks)
     parse_rate(rate)
     if hosts and ranks:
         raise UsageError(f"--ranks {ranks}: not with --hosts {hosts}, which have a rank each")
-    path = find_recipe(recipe)
-    switches = ladder(read_recipe(path, changes or []))
+    settings = read_recipe(find_recipe(recipe), changes or [])
     make_folder(output)
+    whole = tomli_w.dumps(to_dict(settings)).encode()
+    path = output / f"recipe-{hashlib.sha256(whole).hexdigest()[:12]}.toml"  # runs of another recipe are not these
+    write_alone(path, partial(path.write_bytes, whole))
     lab = ["unisono", "lab", f"--hosts={hosts}", f"--rate={rate}", "--"] if hosts else []
     own = [f"--ranks={ranks}"] if ranks else []
-    sets = [word for change in changes or () for word in ("--set", change)]
-    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own, *sets], switches, output, "ablation")
+    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own], ladder(settings), output, "ablation")
 
 
 def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
     """Make the runs of a recipe, write what they measured, and print it."""
     from unisono.bench.ablation import as_data, run_variants, table
 
-    if ranks_started(os.environ) is not None:
-        raise UsageError(f"unisono bench {name} starts the ranks of each run itself; start it without mpiexec or srun")
     log = partial(print, flush=True)
     found = write_alone(output, lambda: run_variants(train, variants, output, log))
     files = {f"{name}.json": as_data(found), f"{name}.md": table(found)}
@@ -331,8 +337,8 @@ def layers(
     ] = "auto",
 ) -> None:
     """Time each layer's three passes, each by its fastest algorithm, and compare them with measured bounds."""
-    if batch < 1:
-        raise UsageError(f"--batch {batch}: the batch size must be at least 1")
+    if batch < 1 or classes < 1:
+        raise UsageError(f"--batch {batch} --classes {classes}: both must be at least 1")
     check_name(model)
     if output is not None:
         make_folder(output)

@@ -80,6 +80,8 @@ def case_of(
     slow_nodes: Mapping[int, float] = {}
     if machine is not None:
         facts = find_machine(machine)
+        if not facts.link.bandwidth:
+            raise UsageError(f"--machine {machine}: it has no bandwidth in [link], so it prices no message")
         slow_nodes = uneven_of(facts, nodes).slow_nodes
         choices = replace(choices, network=facts.network())
         nodes_each = nodes_each if supernodes is not None else facts.topology.supernode or nodes_each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.cli.ranks import make_folder
+from unisono.cli.ranks import make_folder, refuse_launcher
 from unisono.errors import UsageError
-from unisono.launch import ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import make_rule
@@ -27,6 +25,14 @@ ElasticOption = Annotated[
 ]
 MinRanksOption = Annotated[int, typer.Option(help="Ranks below which an elastic run ends.")]
 HostsOption = Annotated[str, typer.Option(help="Hosts of an elastic run, with as many ranks each: a,b,c.")]
+
+
+def check_elastic(elastic: bool, least: int, hosts: str) -> None:
+    """Raise UsageError for options of elastic runs without `elastic`, and for a list of hosts that names none."""
+    if not elastic and (hosts or least != 1):
+        raise UsageError(f"{f'--hosts {hosts}' if hosts else f'--min-ranks {least}'} needs --elastic")
+    if hosts and not hosts.strip(", "):
+        raise UsageError(f"--hosts {hosts}: it names no host; give them as in a,b,c")
 
 
 def train_elastically(
@@ -57,8 +63,7 @@ def run_elastically(home: Path, arguments: Sequence[str], ranks: int, least: int
 def _supervise(run: ElasticRun, ranks: int, least: int, hosts: str, note: str = "") -> int:
     from unisono.elastic.supervisor import Supervisor
 
-    if ranks_started(os.environ) is not None:
-        raise UsageError("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
+    refuse_launcher("--elastic starts the ranks itself, on the hosts of --hosts: call it without a launcher")
     if not 1 <= least <= ranks:
         raise UsageError(f"--min-ranks {least}: it is a number from 1 to {ranks}, the ranks at the start")
     named = [host for host in hosts.split(",") if host]

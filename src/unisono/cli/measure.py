@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from unisono.cli.ranks import RanksOption, join, printer, start_ranks, write, write_text
 from unisono.errors import UsageError
+from unisono.files import check_writable
 from unisono.launch import find_mpiexec, local_rank_started
 from unisono.processor import HOST
 
@@ -39,6 +41,7 @@ def probe(
     from unisono.data.loading import device_of_rank
     from unisono.device import open_device
     from unisono.measure.facts import file_of
+    from unisono.measure.player import machine_at
     from unisono.measure.player import probe as measure
     from unisono.transports.signals import is_compiled
 
@@ -48,7 +51,8 @@ def probe(
     with world.agree_on_errors():
         place = device_of_rank(device, world)
         world.call_on_all(lambda: _check_folder(disk))
-    write(world, output, lambda: output.open("a").close())  # known before anything is measured
+        world.call_on_root(lambda: machine_at(output))  # what it would replace
+    write(world, output, partial(check_writable, output))  # known before anything is measured
 
     found = measure(world, seconds, disk, name, log, place)
     if world.nodes == 1:
@@ -77,7 +81,7 @@ def tune(
     from unisono.measure.player import tune as measure
 
     world = join("tune")
-    write(world, output, lambda: output.open("a").close())  # known before anything is measured
+    write(world, output, partial(check_writable, output))  # known before anything is measured
     with world.agree_on_errors():
         before = world.call_on_root(lambda: machine_at(output))
 

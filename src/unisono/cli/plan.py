@@ -85,7 +85,9 @@ def plan(
 ) -> None:
     """Predict the step, speedup, memory and bottleneck of a run on each number of nodes, before it starts."""
     if check is not None:
-        _check(check, as_json, machine or model or recipe)
+        beside = {"--chart": chart, "--set": changes, "--what-if": what_if, "--nodes": nodes != "1", "--layers": layers}
+        beside |= {"--ranks-per-node": ranks_per_node != 1, "--worthwhile": worthwhile != 0.5}
+        _check(check, as_json, machine or model or recipe or next((name for name in beside if beside[name]), None))
         return
     from unisono.plan.machines import find_machine, machine_names
     from unisono.training.planned_run import plan_recipe
@@ -96,6 +98,8 @@ def plan(
         raise UsageError(f"--machine is missing: there are {known}, or give a TOML file, such as ./mine.toml")
     if ranks_per_node < 1:
         raise UsageError(f"--ranks-per-node {ranks_per_node}: it is 1 at least")
+    if not 0 < worthwhile <= 1:
+        raise UsageError(f"--worthwhile {worthwhile:g}: it is a share of one node's speed, above 0 and at most 1")
     settings, counts, facts = plan_recipe(recipe, model, changes or ()), node_counts(nodes), find_machine(machine)
     before = _predict(settings, facts, counts, ranks_per_node)
     after = {words: _predict(*changed(settings, facts, words), counts, ranks_per_node) for words in what_if or ()}

@@ -11,18 +11,20 @@ A rank ends in order: MPI is finalized first, while the witness still watches.
 from __future__ import annotations
 
 import atexit
+import io
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -31,10 +33,12 @@ from unisono.errors import LaunchError, UsageError
 from unisono.files import naming_os_errors, write_atomically
 from unisono.launch import (
     RANK_VARIABLES,
+    available_cores,
     cores,
     find_mpiexec,
     launch_command,
     launch_environment,
+    rank_started,
     ranks_started,
     survival_options,
     timeout_of,
@@ -82,6 +86,36 @@ class StartSign:
         self._shown, self._active = -1, False
 
 
+class OptionalOutput(io.FileIO):
+    """Output that a run can do without: what cannot be written, as nobody reads it or the disk is full, is lost."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; return how many were written or lost."""
+        with suppress(OSError):
+            return super().write(data)
+        return memoryview(data).nbytes
+
+    @classmethod
+    def install(cls) -> None:
+        """Make this process's standard output optional; one that something else has replaced stays."""
+        out = sys.stdout
+        if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
+            out.flush()
+            file = io.BufferedWriter(cls(out.fileno(), "w", closefd=False))
+            sys.stdout = io.TextIOWrapper(file, out.encoding, out.errors, line_buffering=out.line_buffering)
+
+
+RELAY_SECONDS = 1.0
+"""Seconds in which the last output of ranks that have ended arrives."""
+
+
+def _relay(source: int) -> None:
+    """Write what arrives from the ranks to the standard output."""
+    while chunk := os.read(source, 1 << 16):
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.flush()
+
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Signals that request the end of a run."""
 
@@ -104,6 +138,14 @@ def check_ranks(ranks: int | None) -> None:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
 
 
+def refuse_launcher(words: str) -> None:
+    """Raise UsageError, which one rank reports, where a launcher has started this process."""
+    if ranks_started(os.environ) is not None:
+        if rank_started(os.environ):
+            raise SystemExit(2)
+        raise UsageError(words)
+
+
 def start_ranks(ranks: int | None) -> None:
     """Start this command on ranks of this machine, one per core unless given, and exit with its code.
 
@@ -114,20 +156,24 @@ def start_ranks(ranks: int | None) -> None:
         raise typer.Exit(launch(ranks or max(2, cores())))
 
 
-def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool] | None = None) -> int:
+def launch(
+    ranks: int, timeout: float | None = None, survives: Callable[[], bool] | None = None, relays: bool = False
+) -> int:
     """Run this command line on `ranks` ranks. Return the exit code. Signals sent to this process alone are passed on.
 
     `survives` returns True where the others are to go on after a rank has died; it is asked if the launcher can do that
-    (Open MPI's).
+    (Open MPI's). With `relays`, output goes through this process, where it may be optional; a terminal gets it at once.
 
     `timeout`, in seconds as `launch.timeout_of` reads it, limits the wait for a rank that is stopped during the start.
     """
+    available_cores()  # an error in its variable is reported before there are ranks
     mpiexec, limit = find_mpiexec(), timeout_of(timeout)
     options = () if survives is None else survival_options(mpiexec)
     if options and survives is not None and not survives():
         options = ()
     command = launch_command(mpiexec, ranks, sys.argv[1:], options)
     environment = launch_environment(os.environ, sys.stdout.isatty())
+    relays = relays and sys.stdout is not None and not sys.stdout.isatty()
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -140,14 +186,23 @@ def launch(ranks: int, timeout: float | None = None, survives: Callable[[], bool
     signal.signal(signal.SIGUSR1, pass_on)
     with (
         closing(Listener()) as listener,
-        subprocess.Popen(command, env={**environment, LISTENER_VARIABLE: listener.address}) as process,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE if relays else None,
+            env={**environment, LISTENER_VARIABLE: listener.address},
+        ) as process,
     ):
         started.append(process)
+        relay = threading.Thread(target=_relay, args=[process.stdout.fileno()], daemon=True) if process.stdout else None
+        if relay:
+            relay.start()
         for early in received:
             process.send_signal(early)
         startup = Startup(process.pid, ranks, limit)
         with closing(StartSign(ranks)) as sign:
             code = _wait(process, received, startup, sign)
+        if relay:
+            relay.join(RELAY_SECONDS)  # a process that was left behind may hold the other end
         code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
     return exit_code(code, received)
 
@@ -191,19 +246,24 @@ def join(what: str, alone: bool = False) -> World:
 
     Raises UsageError for a single rank, unless the command can do with it `alone`.
     """
-    from unisono.initialize import init
-    from unisono.mpi import MPI
-
-    try:
-        world = init()
-    except UsageError as error:
-        if MPI.COMM_WORLD.rank:
-            raise SystemExit(2) from error
-        raise
+    world = init_ranks()
     with world.agree_on_errors():
         if world.size == 1 and not alone:
             raise UsageError(f"a single rank cannot communicate; start several: mpiexec -n 4 unisono {what}")
     return world
+
+
+def init_ranks(timeout: float | None = None) -> World:
+    """Return the world of the ranks that a launcher has started. Raises UsageError on rank 0, and ends the others."""
+    from unisono.initialize import init
+    from unisono.mpi import MPI
+
+    try:
+        return init(timeout=timeout)
+    except UsageError as error:
+        if MPI.COMM_WORLD.rank:
+            raise SystemExit(2) from error
+        raise
 
 
 def printer(world: World) -> Callable[[str], None]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, run_elastically
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, run_elastically
 from unisono.cli.ranks import count_ranks, launch
 from unisono.errors import UsageError
 from unisono.launch import SURVIVORS_VARIABLE, cores, ranks_started
@@ -86,6 +88,7 @@ def run(
     program has named it; with UNISONO_BACKEND_NAME=unisono it answers unisono. torchrun's options for one machine are
     accepted.
     """
+    check_elastic(elastic, min_ranks, hosts)
     check_torchrun({"nnodes": nnodes, "node_rank": node_rank, "max_restarts": max_restarts})
     if not module and not Path(program).is_file():
         remedy = "" if program.endswith(".py") or "/" in program else f"; run a module with: unisono run -m {program}"
@@ -95,6 +98,8 @@ def run(
         raise UsageError(f"{NAME_VARIABLE}={name}: it is {NAME}, or not set")
     if resume is not None and not (elastic and checkpoint_names(resume / run_directory.CHECKPOINTS)):
         raise UsageError(f"--resume {resume}: there is no checkpoint in it" if elastic else "--resume needs --elastic")
+    if module and not _is_there(program.partition(".")[0]):
+        raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
         words = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
@@ -106,6 +111,11 @@ def run(
     _run_as_rank(
         program, module, arguments or [], {name.strip().lower() for name in backend_for.split(",") if name.strip()}
     )
+
+
+def _is_there(module: str) -> bool:
+    """Return True for a module in the current folder, or an installed one; it is not imported."""
+    return bool(module) and bool(PathFinder.find_spec(module, [str(Path.cwd())]) or find_spec(module))
 
 
 def _run_as_rank(program: str, module: bool, arguments: list[str], backends: set[str]) -> None:

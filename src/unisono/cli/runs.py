@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unisono.cli.ranks import count_ranks, launch, printer
+from unisono.cli.ranks import count_ranks, init_ranks, launch, printer
 from unisono.data.pack.layout import check_installed
 from unisono.errors import UsageError
 from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
@@ -52,12 +52,11 @@ def evaluate(
     if started is None:
         keep_memory()
     from unisono.device import open_device
-    from unisono.initialize import init
     from unisono.training.scoring.evaluate import evaluate as evaluate_on_rank
     from unisono.training.scoring.evaluate import write_files
 
     open_device(device or recipe.compute.device, local_rank_started(os.environ))
-    world = init(timeout=recipe.training.timeout or None)
+    world = init_ranks(recipe.training.timeout or None)
     log = printer(world)
     with world.agree_on_errors():
         found, facts = evaluate_on_rank(run, world, pack, throughput, log, device)
@@ -195,10 +194,9 @@ def audit(
         raise typer.Exit(launch(count, recipe.training.timeout or None))
     if started is None:
         keep_memory()
-    from unisono.initialize import init
     from unisono.training.recompute import recompute
 
-    world = init(timeout=recipe.training.timeout or None)
+    world = init_ranks(recipe.training.timeout or None)
     with world.agree_on_errors():
         words, same = recompute(run, recipe, world, step)
     printer(world)(words)

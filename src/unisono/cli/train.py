@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, train_elastically
-from unisono.cli.ranks import count_ranks, launch
+from unisono.cli.elastic import ElasticOption, HostsOption, MinRanksOption, check_elastic, train_elastically
+from unisono.cli.ranks import OptionalOutput, count_ranks, init_ranks, launch, refuse_launcher
 from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
@@ -70,8 +70,10 @@ def train(
     SIGUSR1, to this command or to any rank, saves a checkpoint at the end of the step. SIGTERM saves one and ends the
     run with exit code 143; --resume continues it. A second SIGTERM ends the run at once.
     """
+    OptionalOutput.install()  # the run has its lines in log.txt, too
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # before the first step there is nothing to save
     signal.signal(signal.SIGTERM, _end_before_training)
+    check_elastic(elastic, min_ranks, hosts)
     settings, notes = _recipe(recipe, changes or [], resume, run, replay)
     started, count = ranks_started(os.environ), count_ranks(ranks, settings.ranks)
     check_run(settings, count)
@@ -104,7 +106,7 @@ def train(
         _print([f"{settings.name}: {what} on {where}"])  # long before PyTorch is imported
     if started is None and count > 1:
         survives = partial(survives_deaths, settings) if timeline is None else None  # all ranks write it together
-        raise typer.Exit(launch(count, settings.training.timeout or None, survives))
+        raise typer.Exit(launch(count, settings.training.timeout or None, survives, relays=True))
     paths = {"folder": run, "resume": resume, "trace": timeline, "replay": replay, "ledger": ledger, "memory": memory}
     _run_as_rank(settings, machine=machine or None, verbose=verbose, **paths)
 
@@ -150,12 +152,11 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
 def _run_as_rank(settings: Recipe, **options: Any) -> None:
     """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.device import open_device
-    from unisono.initialize import init
     from unisono.training.player import TrainOptions
     from unisono.training.run import train as train_on_rank
 
     open_device(settings.compute.device, local_rank_started(os.environ))
-    world = init(timeout=settings.training.timeout or None)
+    world = init_ranks(settings.training.timeout or None)
     with world.agree_on_errors():
         code = train_on_rank(settings, world, TrainOptions(**options))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
@@ -185,8 +186,7 @@ def sweep(
     """
     from unisono.training.sweep.run import plan_given, run_session
 
-    if ranks_started(os.environ) is not None:
-        raise UsageError("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")
+    refuse_launcher("unisono sweep starts the ranks of each run itself; start it without mpiexec or srun")
     if resume is None:
         if recipe is None:
             raise UsageError("missing recipe: unisono sweep RECIPE --set KEY=a,b, or --resume FOLDER")

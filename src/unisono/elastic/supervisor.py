@@ -13,6 +13,7 @@ import math
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -166,6 +167,9 @@ class Supervisor:
             begun = begun or end.step > first.step
             self._record(end)
             following = decide(self._generation, end, run.least) if not self._stopped else ""
+            if following and run.hosts and not self._hosts.there:
+                try_it = shlex.join(run.question(run.hosts[0]))
+                following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
             if isinstance(following, str):
                 code = end.code or self._stopped
                 if (code and run.store()) or following:

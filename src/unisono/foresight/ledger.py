@@ -131,9 +131,10 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
         raise UsageError(f"there is no run in {folder}")
     found = [read_seal(path) for path in seals_of(folder)]
     if not found:
-        raise UsageError(
-            f"{folder} has no sealed prediction: its rule or setting was not predicted; train with --machine"
-        )
+        said = (folder / "log.txt").read_text().splitlines() if (folder / "log.txt").is_file() else []
+        why = [line.partition(": ")[2] for line in said if line.startswith("no prediction is sealed")]
+        known = why[-1] if why else "its rule or setting was not predicted; train with --machine"
+        raise UsageError(f"{folder} has no sealed prediction: {known}")
     measured = [seal for seal in found if seal.measurement.exists()]
     if not measured:
         raise UsageError(
@@ -218,7 +219,7 @@ def facts_of(entry: LedgerEntry) -> Mapping[str, str]:
     run = entry.prediction.run
     return {
         "version": entry.version,
-        "sealed": entry.prediction.sealed.split()[0],
+        "sealed": entry.prediction.sealed.partition(" ")[0] or "-",
         "recipe": run.recipe,
         "model": run.model,
         "rule": run.rule,

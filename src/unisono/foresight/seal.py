@@ -30,7 +30,7 @@ import numpy.typing as npt
 from unisono.files import naming_os_errors, write_atomically
 from unisono.plan.choose import StepParts
 from unisono.processor import ALONE, ProcessorUse
-from unisono.tables import as_json, from_json
+from unisono.tables import as_json, from_json, number
 
 SEAL, MEASUREMENT = "prediction", "measurement"
 """Beginnings of the names of files in a run's folder."""
@@ -53,7 +53,7 @@ class ProgramFacts:
     """Schedule of large buckets; empty where nothing goes over a link, and where the run chooses it."""
     wire: str = ""
     """Number format between nodes; empty for the gradients' own."""
-    period: int = 1
+    period: int = number(1, at_least=1)
     """Steps after which the program repeats."""
     digest: str = ""
     """SHA-256 of the tasks of rank 0 over a period."""
@@ -234,7 +234,7 @@ class Measurement:
     """Rank that computes longest."""
     skipped: int = 0
     """First steps, which were not measured."""
-    period: int = 1
+    period: int = number(1, at_least=1)
     """Steps over which a time is averaged: those of the rule's period."""
     all_steps: float = 0.0
     """Seconds of all steps since the run began or resumed, without tests and checkpoints."""

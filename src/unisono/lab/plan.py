@@ -184,12 +184,12 @@ def parse_rate(text: str) -> int:
     >>> parse_rate("1.5gbit")
     1500000000
 
-    Raises LabError for any other form.
+    Raises LabError for any other form, and for nothing.
     """
-    rate = parse_quantity(text, UNITS)
-    if rate is None:
-        raise LabError(f"--rate {text}: write a rate like 200mbit, in kbit, mbit or gbit per second")
-    return round(rate)
+    rate = round(parse_quantity(text, UNITS) or 0)
+    if not rate:
+        raise LabError(f"--rate {text}: write a rate like 200mbit, in kbit, mbit or gbit per second, above 0")
+    return rate
 
 
 def parse_slow_host(text: str) -> tuple[int, float]:

@@ -64,7 +64,7 @@ from unisono.measure.timing import (
     worth_another,
 )
 from unisono.network import Network, estimate
-from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow
+from unisono.network.choice import COLLECTIVES, LIBRARY, ChoiceRow, parse_table
 from unisono.placement import Placement, place
 from unisono.plan.machines import MachineFacts, read_machine
 from unisono.processor import HOST
@@ -186,13 +186,20 @@ def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = 
 def machine_at(path: Path) -> MachineFacts | None:
     """Return the machine of a file; None for one that is absent or empty, and for a table of choices of the old form.
 
-    Raises UsageError for a machine that cannot be read.
+    Raises UsageError for any other file: a measurement must not replace what it cannot keep.
     """
     try:
-        is_machine = "name" in tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return None
-    return read_machine(path) if is_machine else None
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "name" in content:
+            return read_machine(path)
+        if content:
+            parse_table(content, "it has no name, as machines have, and is no table of choices either")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, UsageError) as error:
+        why = str(error).removeprefix(f"{path} is no machine: ")
+        raise UsageError(f"{path} is no machine ({why}); mend it, or name another file") from error
+    return None
 
 
 def time_candidates(world: World, max_bytes: int, log: Log) -> ProbeFindings:

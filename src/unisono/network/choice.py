@@ -202,7 +202,10 @@ def _read(path: Path) -> ScheduleTable:
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TableError(f"{path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise TableError(f"{path}: {why}; name a file of unisono tune, in UNISONO_TABLE too") from error
+    if not content:
+        raise TableError(f"{path}: this file is empty: unisono tune --output {path} writes a table")
     if "name" not in content:
         return parse_table(content, str(path))
     if "choices" not in content:

@@ -95,7 +95,10 @@ def carry_out(run: FigureRun, results: Path) -> list[MeasuredRow]:
     """
     folder = run.folder(results)
     if is_done(run, results):
-        return [MeasuredRow(**row) for row in json.loads((folder / ROWS).read_text())]
+        try:
+            return [MeasuredRow(**row) for row in json.loads((folder / ROWS).read_text())]
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"cannot read {folder / ROWS}: {error}; remove {folder}, and measure again") from error
     shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
     ours = [sys.executable, "-m", "unisono"]

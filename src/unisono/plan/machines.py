@@ -278,7 +278,7 @@ def read_machine(path: Path) -> MachineFacts:
     """Return the machine of a file. Raises UsageError for one that is no machine."""
     source = f"{path} is no machine"
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{source}: {error}") from error
     return parse_machine(tables, source)

@@ -167,7 +167,13 @@ def curves_of(folders: Sequence[Path], chosen: Measure | None = None) -> list[Cu
         if not lines:
             raise UsageError(f"{folder} has no run with a finished epoch: {METRICS} is empty or missing")
     measure = chosen or measure_of(line for lines in metrics for line in lines)
-    return [curve_of(folder.resolve().name, lines, measure) for folder, lines in zip(folders, metrics, strict=True)]
+    curves = list[Curve]()
+    for folder, lines in zip(folders, metrics, strict=True):
+        try:
+            curves.append(curve_of(folder.resolve().name, lines, measure))
+        except KeyError as error:
+            raise UsageError(f"{folder / METRICS}: a line has no {error}: it is damaged; remove that line") from error
+    return curves
 
 
 def summarize(curve: Curve) -> str:

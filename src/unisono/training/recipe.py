@@ -185,6 +185,10 @@ class Recipe:
     parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
     audit: AuditRecipe = field(default_factory=AuditRecipe)
 
+    def __post_init__(self) -> None:
+        if self.name in ("", ".", "..") or "/" in self.name:
+            raise RecipeError(f"name = {self.name!r}; it begins the name of a folder: not empty, and without /")
+
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
@@ -236,11 +240,13 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
     Raises RecipeError naming the file or the change, the key, and for an unknown key the nearest one.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
+    if not content:
+        raise RecipeError(f"the recipe {path} is empty; write what differs from the defaults, such as training.epochs")
     recipe = parse_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
         if is_user_function((found := getattr(recipe, table)).name):

@@ -111,10 +111,16 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics, one for each epoch that has ended; the last may be half written, and is left out."""
+    """Return the lines of metrics, one for each epoch that has ended; the last may be half written, and is left out.
+
+    Raises UsageError for a damaged line.
+    """
     path = folder / METRICS
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("}")]
+    except ValueError as error:
+        raise UsageError(f"{path}: a line is no JSON: {error}; remove it") from error
 
 
 def count_metrics(folder: Path) -> int:

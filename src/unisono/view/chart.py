@@ -74,6 +74,8 @@ def _follow_scheme(drawn: str) -> str:
 
 def write_picture(path: Path, picture: bytes, option: str) -> None:
     """Write a picture into the file that an option names. Raises UsageError where that is impossible."""
+    if picture.startswith(b"<svg") and path.suffix not in ("", ".svg"):
+        raise UsageError(f"{option} {path}: the picture is SVG; name it {path.with_suffix('.svg').name}")
     with naming_os_errors(f"{option} {path}"):
         path.write_bytes(picture)
 

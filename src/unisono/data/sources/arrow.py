@@ -26,7 +26,7 @@ LABELS = ("label", "labels", "fine_label")
 
 def find(path: Path) -> Splits | None:
     """Return the splits of an Arrow data set; None if `path` is none."""
-    if path.is_file():
+    if not path.is_dir():
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     splits = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
