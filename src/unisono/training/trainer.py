@@ -45,7 +45,7 @@ class Trainer:
 
     A step returns when its backward pass has ended. Exchanges and updates continue in the background. The next forward
     pass waits for each parameter when a module reads it, and so does code that reads parameters from the model. Call
-    `wait` before you read tensors that you kept, or the optimizer.
+    `wait` before you read tensors that you kept, or the optimizer. Steps of a compiled or scripted model wait for all.
     """
 
     def __init__(
@@ -112,8 +112,6 @@ class Trainer:
             self._timeline.begin_step(began, reducer.programs.tuning.chosen)
         waited = reducer.times.waiting
         total: float | torch.Tensor = 0.0
-        if not self._awaits:
-            reducer.runner.wait()
         reducer.control.samples = float(samples)
         if (virtual := reducer.programs.virtual) is not None:
             with name_nondeterministic():
@@ -123,6 +121,8 @@ class Trainer:
             total = self._pass(inputs, labels)
         else:
             self._pass_without_samples()
+        if not self._awaits:
+            reducer.runner.wait()
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
