@@ -275,7 +275,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
     that name. Called by all ranks together."""
     if (split := split_of(model)) is None:
         return state
-    parts, found = named_parts(model), dict[Any, Any]()
+    parts, found = named_parts(model), copy.copy(state)
     for name, value in state.items():
         whole, own = value, parameters.get(name)
         if own is not None and id(own) in parts and isinstance(value, Tensor) and value.shape == own.shape:
@@ -284,7 +284,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
             whole = whole.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
         if split.world.rank == 0:
             found[name] = whole
-    return found
+    return found if split.world.rank == 0 else {}
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:

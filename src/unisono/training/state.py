@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import copied, load_newest, remove_newer, rename_damaged
+from unisono.training.checkpoint.files import copied, load_newest, load_weights, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.events import RunPoint
 from unisono.training.memory_copies import newest_copy
@@ -46,12 +47,14 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     if not trainer.reducer.traits.state.differs:
         return mine
     rule_state = trainer.reducer.rule_state()
-    own = {"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state}
+    own = {"weights": mine[0], "optimizer": mine[1], "rule": rule_state}
     ranks = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
             return copied(mine[0]), {RANKS: ranks}
-    return {name: _mean([rank["weights"][name] for rank in ranks]) for name in mine[0]}, {RANKS: ranks}
+    weights = copy(mine[0])
+    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in mine[0])
+    return weights, {RANKS: ranks}
 
 
 def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
@@ -88,7 +91,7 @@ def load_rank(
 
     The optimizer keeps its options: those of the recipe, which may be new.
     """
-    trainer.model.load_state_dict(weights)
+    load_weights(trainer.model, weights)
     if optimizer is not None:
         groups = trainer.optimizer.param_groups
         options = [{name: one for name, one in group.items() if name != "params"} for group in groups]

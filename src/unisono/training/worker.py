@@ -126,7 +126,7 @@ class WorkerPlayer(EventPlayer):
             thread.start()
         with SignalHandlers(self.ask, run.end_at_once, run.display.log) as self.signals:
             try:
-                self.exchange.take, self._state = self._copy_state, dict(run.trainer.model.state_dict())
+                self.exchange.take, self._state = self._copy_state, run.trainer.model.state_dict()
                 self.play(self._events())
                 run.trainer.wait()
                 code = self._end()
@@ -269,7 +269,9 @@ class WorkerPlayer(EventPlayer):
         buffers = {name: buffer for name, buffer in self._buffers.items() if name in self._state}
         optimizer = torch.optim.Optimizer.state_dict(self.run.trainer.optimizer)
         with self.run.trainer.reducer.programs.memory.incoming(marked=True):
-            return {"weights": copied(self._state) | buffers, "optimizer": copied(optimizer)}
+            weights = copied(self._state)
+            weights.update(buffers)
+            return {"weights": weights, "optimizer": copied(optimizer)}
 
     def _save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""

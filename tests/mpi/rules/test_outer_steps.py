@@ -172,6 +172,8 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
     for stop in (3, 5, 8):
         first = trained(group, rule, stop)
         saved = Checkpoint(stop, *states_of(first, group), {})
+        versions = first.model.state_dict()._metadata
+        assert saved.weights._metadata == saved.optimizer["ranks"][group.rank]["weights"]._metadata == versions
         model = network()
         with torch.no_grad():
             for parameter in model.parameters():

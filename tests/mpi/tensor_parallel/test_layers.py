@@ -277,7 +277,9 @@ def test_copies_compute_the_same_and_states_load(group: World) -> None:
     before = model(numbers)
     assert torch.equal(copy.deepcopy(model)(numbers), before)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(Words().double().state_dict())
+    plain = Words().double().state_dict()
+    assert getattr(whole_state_dict(model), "_metadata", None) == (plain._metadata if group.rank == 0 else None)
+    model.load_state_dict(plain)
     assert not torch.allclose(model(numbers), before)
     model.load_state_dict(state)
     assert torch.equal(model(numbers), before)
