@@ -27,6 +27,7 @@ from unisono.training.state import (
     load_states,
     made_on,
     resume_run,
+    states_of,
 )
 
 
@@ -159,6 +160,26 @@ def test_the_states_of_ranks_of_older_releases_open() -> None:
     world.size = 2
     (line,) = load_states(of, world, Checkpoint(3, dict(before.model.state_dict()), {"ranks": [rank]}, {}))
     assert line.startswith("the run had 1 ranks with weights of their own: all begin with the mean of the weights")
+
+
+class Counting(torch.nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None: ...
+
+
+def test_the_mean_of_ranks_is_that_of_tensors() -> None:
+    of = trainer()
+    of.model, of.reducer.traits, of.reducer.sharded = Counting(3, 2), LocalSGD().traits, None
+    of.reducer.rule_state = dict
+    world: Any = SimpleNamespace(all_gather_object=lambda own: [own, own])
+    weights, optimizer = states_of(of, world)
+    assert torch.equal(weights["weight"], of.model.weight)
+    assert weights["_extra_state"] == {"calls": 3}
+    assert len(optimizer["ranks"]) == 2
 
 
 @pytest.mark.parametrize("rule", [LocalSGD(Exchange(wire="int8")), DiLoCo()])

@@ -101,9 +101,9 @@ def load_rank(
     trainer.reducer.programs.resume(step, rule)
 
 
-def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-    averaged = tensors[0].is_floating_point() or tensors[0].is_complex()
-    return torch.stack(tensors).mean(0) if averaged else tensors[0]
+def _mean(values: list[Any]) -> Any:
+    averaged = isinstance(values[0], torch.Tensor) and (values[0].is_floating_point() or values[0].is_complex())
+    return torch.stack(values).mean(0) if averaged else values[0]
 
 
 def resume_run(
