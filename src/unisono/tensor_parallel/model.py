@@ -232,13 +232,13 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
-    """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
+    """Begin a forward pass. In training it counts as a step, unless the program says which it is; one without gradients
+    as a further pass of that step, in the upper half of its number."""
     for link in links_of(model):
         link.gathered = None  # of a pass that has failed
-    split = split_of(model)
-    recomputes = torch._C._current_graph_task_id() != -1
-    if split is not None and split.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
-        split.numbers.step += 1
+    if (split := split_of(model)) and model.training and torch._C._current_graph_task_id() == -1:  # no recomputation
+        numbers, trains = split.numbers, torch.is_grad_enabled()
+        numbers.step = numbers.step % (1 << 32) + numbers.counts if trains else numbers.step + (1 << 32)
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -269,6 +270,20 @@ def test_inference_mode_and_checkpointing_with_an_empty_share(group: World) -> N
         torch.testing.assert_close(one.grad, before)
     with torch.inference_mode():
         assert len(model.eval()(mine + 1)) == len(mine)
+
+
+def test_passes_without_gradients_have_masks_of_their_own_and_do_not_count(group: World) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 24), nn.Dropout(0.5), nn.Linear(24, 6)
+    model = unisono.parallel(nn.Sequential(*layers), group, plan={"0": "column gives part", "2": "row takes part"})
+    other, inputs = copy.deepcopy(model), torch.ones(3, 8)
+    for _ in range(2):
+        expected = other(inputs)
+        with torch.no_grad():
+            passes = [model(inputs) for _ in range(3)]
+        assert torch.equal(model(inputs), expected)
+        pairs = itertools.combinations([*passes, expected], 2)
+        assert not any(torch.equal(one, another) for one, another in pairs)
 
 
 def test_copies_compute_the_same_and_states_load(group: World) -> None:
