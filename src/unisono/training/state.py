@@ -131,6 +131,11 @@ def resume_run(
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer, world: World) -> tuple[RunPoint, list[str]]:
     """Load a checkpoint into the model and the optimizer. Return its point of the run, and lines to log."""
+    if "servers" in checkpoint.progress:
+        raise CheckpointError(
+            f"step {checkpoint.step}'s checkpoint is that of an asynchronous rule, which a synchronous one cannot "
+            "resume: resume by the run's own rule, or begin a new run"
+        )
     with fitting(f"step {checkpoint.step}'s checkpoint"):
         notes = load_states(trainer, world, checkpoint)
     progress = checkpoint.progress
