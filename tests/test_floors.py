@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_180,
+    ".": 3_185,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_439,
@@ -60,7 +60,7 @@ MAX_LINES = {
     "network": 1_786,
     "optimizers": 520,
     "papers": 660,
-    "plan": 3_530,
+    "plan": 3_531,
     "reducer": 3_981,
     "rules": 1_192,
     "schedules": 1_645,

@@ -184,7 +184,7 @@ def test_the_mean_of_ranks_is_that_of_tensors() -> None:
     of = trainer()
     of.model, of.reducer.traits, of.reducer.sharded = Counting(3, 2), LocalSGD().traits, None
     of.reducer.rule_state = dict
-    world: Any = SimpleNamespace(all_gather_object=lambda own: [own, own])
+    world: Any = SimpleNamespace(gather_object=lambda own: [own, own])
     weights, optimizer = states_of(of, world)
     assert torch.equal(weights["weight"], of.model.weight)
     assert weights["_extra_state"] == {"calls": 3}

@@ -37,7 +37,7 @@ RANKS = "ranks"
 
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
+    """Return the weights and the optimizer state for a checkpoint, whole on rank 0. Called by all ranks together."""
     sharded = trainer.reducer.sharded
     if split_of(trainer.model) is not None:
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
@@ -48,12 +48,12 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
         return mine
     rule_state = trainer.reducer.rule_state()
     own = {"weights": mine[0], "optimizer": mine[1], "rule": rule_state}
-    ranks = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
+    ranks = world.gather_object(copied(own, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
             return copied(mine[0]), {RANKS: ranks}
     weights = copy(mine[0])
-    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in mine[0])
+    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in mine[0] if ranks)
     return weights, {RANKS: ranks}
 
 
