@@ -244,6 +244,11 @@ class World:
         with self._group.enter_library_call(call_of("all_gather_object()")):
             return self.comm.allgather(value)
 
+    def gather_object(self, value: Result) -> list[Result]:
+        """Return the values of all ranks, by rank, on rank 0, and an empty list on others (pickled)."""
+        with self._group.enter_library_call(call_of("gather_object()")):
+            return self.comm.gather(value) or []
+
     @contextmanager
     def agree_on_errors(self) -> Iterator[None]:
         """Return a context for code that raises UsageError on all ranks: rank 0 alone reports it.

@@ -11,6 +11,7 @@ from unisono.world import World
 
 def test_rank_size_and_node(world: World) -> None:
     assert world.all_gather_object(world.rank) == list(range(world.size))
+    assert world.gather_object(world.rank) == (list(range(world.size)) if world.rank == 0 else [])
     assert (world.node, world.nodes, world.supernode) == (0, 1, 0)
     assert world.placement.nodes == (tuple(range(world.size)),)
     assert repr(world) == f"World(rank={world.rank}, size={world.size}, node=0, nodes=1)"

@@ -108,7 +108,12 @@ COMPUTING, COMMUNICATION, UPDATE = (
         (
             replace(UPDATE, memory=RankMemory(1e9, 0, 0, 0, 0, gathered=1.9e10)),
             0.0,
-            "memory: a rank needs 20 GB of 10 GB; 19 GB are states of all ranks, gathered for a checkpoint",
+            "memory: rank 0 needs 20 GB of 10 GB; 19 GB are states of all ranks, gathered for a checkpoint",
+        ),
+        (  # two ranks on a node of 20 GB, of which the other one needs 1 GB
+            replace(UPDATE, ranks=8, memory=RankMemory(1e9, 0, 0, 0, 0, gathered=1.9e10)),
+            0.0,
+            "memory: rank 0 needs 20 GB of 19 GB; 19 GB are",
         ),
         (
             replace(COMPUTING, loading=2.0, reading=0.1, decoding=3.0),
@@ -186,7 +191,7 @@ def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_
     machine = replace(MACHINE, link=LinkFacts(1e9))
     run = replace(NOT_SEARCHED, machine=machine, epochs=1, ranks_per_node=2)
     found = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
-    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 2 * 6e8 / 1e9)
+    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 6e8 / 1e9)
 
 
 def test_the_constants_are_those_of_a_run() -> None:

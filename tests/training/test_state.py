@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from unisono.asynchronous.messages import Reply, WorkerProgress
 from unisono.errors import CheckpointError, RecipeError, UsageError
 from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
+from unisono.training.cut import centre_checkpoint
 from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
@@ -27,6 +29,7 @@ from unisono.training.state import (
     load_states,
     made_on,
     resume_run,
+    states_of,
 )
 
 
@@ -159,6 +162,33 @@ def test_the_states_of_ranks_of_older_releases_open() -> None:
     world.size = 2
     (line,) = load_states(of, world, Checkpoint(3, dict(before.model.state_dict()), {"ranks": [rank]}, {}))
     assert line.startswith("the run had 1 ranks with weights of their own: all begin with the mean of the weights")
+
+
+def test_a_synchronous_rule_does_not_resume_an_asynchronous_one(tmp_path: Path) -> None:
+    reply = Reply(7, 700, 600, workers=(WorkerProgress(4, 6), WorkerProgress(3, 5)))
+    save(tmp_path / "checkpoints", centre_checkpoint(9, trainer().model.state_dict(), [reply], "these"))
+    with pytest.raises(CheckpointError, match=r"step 9's checkpoint is that of an asynchronous rule, .* a new run"):
+        resume_run(tmp_path, trainer(), WORLD)
+
+
+class Counting(torch.nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None: ...
+
+
+def test_the_mean_of_ranks_is_that_of_tensors() -> None:
+    of = trainer()
+    of.model, of.reducer.traits, of.reducer.sharded = Counting(3, 2), LocalSGD().traits, None
+    of.reducer.rule_state = dict
+    world: Any = SimpleNamespace(gather_object=lambda own: [own, own])
+    weights, optimizer = states_of(of, world)
+    assert torch.equal(weights["weight"], of.model.weight)
+    assert weights["_extra_state"] == {"calls": 3}
+    assert len(optimizer["ranks"]) == 2
 
 
 @pytest.mark.parametrize("rule", [LocalSGD(Exchange(wire="int8")), DiLoCo()])

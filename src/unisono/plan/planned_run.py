@@ -15,7 +15,7 @@ decoding overlap.
 
 **Memory** of a rank (parts: `docs/planning.md`). Worked example: 4 ranks, 100 MB of weights, as many of gradients,
 AdamW, 8 samples whose outputs of all layers take 50 MB each: 100 + 100 + 200 + 400 = 800 MB. Sharded, the optimizer has
-50 MB: 650 MB. By local SGD each gathers 4 * 300 MB for a checkpoint: 400 + 1,200 MB. Known limits: outputs that a layer
+50 MB: 650 MB. By local SGD rank 0 gathers 4 * 300 MB at checkpoints: 400 + 1,200 MB. Known limits: outputs that a layer
 changes in place count, views do not; working memory of convolutions and fragments in flight are not counted.
 """
 
@@ -219,7 +219,7 @@ class RankMemory(NamedTuple):
     outer: float = 0.0
     """Momentum of an outer optimizer, and errors of quantized changes."""
     gathered: float = 0.0
-    """States of all ranks that each gathers for a checkpoint, where they differ."""
+    """States of all ranks that rank 0 gathers for a checkpoint, where they differ."""
 
     @property
     def total(self) -> float:

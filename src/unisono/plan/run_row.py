@@ -147,11 +147,12 @@ LEAST_COST = 0.01
 def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
     """Return the sentence for a row; `links` are the seconds of its collectives that are bytes on links, `capacity` the
     bytes of memory that a rank has (0: not known)."""
-    memory, step = row.memory.total, row.step
+    memory, step, rank, why = row.memory.total, row.step, "a rank", ""
+    if gathered := row.memory.gathered:  # on rank 0, which has what the others of its node leave
+        capacity += (row.ranks / row.nodes - 1) * max(0.0, capacity - row.memory._replace(gathered=0.0).total)
+        rank, why = "rank 0", f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint"
     if capacity and memory > capacity:
-        gathered = row.memory.gathered
-        why = f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint" if gathered else ""
-        return f"memory: a rank needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
+        return f"memory: {rank} needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
     largest = max(row.computing, row.communication, row.update)
     starved = isclose(step, max(row.reading, row.decoding))
     if row.loading and (starved or row.loading >= largest):
@@ -249,7 +250,7 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     written = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers)
     if gathered := plan.memory.gathered:  # of every rank, beside their mean or anchor
         written = plan.memory.weights + gathered
-    came = run.ranks_per_node * gathered * (1 - 1 / plan.nodes)  # over the link of a node
+    came = gathered * (1 - 1 / plan.nodes)  # over the link of rank 0's node
     checkpoint = written / disk + (came / run.machine.link.total_bandwidth if came else 0.0)
     within = (steps - 1) // run.checkpoint_every if run.checkpoint_every else 0
     return JobSeconds(

@@ -232,13 +232,13 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
-    """Begin a forward pass. In training it counts as a step, unless the program says which it is."""
+    """Begin a forward pass. In training it counts as a step, unless the program says which it is; one without gradients
+    as a further pass of that step, in the upper half of its number."""
     for link in links_of(model):
         link.gathered = None  # of a pass that has failed
-    split = split_of(model)
-    recomputes = torch._C._current_graph_task_id() != -1
-    if split is not None and split.numbers.counts and model.training and torch.is_grad_enabled() and not recomputes:
-        split.numbers.step += 1
+    if (split := split_of(model)) and model.training and torch._C._current_graph_task_id() == -1:  # no recomputation
+        numbers, trains = split.numbers, torch.is_grad_enabled()
+        numbers.step = numbers.step % (1 << 32) + numbers.counts if trains else numbers.step + (1 << 32)
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
     that name. Called by all ranks together."""
     if (split := split_of(model)) is None:
         return state
-    parts, found = named_parts(model), dict[Any, Any]()
+    parts, found = named_parts(model), copy.copy(state)
     for name, value in state.items():
         whole, own = value, parameters.get(name)
         if own is not None and id(own) in parts and isinstance(value, Tensor) and value.shape == own.shape:
@@ -284,7 +284,7 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
             whole = whole.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
         if split.world.rank == 0:
             found[name] = whole
-    return found
+    return found if split.world.rank == 0 else {}
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:

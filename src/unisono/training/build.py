@@ -262,7 +262,8 @@ def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: Worl
     """
     if len(inputs):
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        model.train()
+        if not model.training:
+            model.train()
         with within():
             scores = model(inputs)
             loss = classification_loss(scores, blank_labels(scores))

@@ -38,7 +38,7 @@ from unisono.errors import CheckpointError, UsageError
 from unisono.rules.asynchronous import BaseAsynchronousRule
 from unisono.step.rule import SeatCounts
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import load_newest, load_step, remove_newer
+from unisono.training.checkpoint.files import flatten_state, load_newest, load_step, load_weights, remove_newer
 from unisono.training.checkpoint.layout import (
     Checkpoint,
     DamagedCheckpointError,
@@ -232,7 +232,7 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
     if (before := centre.progress["data"]) != data:
         raise CheckpointError(f"the run was trained on other data ({before}) than now ({data}): begin a new run")
     with fitting(f"step {centre.step}'s checkpoint"):
-        run.trainer.model.load_state_dict(centre.weights)
+        load_weights(run.trainer.model, centre.weights)
     alike, trains = cut.seats == seats, world.rank < seats.workers
     mine = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
     lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
@@ -285,7 +285,8 @@ def discard_after(
 def compare(home: Path, source: Path) -> str | None:
     """Return None where the final weights of two runs are equal bit for bit, else the first that differs."""
     mine, its = (load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
-    for name, tensor in its.items():
-        if not (isinstance(tensor, torch.Tensor) and torch.equal(mine[name], tensor)):
+    for name, value in its.items():
+        (tensors, outline), (others, other) = flatten_state(mine[name], name), flatten_state(value, name)
+        if outline != other or not all(map(torch.equal, tensors.values(), others.values())):
             return name
     return None

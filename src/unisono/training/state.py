@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from unisono.step.replica import ANCHOR
 from unisono.step.rule import RankState
 from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_optimizer_state, whole_state_dict
 from unisono.training import run_directory
-from unisono.training.checkpoint.files import copied, load_newest, remove_newer, rename_damaged
+from unisono.training.checkpoint.files import copied, load_newest, load_weights, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
 from unisono.training.events import RunPoint
 from unisono.training.memory_copies import newest_copy
@@ -37,7 +38,7 @@ RANKS = "ranks"
 
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights and the optimizer state for a checkpoint. Called by all ranks together."""
+    """Return the weights and the optimizer state for a checkpoint, whole on rank 0. Called by all ranks together."""
     sharded = trainer.reducer.sharded
     if split_of(trainer.model) is not None:
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
@@ -47,12 +48,14 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
     if not trainer.reducer.traits.state.differs:
         return mine
     rule_state = trainer.reducer.rule_state()
-    own = {"weights": dict(mine[0]), "optimizer": mine[1], "rule": rule_state}
-    ranks = world.all_gather_object(copied(own, HOST))  # a rank may not have the device of another
+    own = {"weights": mine[0], "optimizer": mine[1], "rule": rule_state}
+    ranks = world.gather_object(copied(own, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
             return copied(mine[0]), {RANKS: ranks}
-    return {name: _mean([rank["weights"][name] for rank in ranks]) for name in mine[0]}, {RANKS: ranks}
+    weights = copy(mine[0])
+    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in mine[0] if ranks)
+    return weights, {RANKS: ranks}
 
 
 def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[str]:
@@ -89,7 +92,7 @@ def load_rank(
 
     The optimizer keeps its options: those of the recipe, which may be new.
     """
-    trainer.model.load_state_dict(weights)
+    load_weights(trainer.model, weights)
     if optimizer is not None:
         groups = trainer.optimizer.param_groups
         options = [{name: one for name, one in group.items() if name != "params"} for group in groups]
@@ -99,9 +102,9 @@ def load_rank(
     trainer.reducer.programs.resume(step, rule)
 
 
-def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-    averaged = tensors[0].is_floating_point() or tensors[0].is_complex()
-    return torch.stack(tensors).mean(0) if averaged else tensors[0]
+def _mean(values: list[Any]) -> Any:
+    averaged = isinstance(values[0], torch.Tensor) and (values[0].is_floating_point() or values[0].is_complex())
+    return torch.stack(values).mean(0) if averaged else values[0]
 
 
 def resume_run(
@@ -129,6 +132,11 @@ def resume_run(
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer, world: World) -> tuple[RunPoint, list[str]]:
     """Load a checkpoint into the model and the optimizer. Return its point of the run, and lines to log."""
+    if "servers" in checkpoint.progress:
+        raise CheckpointError(
+            f"step {checkpoint.step}'s checkpoint is that of an asynchronous rule, which a synchronous one cannot "
+            "resume: resume by the run's own rule, or begin a new run"
+        )
     with fitting(f"step {checkpoint.step}'s checkpoint"):
         notes = load_states(trainer, world, checkpoint)
     progress = checkpoint.progress

@@ -45,7 +45,10 @@ class Trainer:
 
     A step returns when its backward pass has ended. Exchanges and updates continue in the background. The next forward
     pass waits for each parameter when a module reads it, and so does code that reads parameters from the model. Call
-    `wait` before you read tensors that you kept, or the optimizer.
+    `wait` before you read tensors that you kept, or the optimizer. Steps of a compiled or scripted model wait for all.
+
+    A model in evaluation mode is switched to training by a step, all its modules. In a model in training, modules that
+    are in evaluation mode stay so (frozen batch norms), also when it was evaluated.
     """
 
     def __init__(
@@ -112,8 +115,6 @@ class Trainer:
             self._timeline.begin_step(began, reducer.programs.tuning.chosen)
         waited = reducer.times.waiting
         total: float | torch.Tensor = 0.0
-        if not self._awaits:
-            reducer.runner.wait()
         reducer.control.samples = float(samples)
         if (virtual := reducer.programs.virtual) is not None:
             with name_nondeterministic():
@@ -123,6 +124,8 @@ class Trainer:
             total = self._pass(inputs, labels)
         else:
             self._pass_without_samples()
+        if not self._awaits:
+            reducer.runner.wait()
         self.recorder.add("computing", time.perf_counter() - began - (reducer.times.waiting - waited))
         self._account()
         self.recorder.end_step()
@@ -139,7 +142,8 @@ class Trainer:
         """Make a forward and a backward pass, which sums gradients unless more passes of the step follow. Return the
         sum of the loss."""
         reducer, samples = self.reducer, len(labels)
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         with self.span("forward", "computing"), self.within():
             loss = self.loss(self.model(inputs), labels) if samples else loss_of_none(self.model, inputs)
         reducer.zero_grad()
@@ -201,12 +205,15 @@ class Trainer:
     def count_correct(self, batches: Iterable[Batch]) -> torch.Tensor:
         """Return the sum of `accuracy.count` over this rank's batches, float64, shape (4,)."""
         counts = torch.zeros(4, dtype=torch.float64)
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         for inputs, labels in self._together(batches):
             with self.recorder.record("computing"), self.span("evaluate", "computing"), torch.no_grad(), self.within():
                 outputs = self.model(self._moved(inputs))
                 counts = counts.to(self.device)
                 counts += count(outputs, self._moved(labels)) if len(labels) else 0.0
+        for module, mode in modes:
+            module.training = mode
         return counts.cpu()
 
     def _together(self, batches: Iterable[Batch]) -> Iterator[Batch]:

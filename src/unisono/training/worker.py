@@ -126,7 +126,7 @@ class WorkerPlayer(EventPlayer):
             thread.start()
         with SignalHandlers(self.ask, run.end_at_once, run.display.log) as self.signals:
             try:
-                self.exchange.take, self._state = self._copy_state, dict(run.trainer.model.state_dict())
+                self.exchange.take, self._state = self._copy_state, run.trainer.model.state_dict()
                 self.play(self._events())
                 run.trainer.wait()
                 code = self._end()
@@ -197,7 +197,11 @@ class WorkerPlayer(EventPlayer):
     def step(self, event: TrainStep) -> int:
         """Train on the next batch, and exchange with the servers where there is a header to announce it."""
         if event.exchange is not None:
-            self._buffers = {name: one.clone() for name, one in self.run.trainer.model.named_buffers()}
+            model = self.run.trainer.model
+            self._buffers = {name: one.clone() for name, one in model.named_buffers() if name in self._state}
+            modules = model.named_modules(remove_duplicate=False)
+            extra = {f"{name}._extra_state".lstrip("."): one.get_extra_state for name, one in modules}
+            self._extra = {name: copied(extra[name]()) for name in self._state if name in extra}
             self._sent = event.exchange
             self.exchange.prepare(event.exchange)
         self._made = super().step(event)
@@ -260,16 +264,17 @@ class WorkerPlayer(EventPlayer):
         return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), times)
 
     def _copy_state(self) -> dict[str, Any]:
-        """Return copies of this worker's weights and optimizer state, before what came is applied; buffers are as they
-        were before the step. Called in the thread of the updates.
+        """Return copies of this worker's weights and optimizer state, before what came is applied; buffers and extra
+        states are as they were before the step. Called in the thread of the updates.
 
         The state_dict is that from the beginning, whose tensors are the model's own: to read it from the model would
         wait for the updates that follow.
         """
-        buffers = {name: buffer for name, buffer in self._buffers.items() if name in self._state}
         optimizer = torch.optim.Optimizer.state_dict(self.run.trainer.optimizer)
         with self.run.trainer.reducer.programs.memory.incoming(marked=True):
-            return {"weights": copied(self._state) | buffers, "optimizer": copied(optimizer)}
+            weights = copied(self._state)
+            weights.update(self._buffers | self._extra)
+            return {"weights": weights, "optimizer": copied(optimizer)}
 
     def _save_last(self) -> None:
         """Store the centre that came last: the server has died. The model itself would wait for what has failed."""
@@ -279,6 +284,7 @@ class WorkerPlayer(EventPlayer):
         replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
         with self.run.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = copied(self._state)
+        weights.update(self._extra)
         step = sum(one.step for one in replies[0].workers)
         centre = centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
         save(self.run.home / run_directory.CHECKPOINTS, centre)

@@ -172,6 +172,10 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
     for stop in (3, 5, 8):
         first = trained(group, rule, stop)
         saved = Checkpoint(stop, *states_of(first, group), {})
+        assert len(saved.optimizer["ranks"]) == (group.size if group.rank == 0 else 0)
+        saved = group.call_on_root(lambda one=saved: one)  # type: ignore[misc]
+        versions = first.model.state_dict()._metadata
+        assert saved.weights._metadata == saved.optimizer["ranks"][group.rank]["weights"]._metadata == versions
         model = network()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -190,7 +194,8 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
 def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
     rule = DiLoCo(exchange("int4"), every=8, fragments=2, delay=2)
     trainer = trained(group, rule, 6)  # with a fragment in flight
-    weights_of_all, optimizer = states_of(trainer, group)
+    states = states_of(trainer, group)
+    weights_of_all, optimizer = group.call_on_root(lambda: states)
     with trainer.reducer.weights.averaged():
         close([one.detach() for one in trainer.model.parameters()], list(weights_of_all.values()), 0.0)
     optimizer["ranks"] = [*optimizer["ranks"], optimizer["ranks"][0]]

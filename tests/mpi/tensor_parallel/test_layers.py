@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -271,13 +272,29 @@ def test_inference_mode_and_checkpointing_with_an_empty_share(group: World) -> N
         assert len(model.eval()(mine + 1)) == len(mine)
 
 
+def test_passes_without_gradients_have_masks_of_their_own_and_do_not_count(group: World) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 24), nn.Dropout(0.5), nn.Linear(24, 6)
+    model = unisono.parallel(nn.Sequential(*layers), group, plan={"0": "column gives part", "2": "row takes part"})
+    other, inputs = copy.deepcopy(model), torch.ones(3, 8)
+    for _ in range(2):
+        expected = other(inputs)
+        with torch.no_grad():
+            passes = [model(inputs) for _ in range(3)]
+        assert torch.equal(model(inputs), expected)
+        pairs = itertools.combinations([*passes, expected], 2)
+        assert not any(torch.equal(one, another) for one, another in pairs)
+
+
 def test_copies_compute_the_same_and_states_load(group: World) -> None:
     model = unisono.parallel(model_of(CASES["words"]), group, plan={"words": "row"})
     numbers = torch.arange(11).view(1, 11)
     before = model(numbers)
     assert torch.equal(copy.deepcopy(model)(numbers), before)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(Words().double().state_dict())
+    plain = Words().double().state_dict()
+    assert getattr(whole_state_dict(model), "_metadata", None) == (plain._metadata if group.rank == 0 else None)
+    model.load_state_dict(plain)
     assert not torch.allclose(model(numbers), before)
     model.load_state_dict(state)
     assert torch.equal(model(numbers), before)

@@ -133,6 +133,39 @@ def test_an_empty_share_takes_part(group: World) -> None:
     assert trainer.recorder.split()["computing"] > 0
 
 
+@pytest.mark.parametrize("part", ["whole", "in place", "layer"])
+def test_the_weights_of_a_compiled_model_are_up_to_date_after_a_step(group: World, part: str) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Linear(1024, 10))
+    if part == "whole":
+        model = torch.compile(model, backend="eager")
+    elif part == "in place":
+        model.compile(backend="eager")
+    else:
+        model[0].compile(backend="eager")
+    kept = list(model.parameters())
+    trainer = unisono.Trainer(model, group, unisono.BSP(), torch.optim.Adam(kept, 0.01))
+    for _ in range(4):
+        trainer.step(torch.ones(2, 64), torch.zeros(2, dtype=torch.int64))
+        early = [one.detach().clone() for one in kept]
+        trainer.wait()
+        assert all(map(torch.equal, early, kept))
+
+
+def test_frozen_batch_norms_stay_frozen(group: World) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10), nn.BatchNorm1d(10)).eval()
+    feed = in_memory_feed(load_digits(), group, 0)
+    trainer = unisono.Trainer(model, group, unisono.BSP(), torch.optim.SGD(model.parameters(), 0.1))
+    frozen, free = model[2], model[3]
+    for step in range(3):
+        trainer.step(torch.ones(4, 64) * group.rank, torch.zeros(4, dtype=torch.int64))
+        assert model.training and free.training
+        if step == 0:  # it has switched all of a model in evaluation mode
+            assert frozen.eval().num_batches_tracked == 1
+        trainer.evaluate(feed.test_batches(1000), feed.test_samples)
+    assert (int(frozen.num_batches_tracked), int(free.num_batches_tracked)) == (1, 3)
+
+
 class Aided(nn.Module):
     """A network with an auxiliary classifier, in training."""
 

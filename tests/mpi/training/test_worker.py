@@ -21,7 +21,7 @@ from unisono.step.layout import Bucket, Layout
 from unisono.testing import Batch, InProcessReplica, serve_in_order
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.cut import compare
+from unisono.training.cut import compare, worker_folder
 from unisono.training.player import Run, TrainOptions
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
 from unisono.training.trainer import Trainer
@@ -48,7 +48,10 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 def trained(
     world: World, rule: EASGD, home: Path, replays: Path | None = None, device: str = "cpu", epochs: int = 2
 ) -> int:
-    model = network().to(device)
+    return train(network().to(device), world, rule, home, replays, epochs)
+
+
+def train(model: nn.Module, world: World, rule: EASGD, home: Path, replays: Path | None = None, epochs: int = 2) -> int:
     trainer = Trainer(model, world, rule, optimizer_of(model))
     feed = in_memory_feed(load_digits(), world, RECIPE.training.seed)
     options, recipe = TrainOptions(replay=replays), replace(RECIPE, training=replace(RECIPE.training, epochs=epochs))
@@ -135,4 +138,31 @@ def test_a_replay_with_two_servers_a_wire_and_a_bound(group: World, tmp_path_fac
         for server in range(2):
             assert read_order(homes[1], server) == read_order(homes[0], server)
             assert max(event["stale"] for event in read_events(homes[0], server)) <= 2 * group.size
+    group.barrier()
+
+
+class Counting(nn.Module):
+    """Counts its calls in an extra state."""
+
+    calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return inputs
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_snapshot_has_the_extra_state_of_its_step(group: World, tmp_path_factory: pytest.TempPathFactory) -> None:
+    homes = group.call_on_root(lambda: [tmp_path_factory.mktemp(name) for name in ("run", "replay")])
+    for home, replays in (homes[0], None), (homes[1], homes[0]):
+        assert train(nn.Sequential(Counting(), network()), group, EASGD(server="thread"), home, replays) == 0
+    found, _ = load_newest(worker_folder(homes[0], group.rank))
+    assert found.weights["0._extra_state"] == {"calls": found.progress["step"]}
+    assert found.progress["step"] > 0
+    assert compare(homes[1], homes[0]) is None
     group.barrier()

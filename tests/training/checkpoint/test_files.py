@@ -128,7 +128,7 @@ def a_folder(path: Path) -> None:
 
 def newer(path: Path) -> None:
     manifest = path.with_name("manifest.json")
-    body = {**json.loads(manifest.read_text()), "format": 3, "more": True}
+    body = {**json.loads(manifest.read_text()), "format": 4, "more": True}
     manifest.write_text(json.dumps(body))
 
 

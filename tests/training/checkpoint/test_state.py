@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from unisono.errors import CheckpointError
-from unisono.training.checkpoint.files import check_state, flatten_state, load_newest, save, unflatten_state
+from unisono.training.checkpoint.files import (
+    check_state,
+    copied,
+    flatten_state,
+    load_newest,
+    load_weights,
+    save,
+    unflatten_state,
+)
 from unisono.training.checkpoint.layout import Checkpoint
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
@@ -102,6 +110,25 @@ def test_extra_state_is_kept(tmp_path: Path, extra: Any) -> None:
     fresh = nn.Sequential(Extra())
     fresh.load_state_dict(load_newest(tmp_path)[0].weights)
     assert same(extra, fresh[0].extra)
+
+
+class Versioned(nn.Linear):
+    """As torchvision's MNASNet: its weights are loaded by their version."""
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
+        self.seen = metadata.get("version")
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_modules_see_the_version_that_their_weights_were_saved_by(tmp_path: Path) -> None:
+    model, fresh = (nn.Sequential(Versioned(3, 2)) for _ in range(2))
+    model[0]._version, fresh[0]._version = 2, 3
+    for weights in (saved_and_loaded(model, tmp_path), copied(model.state_dict())):
+        load_weights(fresh, weights)
+        assert fresh[0].seen == 2
+        assert torch.equal(fresh[0].weight, model[0].weight)
+    load_weights(fresh, dict(model.state_dict()))  # as of an older release
+    assert fresh[0].seen == 3
 
 
 class Own:

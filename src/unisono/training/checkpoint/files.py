@@ -7,7 +7,8 @@ States are named tensors and JSON: nothing is pickled, and memory that two names
 tensors    {"encode.weight": W}
 outline    {"dict": [["encode.weight", {"tensor": "encode.weight"}],
                      ["decode.weight", {"tensor": "encode.weight"}],
-                     ["head._extra_state", {"dict": [["version", {"tuple": [3, 1]}]]}]]}
+                     ["head._extra_state", {"dict": [["version", {"tuple": [3, 1]}]]}]],
+            "metadata": {"dict": [["", {"dict": [["version", 1]]}], ...]}}     of a model: the versions of its modules
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -251,7 +253,9 @@ def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Ou
             for key in value:
                 if type(key) not in SCALARS:
                     raise _unsupported(what, (*path, key), f"has a key of type {type(key).__name__}")
-            return {"dict": [[key, outline(part, (*path, key))] for key, part in value.items()]}
+            found = {"dict": [[key, outline(part, (*path, key))] for key, part in value.items()]}
+            versions = getattr(value, "_metadata", None)
+            return found if versions is None else {**found, "metadata": outline(versions, (*path, "_metadata"))}
         if isinstance(value, list | tuple) and kind:
             return {kind: [outline(part, (*path, number)) for number, part in enumerate(value)]}
         raise _unsupported(what, path, f"is of type {type(value).__module__}.{type(value).__qualname__}")
@@ -263,13 +267,30 @@ def unflatten_state(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the value that `flatten_state` split into `tensors` and `outline`."""
     if not isinstance(outline, dict):
         return outline
-    ((kind, content),) = outline.items()
+    kind, content = next(iter(outline.items()))
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: unflatten_state(part, tensors) for key, part in content}
+        found = {key: unflatten_state(part, tensors) for key, part in content}
+        versions = outline.get("metadata")
+        return found if versions is None else _with_versions(found, unflatten_state(versions, tensors))
     parts = [unflatten_state(part, tensors) for part in content]
     return parts if kind == "list" else tuple(parts)
+
+
+def _with_versions(entries: dict[str, Any], versions: Any) -> dict[str, Any]:
+    """Return a model's state_dict with the versions of its modules, which PyTorch keeps in an attribute."""
+    state = OrderedDict(entries)
+    state._metadata = versions  # type: ignore[attr-defined]
+    return state
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, Any]) -> None:
+    """Load a checkpoint's weights into a model. Checkpoints of older releases have no versions of modules: they are
+    taken to be the model's."""
+    if not hasattr(weights, "_metadata"):
+        weights = _with_versions(weights, getattr(model.state_dict(), "_metadata", None))
+    model.load_state_dict(weights)
 
 
 def copied(value: Any, to: str | None = None) -> Any:
@@ -277,7 +298,9 @@ def copied(value: Any, to: str | None = None) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if to is None else value.detach().to(to)
     if isinstance(value, dict):
-        return {key: copied(one, to) for key, one in value.items()}
+        state = copy(value)  # with the versions of a model's modules
+        state.update((key, copied(one, to)) for key, one in value.items())
+        return state
     kind = type(value)
     return kind(copied(one, to) for one in value) if kind in (list, tuple) else value
 

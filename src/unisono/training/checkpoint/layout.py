@@ -27,8 +27,9 @@ from unisono.errors import CheckpointError
 CHECKPOINTS_KEPT = 3
 MANIFEST = "manifest.json"
 TENSORS = ("weights", "optimizer")
-FORMAT = 2
-"""Format that is written. Format 1 can be read: it had no outline of the weights, and another one of the optimizer."""
+FORMAT = 3
+"""Format that is written. Older ones can be read. Format 2 had no versions of modules, and format 1 no outline of the
+weights and another one of the optimizer."""
 
 NAME = re.compile(r"step-\d{9,}")
 DAMAGED_SUFFIX, REPLACED_SUFFIX = ".torn", ".replaced"

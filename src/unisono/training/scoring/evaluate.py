@@ -46,7 +46,7 @@ from unisono.training.build import (
     make_model,
     take_device,
 )
-from unisono.training.checkpoint.files import load_newest
+from unisono.training.checkpoint.files import load_newest, load_weights
 from unisono.training.checkpoint.layout import checkpoint_names
 from unisono.training.recipe import Recipe
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, count_confusion, measure_throughput
@@ -216,7 +216,7 @@ def load_network(run: SavedRun, facts: InputFacts, device: torch.device) -> torc
         prepare(model, plan)
     remedy = "give the network the code that it was trained with"
     with fitting(f"step {run.step}'s checkpoint in {run.folder}", "network", remedy):
-        model.load_state_dict(run.weights)
+        load_weights(model, run.weights)
     return model.eval()
 
 
