@@ -28,7 +28,10 @@ PUBLISHED = (
     f"a P100 at {P100_RESNET50} images/s of ResNet-50 (TensorFlow's published benchmarks of 2017, synthetic images), "
     "and as many FLOP/s in other networks: no paper gives the rate of one GPU; no sum inside the node"
 )
-OWN_GOOGLENET = "FLOPs of googlenet_bn_torch, 76.6 MB, the nearest published; the paper's GoogLeNetBN, 93 MB, is sent"
+OWN_GOOGLENET = (
+    "FLOPs of googlenet_bn_torch, 76.6 MB, the network of IBM's fork of Torch's examples; the paper's payload, 93 MB, "
+    "is sent"
+)
 BATCH = "32 images a GPU: the paper gives no batch"
 
 IMAGES = 5120

@@ -14,10 +14,11 @@ loss is that of the network plus 0.3 of each auxiliary one (`training/accuracy.p
 With batch norm after each convolution there is neither local response normalisation nor an auxiliary classifier:
 7,005,832 parameters.
 
-The GoogLeNetBN that DIMD measures is from Torch's packages, and a payload of 93 MB there. The published one that is
-nearest, of Torch's examples for ImageNet, has 19,147,888 parameters, 76.6 MB in float32, with biases before the batch
-norm, which begin at 0 here. (Torch's modules have a second relu between the two.) It has the next network's modules,
-halves the size by convolutions, and has one auxiliary classifier; an image takes 2.76 billion multiply-adds without it.
+The GoogLeNetBN that DIMD measures is that of IBM's fork of Torch's examples for ImageNet, which has the paper's
+data-parallel table, too (ibmsoe/imagenet-multiGPU.torch, 2016): 19,147,888 parameters, 76.6 MB in float32, with biases
+before the batch norm, which begin at 0 here. (Torch's modules have a second relu between the two.) The paper's payload
+is 93 MB, and it does not say of what. The network has the next one's modules, halves the size by convolutions, and has
+one auxiliary classifier; an image takes 2.76 billion multiply-adds without it.
 
 Inception with batch norm (Ioffe and Szegedy 2015, figure 5) in MXNet's form, a network that MXNET-MPI measures:
 
