@@ -97,7 +97,7 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
     `by_name`: a word of a file's name may be its split; otherwise it is only where each file is a .txt and has one,
     and they differ. Raises PackError if only some files are in splits.
     """
-    if path.is_file():
+    if not path.is_dir():
         return {"": [path]} if path.suffix in endings else {}
     files = sorted(file for file in walk(path) if file.suffix in endings and file.is_file())
     names = [file.relative_to(path).parts for file in files]
