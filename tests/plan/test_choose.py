@@ -11,7 +11,6 @@ from benchmarks.overlaps.bound import bound
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unisono.placement import Partition
 from unisono.plan.bucket_layout import plan_memory
 from unisono.plan.choose import (
     BUCKET_SIZES,
@@ -36,11 +35,13 @@ from unisono.plan.choose import (
     sizes_of,
     variants,
 )
-from unisono.rules import BSP, EASGD, BaseRule, DiLoCo, Exchange, LocalSGD, Sharded
+from unisono.rules import BSP, EASGD, DiLoCo, Exchange, LocalSGD, Sharded
 from unisono.step.costs import Computing, Cost, Costs, Prediction
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
 from unisono.step.predict import predict
+
+SEARCHED = [name for name in OVERLAPS_BY_SIMPLICITY if name != "phases"]
 
 MIB = 1 << 20
 
@@ -103,8 +104,8 @@ def test_the_choice_for_a_network(ratio: float, best: tuple[str, int], end_ratio
 @pytest.mark.parametrize(
     ("ratio", "order"),
     [
-        (0.25, [("chain", 32), ("phases", 32), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
-        (1, [("chain", 64), ("phases", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (0.25, [("chain", 32), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
+        (1, [("chain", 64), ("concurrent", 64), ("none", 128), ("funnel", 128)]),
     ],
 )
 def test_the_choice_without_deferred_waiting(ratio: float, order: list[tuple[str, int]]) -> None:
@@ -179,7 +180,7 @@ def test_a_long_latency_wants_larger_buckets() -> None:
 def test_only_a_chain_with_a_deferred_wait_reorders_buckets() -> None:
     found = choice()
     order = {one.setting.overlap: one.setting.sequence for one in found}
-    assert [name for name in order if order[name]] == ["chain", "phases"]
+    assert [name for name in order if order[name]] == ["chain"]
     chain = found[0]
     buckets = loads(chain.setting.bucket_bytes, chain.setting.end_ratio)
     assert sorted(order["chain"]) == list(range(len(buckets)))
@@ -216,14 +217,14 @@ def test_only_given_options_are_considered() -> None:
 def test_none_is_chosen_when_nothing_can_be_hidden(deferred: bool) -> None:
     """One layer: its gradient comes when all is computed, and it is needed at once. All are equal, up to rounding."""
     found = candidates(ask(Computing((0.0,), (1.0,), 1.0), lambda *_: [Bucket(100, (0,))], Cost(0.0, 1e-3), deferred))
-    assert [one.setting.overlap for one in found] == list(OVERLAPS_BY_SIMPLICITY)
-    assert [one.prediction.step for one in found] == pytest.approx([1.1] * 5)
+    assert [one.setting.overlap for one in found] == SEARCHED
+    assert [one.prediction.step for one in found] == pytest.approx([1.1] * 4)
 
 
 @pytest.mark.parametrize("deferred", [True, False])
 def test_the_largest_buckets_and_the_simplest_overlap_are_chosen_when_exchange_costs_nothing(deferred: bool) -> None:
     found = candidates(ask(NETWORK, loads, Cost(0.0, 0.0), deferred))
-    assert [one.setting[:2] for one in found] == [(name, max(BUCKET_SIZES)) for name in OVERLAPS_BY_SIMPLICITY]
+    assert [one.setting[:2] for one in found] == [(name, max(BUCKET_SIZES)) for name in SEARCHED]
 
 
 def test_larger_buckets_are_preferred_when_they_are_about_as_good() -> None:
@@ -269,11 +270,11 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
 
     sizes = BUCKET_SIZES[::3]
     found = candidates(ask(computing, cut, cost, deferred), sizes=sizes)
-    assert sorted(one.setting.overlap for one in found) == sorted(OVERLAPS)
+    assert sorted(one.setting.overlap for one in found) == sorted(SEARCHED)
     near = min(one.prediction.step for one in found) * TIE_RATIO
     first = found[0]
     assert first.prediction.step <= near
-    simpler = OVERLAPS_BY_SIMPLICITY[: OVERLAPS_BY_SIMPLICITY.index(first.setting.overlap)]
+    simpler = SEARCHED[: SEARCHED.index(first.setting.overlap)]
     assert all(one.prediction.step > near for one in found if one.setting.overlap in simpler)
     beyond = [one.prediction.step for one in found if one.prediction.step > near]
     assert beyond == sorted(beyond) == [one.prediction.step for one in found[len(found) - len(beyond) :]]
@@ -293,35 +294,24 @@ def test_the_first_is_about_the_fastest_and_no_simpler_one_is(
 
 
 def test_a_rule_that_leaves_all_open_has_all_to_choose_from() -> None:
-    assert (overlaps_of(BSP(), ((0,), (1, 2))), sizes_of(BSP())) == (tuple(OVERLAPS), BUCKET_SIZES)
+    assert (sorted(overlaps_of(BSP())), sizes_of(BSP())) == (sorted(SEARCHED), BUCKET_SIZES)
     given = BSP(Exchange(bucket_bytes=5), "funnel", 3)
     assert (overlaps_of(given), sizes_of(given)) == (("funnel",), (5,))
 
 
-@pytest.mark.parametrize(
-    ("rule", "nodes", "differs"),
-    [
-        (BSP(), ((0, 1), (2, 3)), True),
-        (BSP(scale="sum"), ((0,), (1, 2, 3), (4, 5)), True),
-        (BSP(), ((0, 1, 2, 3),), False),
-        (BSP(), ((0,), (1,)), False),
-        (BSP(), (), False),
-        (LocalSGD(every=1), ((0, 1), (2, 3)), True),
-        (Sharded(), ((0, 1), (2, 3)), False),
-        (EASGD(), ((0, 1), (2, 3)), False),
-    ],
-)
-def test_phases_are_searched_where_they_are_not_chain(rule: BaseRule, nodes: Partition, differs: bool) -> None:
-    assert ("phases" in overlaps_of(rule, nodes)) == differs
-    assert len(overlaps_of(rule, nodes)) == len(OVERLAPS) - (not differs)
+def test_phases_are_not_searched() -> None:
+    """They gained nothing where they were measured, and take communicators for good."""
+    assert overlaps_of(BSP(overlap="phases")) == ("phases",)
+    assert "phases" not in overlaps_of(BSP())
 
 
 def test_phases_are_predicted_as_chain() -> None:
     """Only a trial tells what the phases within nodes take."""
-    found = {one.setting.overlap: one for one in choice()}
-    assert found["phases"].prediction == found["chain"].prediction
-    assert found["phases"].costs.layout.nodes == ((0, 1), (2, 3))
-    assert found["phases"].setting == found["chain"].setting._replace(overlap="phases")
+    chain, inputs = choice()[0], ask(NETWORK, loads, at(1))
+    phases = predicted(inputs, chain.setting._replace(overlap="phases"))
+    assert chain.setting.overlap == "chain"
+    assert phases.prediction == chain.prediction
+    assert phases.costs.layout.nodes == ((0, 1), (2, 3))
 
 
 def test_steps_of_a_period_are_not_searched() -> None:

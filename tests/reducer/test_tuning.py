@@ -237,16 +237,6 @@ def test_settings_predicted_to_be_slow_are_not_tried(tune: Tune) -> None:
     assert re.search(r"(none|funnel|concurrent) [\d.]+ ms \(measured", others) is None
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_phases_are_tried_where_nodes_have_several_ranks(tune: Tune, faster: bool) -> None:
-    """They are predicted as a chain."""
-    placed = ((0, 1), (2, 3))
-    seconds = {"phases": 0.08 if faster else 0.11}
-    course = tune(ranks=Ranks(4), cost=SLOW, placed=placed, takes=lambda setting: seconds.get(setting.overlap, 0.1))
-    assert course.tuning.setting.overlap == ("phases" if faster else "chain")
-    assert course.tried[:2] == ["chain", "phases"]
-
-
 def test_entries_that_differ_in_their_buckets_name_them(tune: Tune) -> None:
     """The setting that is chosen, a funnel, is not one of them."""
     course = tune(takes=lambda setting: 0.05 if setting.overlap == "funnel" else 0.1)

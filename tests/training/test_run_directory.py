@@ -21,6 +21,7 @@ from unisono.training.run_directory import (
     add_metrics,
     create_run,
     is_finished,
+    new_folder,
     past_recipe,
     read_metrics,
     recipe_of,
@@ -176,3 +177,9 @@ def test_a_run_is_finished_if_its_last_epoch_has_metrics_and_a_complete_checkpoi
     weights = tmp_path / CHECKPOINTS / "step-000000010" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes() + b" ")
     assert not is_finished(tmp_path, 1), "a run that resumes reports the damage"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".."])
+def test_a_name_that_is_none_of_a_folder(name: str) -> None:
+    with pytest.raises(UsageError, match=r"name = '.*'; it begins the name of a folder"):
+        new_folder(name)

@@ -28,6 +28,7 @@ from unisono.cli.run import run
 from unisono.cli.runs import accuracy, audit, evaluate, predict
 from unisono.cli.train import sweep, train
 from unisono.errors import UsageError
+from unisono.launch import ranks_started
 
 
 class CommandGroup(TyperGroup):
@@ -120,7 +121,8 @@ def main() -> None:
     except typer.Abort:
         code = INTERRUPTED
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+        lost = error.errno in (errno.EPIPE, errno.ENOSPC) and error.filename is None
+        if not lost or ranks_started(os.environ) is not None:  # a rank's error may be that of a network, say
             raise
         if error.errno == errno.ENOSPC:
             print(f"unisono: output is lost: {error.strerror}", file=sys.stderr)

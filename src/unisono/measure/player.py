@@ -189,7 +189,7 @@ def machine_at(path: Path) -> MachineFacts | None:
     Raises UsageError for any other file: a measurement must not replace what it cannot keep.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if "name" in content:
             return read_machine(path)
         if content:

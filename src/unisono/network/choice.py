@@ -200,7 +200,7 @@ def _default() -> ScheduleTable:
 
 def _read(path: Path) -> ScheduleTable:
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise TableError(f"{path}: {why}; name a file of unisono tune, in UNISONO_TABLE too") from error

@@ -25,10 +25,9 @@ from typing import NamedTuple
 from unisono.placement import Partition
 from unisono.rules import BaseRule
 from unisono.step.costs import Computing, Cost, Costs, Duration, Prediction
-from unisono.step.layout import ActivationExchange, Bucket, Layout, even_layout
+from unisono.step.layout import ActivationExchange, Bucket, Layout
 from unisono.step.overlaps import OVERLAPS, find_overlap
 from unisono.step.predict import predict
-from unisono.step.program import Step
 from unisono.step.rule import AUTO, Members, RankState
 
 BUCKET_SIZES = tuple(1 << power for power in range(19, 28))
@@ -131,17 +130,10 @@ class PredictionInputs(NamedTuple):
     """Ranks of each node, which may sum buckets in phases; empty where they are not known."""
 
 
-def overlaps_of(rule: BaseRule, nodes: Partition = ()) -> tuple[str, ...]:
-    """Return the overlaps to choose from: the rule's own, or all where it leaves that open; "phases" where it is not
-    "chain" for ranks on these nodes."""
-    if rule.overlap != AUTO:
-        return (rule.overlap,)
-    layout, differs = replace(even_layout(sum(map(len, nodes)), 1), nodes=nodes), False
-    if layout.phases and is_searched(rule):
-        programs = (replace(rule, overlap=name)(Step(0), 0, layout) for name in ("chain", "phases"))
-        chain, phases = ([task.group for task in program] for program in programs)
-        differs = chain != phases
-    return tuple(name for name in OVERLAPS if name != "phases" or differs)
+def overlaps_of(rule: BaseRule) -> tuple[str, ...]:
+    """Return the overlaps to choose from: the rule's own, or all where it leaves that open, but for "phases", which
+    gained nothing where it was measured (`benchmarks/phases`) and takes communicators for good."""
+    return tuple(name for name in OVERLAPS if name != "phases") if rule.overlap == AUTO else (rule.overlap,)
 
 
 def sizes_of(rule: BaseRule) -> tuple[int, ...]:
@@ -184,7 +176,7 @@ def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Cand
                 for size in sizes
             ],
         )
-        for name in sorted(overlaps_of(rule, inputs.placed), key=OVERLAPS_BY_SIMPLICITY.index)
+        for name in sorted(overlaps_of(rule), key=OVERLAPS_BY_SIMPLICITY.index)
     ]
     best = min(one.prediction.step for one in found)
     return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))

@@ -22,9 +22,9 @@ batch  │ decoding 60 ms ──────────────────
     │ start │ pack │ tuning │ epoch 0: steps │ test │ checkpoint │ epoch 1: steps │ test │ checkpoint │ ...
 
 Worked example: 100 epochs of 60 steps. A step takes 50 ms: 25 ms of computing, 5 ms of updates, 30 ms of collectives.
-Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 8 * 5 * 0.15 * 50 ms = 0.35 s. A test has 160
+Steps take 6,000 * 1.13 * 50 ms = 339 s, tuning adds 5 * (60 - 50) ms + 7 * 5 * 0.15 * 50 ms = 0.31 s. A test has 160
 samples on each rank, whose forward passes take 50 ms: 5 s for all. A checkpoint of 200 MB at 100 MB/s takes 2 s, 100 of
-them 200 s. With the start that is 20 + 0.35 + 339 + 5 + 200 = 564.35 s, for which 10 minutes are asked.
+them 200 s. With the start that is 20 + 0.31 + 339 + 5 + 200 = 564.31 s, for which 10 minutes are asked.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ A plan's interval has 9 of 10 runs; with its end for each step, 3 of 20 jobs end
 DISK_BANDWIDTH = 1e8
 """Bytes per second of checkpoints and packs where the machine file has no disk.bandwidth: a slow disk, assumed."""
 
-MEASURED_STEPS, TRIALS = 5, 8
+MEASURED_STEPS, TRIALS = 5, 7
 """Steps that are measured before there are times to choose by, and settings with a trial (`reducer/tuning.py`)."""
 
 AUTOTUNE_CALLS = 15

@@ -152,7 +152,7 @@ class Tuning:
         if overlap != AUTO and overlap not in OVERLAPS:
             raise UsageError(f"there is no overlap {overlap!r}; there are {AUTO}, {', '.join(OVERLAPS)}")
         self._memory, self._world, self._times, self._rule, self._placed = memory, world, times, rule, placed
-        self._overlaps, self._sizes = overlaps_of(rule, placed), sizes_of(rule)
+        self._overlaps, self._sizes = overlaps_of(rule), sizes_of(rule)
         self.order = list(reversed(range(len(memory.parameters))))
         """Parameters in the order in which their gradients become ready."""
         self.setting = initial_setting(rule, self._buckets, world.size)

@@ -180,14 +180,15 @@ class SampleDropout(ParallelLayer, nn.Dropout):
         """Return the activation with a share `p` of its elements set to 0, and the others divided by 1 - p."""
         if not self.training or self.p == 0:
             return input
-        shape, ranks, member = list(input.shape), self.split.ranks, 0
+        recomputes, step = torch._C._current_graph_task_id() != -1, self.numbers.step  # a pass with gradients
+        shape, ranks, member, step = list(input.shape), self.split.ranks, 0, step % (1 << 32) if recomputes else step
         firsts, rows = [self.numbers.first_of(len(input))], len(input)
         if ranks > 1:
             firsts, rows, member = self.link.firsts, max(self.link.rows), self.link.world.rank
         shape[self.split.dim] *= ranks
         mask, generator = torch.empty(shape, dtype=torch.float32), torch.Generator()
         for place, sample in enumerate(first + row for first in firsts for row in range(rows)):
-            draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), self.numbers.step, sample, self.layer))
+            draw = np.random.SeedSequence((self.numbers.seed % (1 << 64), step, sample, self.layer))
             generator.manual_seed(int(draw.generate_state(1, np.uint64)[0] >> 1))
             torch.rand(shape[1:], generator=generator, out=mask[place])
         scale = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0

@@ -232,8 +232,7 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
 
 
 def _begin_pass(model: nn.Module, _: object) -> None:
-    """Begin a forward pass. In training it counts as a step, unless the program says which it is; one without gradients
-    as a further pass of that step, in the upper half of its number."""
+    """Begin a forward pass: in training a step, unless the program says which; one without gradients counts above."""
     for link in links_of(model):
         link.gathered = None  # of a pass that has failed
     if (split := split_of(model)) and model.training and torch._C._current_graph_task_id() == -1:  # no recomputation

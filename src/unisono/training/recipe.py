@@ -185,10 +185,6 @@ class Recipe:
     parallel: ParallelRecipe = field(default_factory=ParallelRecipe)
     audit: AuditRecipe = field(default_factory=AuditRecipe)
 
-    def __post_init__(self) -> None:
-        if self.name in ("", ".", "..") or "/" in self.name:
-            raise RecipeError(f"name = {self.name!r}; it begins the name of a folder: not empty, and without /")
-
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""

@@ -62,7 +62,10 @@ def create_run(recipe: Recipe, folder: Path | None, lock: RunLock | None) -> Pat
 
 
 def new_folder(name: str) -> Path:
-    """Return the folder of a new run of a recipe, under runs/; it is not made."""
+    """Return the folder of a new run of a recipe, under runs/; it is not made. Raises UsageError for a name that is no
+    name of a folder."""
+    if name in ("", ".", "..") or "/" in name:
+        raise UsageError(f"name = {name!r}; it begins the name of a folder: not empty, and without /")
     stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     folder, number = Path("runs") / f"{name}-{stamp}", 1
     while folder.exists():

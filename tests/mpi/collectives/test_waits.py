@@ -134,9 +134,10 @@ def test_rank_whose_wait_a_signal_has_ended_makes_no_further_call(world: World, 
 
     if world.rank:
         before = signal.signal(signal.SIGALRM, ring)
-        signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS, 1.0)  # again, where the first raises in no wait
         with pytest.raises(TimeoutError, match="alarm"):
             CALLS[what](group)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         with pytest.raises(StallError, match=f"TimeoutError has ended a call of rank {world.rank}"):
             CALLS[what](group)

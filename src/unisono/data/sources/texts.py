@@ -94,17 +94,17 @@ def join_texts(texts: Iterable[str], tokenizer: Tokenizer) -> NDArray[Any]:
 def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[str, list[Path]]:
     """Return the files with these endings, of each split; empty if there are none. Hidden files are left out.
 
-    `by_name`: a word of a file's name may be its split; otherwise it is only where each file is a .txt and has one,
-    and they differ. Raises PackError if only some files are in splits.
+    Any word of a file's name is its split where each file has one, and they differ; else the first one, both only
+    `by_name` or where each file is a .txt. Raises PackError if only some files are in splits.
     """
     if not path.is_dir():
         return {"": [path]} if path.suffix in endings else {}
     files = sorted(file for file in walk(path) if file.suffix in endings and file.is_file())
     names = [file.relative_to(path).parts for file in files]
-    splits = [_split_of(parts, by_name=True) for parts in names]
+    splits = [_split_of(parts, words=None) for parts in names]
     texts = all(parts[-1].endswith(".txt") for parts in names)  # train.py and test.py are programs
-    if not by_name and ("" in splits or len(set(splits)) == 1 or not texts):
-        splits = [_split_of(parts, by_name=False) for parts in names]
+    if "" in splits or len(set(splits)) == 1 or not (by_name or texts):
+        splits = [_split_of(parts, words=int(by_name)) for parts in names]
     found: dict[str, list[Path]] = {}
     for file, split in zip(files, splits, strict=True):
         found.setdefault(split, []).append(file)
@@ -114,10 +114,10 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
     return found
 
 
-def _split_of(parts: Sequence[str], by_name: bool) -> str:
-    """Return the split of a file with these names of folders and its own; empty if it has none."""
-    words = (*parts[:-1][:1], *(re.split(r"[-_.]", parts[-1]) if by_name else ()))
-    return next((word for word in words if word in SPLITS), "")
+def _split_of(parts: Sequence[str], words: int | None) -> str:
+    """Return the split of a file with these names of folders and its own, of which so many words count; None: all."""
+    found = (*parts[:-1][:1], *re.split(r"[-_.]", parts[-1])[:words])
+    return next((word for word in found if word in SPLITS), "")
 
 
 def windows_source(stream: TokenStream, window: int, path: Path, split: str) -> Source:
