@@ -13,6 +13,7 @@ others. Every rank has its own share of the batch, and computes it in all layers
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -47,8 +48,8 @@ from steps import gloo
 
 from networks import PROBLEMS, Problem, network, plan_of, share, words
 
-ROUNDS, WARMUP, TIMED = 3, 2, 2
-"""Rounds, steps of each contender before the first, and steps of each in a round, each timed by itself."""
+ROUNDS, WARMUP, TIMED = 3, 3, 2
+"""Rounds, and steps of each contender in a round, before those that are timed, each by itself."""
 
 COMPARED = 4
 """Number of the step, from 0, whose loss is compared."""
@@ -200,8 +201,8 @@ def references(problem: Problem, world: World) -> dict[str, float]:
 
 
 def predictions(problem: Problem, world: World, chosen: PlanChoice) -> dict[str, float]:
-    """Return the predicted seconds of a step, from what the choice of a plan has measured."""
-    known = chosen.inputs
+    """Return the predicted seconds of a step, from what the choice of a plan measures now."""
+    known = choose_plan(network(problem), world, share(problem, world)[0]).inputs
     assert known is not None
     assert chosen.plan is not None
     sizes = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
@@ -215,21 +216,30 @@ def predictions(problem: Problem, world: World, chosen: PlanChoice) -> dict[str,
     return found
 
 
-def measure(found: dict[str, Any], world: World, makes: dict[str, Callable[[], Contender]]) -> None:
-    """Add the losses and seconds of all contenders."""
-    ready = {name: make() for name, make in makes.items()}
-    found["plans"] = {name: one.plan for name, one in ready.items() if one.plan}
-    found["seconds"] = {name: [] for name in ready}
+def measure(
+    found: dict[str, Any],
+    world: World,
+    makes: dict[str, Callable[[], Contender]],
+    predict: Callable[[], dict[str, float]],
+) -> None:
+    """Add the predictions, losses and seconds of all contenders; a round begins with a prediction."""
+    found |= {"predictions": [], "plans": {}, "seconds": {name: [] for name in makes}, "losses": {}}
     for number in range(ROUNDS):
-        for name, one in ready.items():
-            took = [timed(world, one.step, one.wait) for _ in range(TIMED if number else WARMUP + TIMED)][-TIMED:]
+        found["predictions"].append(predict())
+        for name, make in makes.items():  # one at a time, as in a program of its own: others would take its memory
+            one = make()
+            took = [timed(world, one.step, one.wait) for _ in range(WARMUP + TIMED)][WARMUP:]
             found["seconds"][name] += took
+            found["plans"] |= {name: one.plan} if one.plan else {}
+            found["losses"][name] = statistics.mean(world.all_gather_object(one.losses[COMPARED]))
+            del one
+            gc.collect()
             if world.rank == 0:
                 print(f"round {number + 1}: {name} {', '.join(f'{each:.3f}' for each in took)} s", flush=True)
-    found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
-    found["losses"] = {
-        name: statistics.mean(world.all_gather_object(one.losses[COMPARED])) for name, one in ready.items()
+    found["predicted_s"] = {
+        name: statistics.median(each[name] for each in found["predictions"]) for name in found["predictions"][0]
     }
+    found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
     if max(found["losses"].values()) - min(found["losses"].values()) > 5e-5:
         raise SystemExit(f"losses after {COMPARED + 1} steps differ: {found['losses']}")
 
@@ -243,8 +253,8 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     made = contenders(problem, world, choice.plan or {})
     makes = {key: make for key, make in made.items() if not chosen or key in chosen}
     found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
-    found |= references(problem, world) | {"predicted_s": predictions(problem, world, choice)}
-    measure(found, world, makes)
+    found |= references(problem, world)
+    measure(found, world, makes, partial(predictions, problem, world, choice))
     if world.rank == 0:
         print(
             json.dumps({key: found[key] for key in ("predicted_s", "plans", "step_s", "losses")}, indent=1), flush=True

@@ -3,8 +3,8 @@
 A layer in groups of G computes G times the samples and a G-th of the outputs: as long as in data parallelism. With x
 and y bytes of its input and output on a rank's own samples, w bytes of weights, N ranks, a rank sends
 
-              before the products        behind them                weights     2 (w / G) (N / G - 1) / (N / G)
-    column    x (G - 1)                  y (G - 1) / G              whole ones  2 w (N - 1) / N
+              before the products        behind them                weights     2 w (1 / G - 1 / N)
+    column    x (G - 1)                  y (G - 1) / G              whole ones  2 w (1 - 1 / N)
     row       x (G - 1) / G              y (G - 1)
 
 forward, and the same backward, in reverse order: nothing for y where it "gives part" (column), for x where it "takes
@@ -146,19 +146,17 @@ def sent_of(inputs: SplitInputs, layer: LayerFacts, split: Split | None = None) 
 
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
     """Return the bytes that a rank sends to average the gradients of a layer split over `size` of the ranks."""
-    holders = ranks // size
-    return 2 * (weights / size) * (holders - 1) / holders
+    return 2 * weights * (1 / size - 1 / ranks)
 
 
 def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tuple[ActivationExchange, Duration]]:
-    """Return the exchanges of a split layer in a step.
+    """Return the exchanges of a split layer in a step; before own samples, their number: one more latency.
 
     The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
     """
     column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
-    found = list[tuple[ActivationExchange, Duration]]()
-    groups, number = model_groups(placement, size), list(inputs.weights).index(layer.name)
-    crowd, most = _crowd(placement, groups), max(map(len, placement.nodes))
+    found, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
+    crowd, most, number = _crowd(placement, groups), max(map(len, placement.nodes)), [*inputs.weights].index(layer.name)
     cost = (inputs.links.network if crowd else inputs.links.node).activations
     x, y = (nbytes * inputs.scale * (size - 1) for nbytes in (layer.input_bytes, layer.activation_bytes))
     into = (x, False) if layer.takes_whole(split) else (x / size, True)
@@ -171,7 +169,8 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
         (into, takes and layer.input_requires_grad, True, True),
     ):
         sending = nbytes * cost.per_byte * (most if crowd and moves else crowd or 1)
-        took = Duration(cost.latency + sending, sending if crowd or placement.one_node else 0.0)
+        latency = cost.latency * (1 if backward or after or split.takes == PART else 2)
+        took = Duration(latency + sending, sending if crowd or placement.one_node else 0.0)
         found += [(ActivationExchange(number, nbytes, groups, backward, after), took)] if sends else []
     return found
 

@@ -2,7 +2,8 @@
 
     traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
     whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
-    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   │                   on all ranks
+    two allreduces, and two all-gathers ─▶ latency, seconds a byte                   │                   on all ranks
+    (between layers)                                                                 │
     whole steps and allreduces at once  ─▶ rate of each beside the other             ┘
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
@@ -12,18 +13,19 @@ whole if some rank did not call it once, or if its weight is read elsewhere too.
 from __future__ import annotations
 
 import time
+import timeit
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
@@ -39,11 +41,11 @@ from unisono.world import World
 Example = Tensor | tuple[Any, ...]
 """Inputs of a model for a batch: a tensor, or the arguments of its `forward`. The first is (samples, ...)."""
 
-ALLREDUCE_BYTES = 1 << 16, 8 << 20
-"""Bytes of the two allreduces that are timed: a short and a long bucket of gradients."""
+Steps = Callable[[Callable[[], None]], Sequence[StepSeconds]]
+"""Function that times whole steps, and calls what it is given before each."""
 
-ALL_GATHER_BYTES = 1 << 14, 1 << 20
-"""Bytes of the two all-gathers that are timed: as those of activations, shorter than gradients."""
+MEASURED_BYTES = 1 << 16, 8 << 20, 1 << 14, 1 << 20
+"""Bytes of the collectives that are timed: two allreduces, as of buckets, and two all-gathers, as of activations."""
 
 REPETITIONS = 5
 """Times that a step, and each collective, is timed, after one that is not."""
@@ -92,24 +94,22 @@ def choose_plan(
     timed = partial(time_steps, model, arguments, within, REPETITIONS)
     seconds, after = of_slowest_rank(traced.median(0).values, timed(world.barrier), world)
     mine = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
-    once, samples = zip(*world.all_gather_object(mine), strict=True)
+    sets, samples = zip(*world.all_gather_object(mine), strict=True)
+    once = frozenset.intersection(*sets)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    links = measure_links(world, device)
+    called = [model.get_submodule(one.name) for one in traces[-1].layers if one.gradient_bytes and one.name in once]
+    links = measure_links(world, device, partial(seconds_of_call, called or [model], timed, after.forward, world))
     took = dict(zip(names, seconds.tolist(), strict=True))
     keys = "forward_seconds", "backward_seconds"
     layers = [replace(layer, **dict(zip(keys, took[layer.name], strict=True))) for layer in traces[-1].layers]
-    facts = facts_of(model, layers, frozenset.intersection(*once), world.size)
+    facts = facts_of(model, layers, once, world.size)
     inputs = inputs_of(facts, sum(samples) / world.size / (len(arguments[0]) or 1), links)
     pack, update = (seconds / (sum(inputs.weights.values()) or 1) for seconds in (after.pack, after.update))
     beside, streams = measure_beside(timed, sum(after), inputs.step.cost, world), device.type != HOST
     computing = replace(inputs.step.computing, update=update, pack=pack, unpack=streams * pack, streams=streams)
     inputs = replace(inputs, step=inputs.step._replace(computing=replace(computing, beside=beside), deferred=deferred))
-
-    def choose() -> PlanChoice:
-        choice = choose_splits(inputs)
-        return PlanChoice(choice.splits, choice.describe(inputs))
-
-    return world.call_on_root(choose)._replace(inputs=inputs)
+    choice = world.call_on_root(partial(choose_splits, inputs))
+    return PlanChoice(choice.splits, choice.describe(inputs), inputs)
 
 
 def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) -> tuple[Tensor, StepSeconds]:
@@ -135,41 +135,49 @@ def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) ->
     return SplitInputs(facts, step, weights, scale, links)
 
 
-def measure_links(world: World, device: torch.device) -> GroupLinks:
-    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes."""
-    worlds = [world, world.node_world()] if 1 < world.nodes < world.size else [world]
-    costs = [LinkCosts(*(measure_link(one, device, gathers) for gathers in (False, True))) for one in worlds]
-    return GroupLinks(world.placement, costs[0], costs[-1])
+def slowest(seconds: Sequence[float], world: World) -> float:
+    """Return the median of a rank's seconds, of the slowest rank."""
+    return float(world.allreduce(torch.tensor(seconds, dtype=torch.float64).median(), op="maximum"))
 
 
-def measure_link(world: World, device: torch.device, gathers: bool) -> Cost:
-    """Return the cost of an allreduce by the bytes that a rank sends: of buckets, which are on the host; where it
-    `gathers`, of an all-gather: of activations, which are on the device. Each took its median on the slowest rank."""
-    ranks, place = (world.size, device) if gathers else (1, torch.device(HOST))
-    sizes = ALL_GATHER_BYTES if gathers else ALLREDUCE_BYTES
-    took = torch.zeros(len(sizes), REPETITIONS, dtype=torch.float64)
-    for row, nbytes in zip(took, sizes, strict=True):
-        own = torch.zeros(nbytes // 4 // ranks, device=place)
-        whole = own.new_empty(ranks * len(own))
-        for number in range(-1, REPETITIONS):  # the last overwrites the first, which does not count
-            world.barrier()
-            begun = time.perf_counter()
-            world.all_gather(own, whole) if gathers else world.allreduce(own)
-            synchronize(place)
-            row[number] = time.perf_counter() - begun
-    sent = [(2 - gathers) * nbytes * (world.size - 1) / world.size for nbytes in sizes]
-    return fit(sent, world.allreduce(took.median(1).values, op="maximum").tolist())
+def measure_links(world: World, device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> GroupLinks:
+    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes. `seconds`
+    returns what a call between the layers of a forward pass adds to it."""
+    found = list[LinkCosts]()
+    for one in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
+        sent, took = [2 * nbytes * (1 - 1 / one.size) for nbytes in MEASURED_BYTES], list[float]()
+        for nbytes in MEASURED_BYTES[:2]:
+            call = partial(one.allreduce, torch.zeros(nbytes // 4))
+            took.append(slowest(timeit.repeat(call, world.barrier, number=1, repeat=1 + REPETITIONS)[1:], world))
+        for nbytes in MEASURED_BYTES[2:]:
+            own = torch.zeros(nbytes // 4 // one.size, device=device)
+            took.append(seconds(partial(one.all_gather, own, own.new_empty(one.size * len(own)))))
+        found.append(LinkCosts(fit(sent[:2], took[:2]), fit([each / 2 for each in sent[2:]], took[2:])))
+    return GroupLinks(world.placement, found[0], found[-1])
 
 
-def measure_beside(
-    steps: Callable[[Callable[[], None]], Sequence[object]], alone: float, cost: Cost, world: World
+def seconds_of_call(
+    modules: Sequence[nn.Module], steps: Steps, alone: float, world: World, call: Callable[[], object]
 ) -> float:
+    """Return what a call behind each module adds to a forward pass of `alone` seconds, for each call, on the slowest
+    rank. Ranks wait in it for those that compute for longer, as where they take turns on a core."""
+
+    def behind(*_: object) -> None:
+        call()
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(behind))
+        return max(0.0, slowest([step.forward for step in steps(world.barrier)], world) - alone) / len(modules)
+
+
+def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> float:
     """Return the rate of `steps`, and of allreduces, while both run, of that alone, where a step takes `alone` seconds.
 
     step         alone ────4────           at once ──────8──────       8 - (6 - 4) s for 4 s of both: rate 4 / 6
     allreduces   alone ──────6──────                ──────8──────
     """
-    own = torch.zeros(max(1, int(min(ALLREDUCE_BYTES[-1], alone / max(cost.per_byte, 1e-12)) / 4)))
+    own = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
     count, begun, sent = max(1, round(alone / cost.seconds(own.nbytes))), list[float](), list[Future[Tensor]]()
 
     def begin() -> None:
@@ -181,14 +189,12 @@ def measure_beside(
     with ThreadPoolExecutor(1) as thread:
         steps(begin)
     begun.append(time.perf_counter())
-    took = float(world.allreduce(torch.tensor(begun[1:], dtype=torch.float64).diff().median(), op="maximum"))
+    took = slowest([later - before for before, later in pairwise(begun[1:])], world)
     shorter, longer = sorted((alone, count * cost.seconds(own.nbytes)))
     return shorter / max(shorter, took - longer + shorter)
 
 
-def facts_of(
-    model: nn.Module, layers: Sequence[TracedLayer], once: Collection[str], ranks: int
-) -> tuple[LayerFacts, ...]:
+def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:
     """Return the facts of a model's traced layers.
 
     `once` has the modules that every rank called once, and whose parameters nothing else read: others stay whole.
@@ -207,7 +213,7 @@ def facts_of(
     return tuple(found)
 
 
-def pairs_of(model: nn.Module, once: Collection[str]) -> dict[str, str]:
+def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
     """Return the name of the second layer of each pair, by that of the first. A layer may be in two.
 
     `once` has the modules that a forward pass calls once, by their own names: others are in no pair.

@@ -181,8 +181,7 @@ def split_of(model: nn.Module) -> ModelSplit | None:
 
 def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
     """Return the links of this rank with its groups, whose ranks have to call the model equally often."""
-    split = split_of(model)
-    return () if split is None else tuple(split.links.values())
+    return tuple(split.links.values()) if (split := split_of(model)) else ()
 
 
 def named_parts(model: nn.Module) -> dict[int, tuple[WeightPart, World]]:
@@ -247,7 +246,8 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
 
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
-    state, parameters, split = optimizer.state_dict(), _parameters(optimizer), split_of(model)
+    state, split = optimizer.state_dict(), split_of(model)
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]  # by their numbers in the state
     flat = {(number, key): each[key] for number, each in sorted(state["state"].items()) for key in sorted(each)}
     whole = _whole(model, flat, {place: parameters[place[0]] for place in flat})
     states = {number: {key: whole[number, key] for key in each} for number, each in state["state"].items() if whole}
@@ -257,16 +257,11 @@ def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) ->
 def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state_dict with this rank's parts, from one with whole tensors. Not collective."""
     parts, states = named_parts(model), dict(state["state"])
-    for number, parameter in enumerate(_parameters(optimizer)):
+    for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
         if number in states and id(parameter) in parts:
             part, _ = parts[id(parameter)]
             states[number] = {key: part.cut(value) for key, value in states[number].items()}
     return {**state, "state": states}
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return an optimizer's parameters, by their numbers in its state_dict."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Tensor]) -> dict[Any, Any]:

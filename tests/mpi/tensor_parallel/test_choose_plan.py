@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import timeit
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ from unisono.reducer import reducer_of
 from unisono.schedules.pieces import bounds
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan as chooser
-from unisono.tensor_parallel.choose_plan import choose_plan, measure_beside, measure_link
+from unisono.tensor_parallel.choose_plan import choose_plan, measure_beside, measure_links, seconds_of_call
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.world import World
 
@@ -33,7 +34,7 @@ def example_of(name: str, group: World) -> torch.Tensor:
 
 def use_cost(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
     """Let all collectives cost this, and computing and exchanges share nothing."""
-    monkeypatch.setattr(chooser, "measure_link", lambda *_: cost)
+    monkeypatch.setattr(chooser, "fit", lambda *_: cost)
     monkeypatch.setattr(chooser, "measure_beside", lambda *_: 1.0)
 
 
@@ -189,10 +190,23 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World, monkeypatc
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
-        for gathers in (False, True):
-            found = measure_link(group, torch.device("cpu"), gathers)
-            assert found.per_byte > 0
-            assert set(group.all_gather_object(found)) == {found}
+        found = measure_links(group, torch.device("cpu"), lambda call: timeit.timeit(call, number=1))
+        assert found.network.gradients.per_byte > 0
+        assert len(set(group.all_gather_object(found.network.gradients))) == 1
+
+
+def test_what_a_call_adds_is_counted_behind_each_layer_on_the_slowest_rank(group: World) -> None:
+    modules, calls = [nn.Identity() for _ in range(3)], list[int]()
+
+    def steps(begin: Callable[[], None]) -> list[StepSeconds]:
+        begin()
+        for module in modules:
+            module(torch.ones(1))
+        return [StepSeconds(1.0 + 0.5 * (group.rank + 1) * len(calls), 0.0, 0.0, 0.0)]
+
+    assert seconds_of_call(modules, steps, 1.0, group, lambda: calls.append(0)) == 0.5 * group.size
+    assert seconds_of_call(modules[:1], steps, 9.0, group, int) == 0  # shorter than alone, by chance
+    assert not any(module._forward_hooks for module in modules)
 
 
 def test_the_rate_of_what_runs_at_once_is_the_same_on_all_ranks(group: World) -> None:

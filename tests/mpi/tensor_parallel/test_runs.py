@@ -111,7 +111,7 @@ def test_a_run_with_layers_by_prediction_follows_the_path_of_whole_ones(
     capsys: pytest.CaptureFixture[str],
     cost: Cost,
 ) -> None:
-    monkeypatch.setattr(choose_plan, "measure_link", lambda *_: cost)
+    monkeypatch.setattr(choose_plan, "fit", lambda *_: cost)
     monkeypatch.setattr(choose_plan, "measure_beside", lambda *_: 1.0)
     home = group.call_on_root(lambda: tmp_path)
     recipe = split(recipe_of(packs), 0, {})
