@@ -55,7 +55,8 @@ REFUSALS = {
     "a part of nobody": ({"fc2": "row takes part"}, "'fc2' takes parts of 4 ranks, but no layer before it gives any"),
     "weights inside": (
         {"conv": "column gives part", "fc1": "row takes part"},
-        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'norm' between has weights: leave away",
+        "layer 'fc1' takes parts of 4 ranks, but 'conv' gives those of 4, and 'norm' between needs all features of own "
+        "samples: leave away",
     ),
     "two sizes": (
         {"fc1": "column 2 gives part", "fc2": "row 4 takes part"},
@@ -97,6 +98,17 @@ def test_a_rank_without_rows_of_an_embedding_has_zeros() -> None:
         parts = [parts_of(layer, split, member)["weight"].cut(layer.weight.detach()) for member in range(ranks)]
         assert {part.shape for part in parts} == {(-(-5 // ranks), 8)}
         assert [int(part.any(1).sum()) for part in parts] == rows
+
+
+@pytest.mark.parametrize(
+    "between", [nn.GroupNorm(2, 8, affine=False), nn.LocalResponseNorm(3), nn.GLU(), nn.BatchNorm1d(8, affine=False)]
+)
+def test_layers_without_weights_that_need_all_features_are_refused_between_parts(between: nn.Module) -> None:
+    """They would take the features of a part for all of them, without a word."""
+    model = nn.Sequential(nn.Linear(8, 8), between, nn.Linear(8, 8))
+    with pytest.raises(UsageError, match="'0' gives those of 2, and '1' between needs all features of own samples"):
+        checked({"0": "column 2 gives part", "2": "row 2 takes part"}, model=model)
+    assert checked({"0": "column 2", "2": "row 2"}, model=model)
 
 
 def test_a_weight_of_two_layers_is_divided_evenly() -> None:

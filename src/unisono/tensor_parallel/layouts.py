@@ -63,10 +63,7 @@ class SampleNumbers:
 
 
 class GroupLink:
-    """Model group of a rank, and what its members have told each other of the present batch.
-
-    The split layers of a model share it.
-    """
+    """Model group of a rank, which a model's split layers share, and what its members know of the present batch."""
 
     def __init__(self, world: World, numbers: SampleNumbers) -> None:
         self.world, self.numbers = world, numbers

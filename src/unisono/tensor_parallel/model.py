@@ -44,6 +44,10 @@ NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
 
+NOT_OF_PARTS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GLU, nn.GroupNorm, nn.LocalResponseNorm
+"""Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
+
+
 class ModelSplit:
     """Split of a model over the ranks of a world."""
 
@@ -113,26 +117,26 @@ def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]
     """Return the splits in the order of the modules, with the dropouts between a layer that gives its part and the one
     that takes it. Raises UsageError for parts that nobody gives, or takes."""
     found = ParallelPlan()
-    giver = weighted = ""  # the last layer that gives its part, and one with weights of its own behind it
+    giver = whole = ""  # the last layer that gives its part, and one behind it that needs whole features of own samples
     for name, module in modules.items():
         if split := splits.get(name):
             found[name] = split
         elif giver and type(module) is nn.Dropout:
             kind = KINDS[type(modules[giver]), splits[giver].how]
             found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        elif any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
-            weighted = name
+        elif isinstance(module, NOT_OF_PARTS) or any(one.requires_grad for one in module.parameters(recurse=False)):
+            whole = name
         if split and split.takes == PART:
             given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
-            if not giver or weighted or splits[giver].ranks != split.ranks:
-                between = f", and {weighted!r} between has weights" if giver and weighted else ""
+            if not giver or whole or splits[giver].ranks != split.ranks:
+                between = f", and {whole!r} between needs all features of own samples" if giver and whole else ""
                 raise UsageError(
                     f"layer {name!r} takes parts of {split.ranks} ranks, but {given}{between}: leave away 'takes part' "
-                    "and 'gives part', or give it parts of as many ranks, with no weights between"
+                    "and 'gives part', or give it parts of as many ranks, with no such layer between"
                 )
             giver = ""
         if split and split.gives == PART:
-            giver, weighted = name, ""
+            giver, whole = name, ""
     if giver:
         raise UsageError(f"layer {giver!r} gives a part, which no layer after it takes: leave away 'gives part'")
     return found
@@ -162,8 +166,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     if split_of(model) is not None:
         raise UsageError("the model is split already: give the plan once")
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
-    modules = dict(model.named_modules())
-    splits = [(modules[name], split, made.links[split.ranks]) for name, split in made.plan.items()]
+    splits = [(model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items()]
     parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
     for (layer, split, link), own in zip(splits, parts, strict=True):
         become(layer, split, link, own)
