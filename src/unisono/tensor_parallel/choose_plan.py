@@ -2,8 +2,8 @@
 
     traced steps on an example          ─▶ bytes of each layer, share of the seconds ┐
     whole steps, without hooks          ─▶ seconds of the passes and of the update   ├▶ plan/split.py ─▶ rank 0's plan,
-    two allreduces, and two all-gathers ─▶ latency, seconds a byte                   │                   on all ranks
-    (between layers)                                                                 │
+    two allreduces and two all-gathers  ─▶ latency, seconds a byte                   │                   on all ranks
+    whole steps, gathers between layers ─▶ seconds that these wait for other ranks   │
     whole steps and allreduces at once  ─▶ rate of each beside the other             ┘
 
 Each rank traces its own example, the ranks at the same time; a step counts as long as on the slowest. A layer stays
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
 from unisono.plan.layer_costs import computing_in_order
@@ -141,33 +142,32 @@ def slowest(seconds: Sequence[float], world: World) -> float:
 
 
 def measure_links(world: World, device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> GroupLinks:
-    """Return the costs of collectives of all ranks, and of those of a node where there are several nodes. `seconds`
-    returns what a call between the layers of a forward pass adds to it."""
+    """Return the costs of collectives of all ranks, and of those of a node where there are several. The latency of
+    gathers has what they wait for ranks that compute for longer: `seconds` is what a call between layers takes."""
     found = list[LinkCosts]()
     for one in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
-        sent, took = [2 * nbytes * (1 - 1 / one.size) for nbytes in MEASURED_BYTES], list[float]()
-        for nbytes in MEASURED_BYTES[:2]:
-            call = partial(one.allreduce, torch.zeros(nbytes // 4))
-            took.append(slowest(timeit.repeat(call, world.barrier, number=1, repeat=1 + REPETITIONS)[1:], world))
-        for nbytes in MEASURED_BYTES[2:]:
-            own = torch.zeros(nbytes // 4 // one.size, device=device)
-            took.append(seconds(partial(one.all_gather, own, own.new_empty(one.size * len(own)))))
-        found.append(LinkCosts(fit(sent[:2], took[:2]), fit([each / 2 for each in sent[2:]], took[2:])))
+        sent = [2 * nbytes * (1 - 1 / one.size) for nbytes in MEASURED_BYTES]
+        calls: list[Callable[[], object]] = [partial(one.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
+        calls += [partial(gather, one, torch.zeros(n // 4 // one.size, device=device)) for n in MEASURED_BYTES[2:]]
+        took = [slowest(timeit.repeat(call, one.barrier, number=1, repeat=1 + REPETITIONS)[1:], one) for call in calls]
+        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(calls[2]) - took[2])
+        found.append(LinkCosts(fit(sent[:2], took[:2]), cost._replace(latency=cost.latency + waits)))
     return GroupLinks(world.placement, found[0], found[-1])
+
+
+def gather(world: World, own: Tensor) -> None:
+    """Gather the tensors of all ranks, to the end."""
+    world.all_gather(own, own.new_empty(world.size * len(own)))
+    synchronize(own.device)
 
 
 def seconds_of_call(
     modules: Sequence[nn.Module], steps: Steps, alone: float, world: World, call: Callable[[], object]
 ) -> float:
-    """Return what a call behind each module adds to a forward pass of `alone` seconds, for each call, on the slowest
-    rank. Ranks wait in it for those that compute for longer, as where they take turns on a core."""
-
-    def behind(*_: object) -> None:
-        call()
-
+    """Return what a call behind each module adds to a forward pass of `alone` seconds, each, on the slowest rank."""
     with ExitStack() as hooks:
         for module in modules:
-            hooks.enter_context(module.register_forward_hook(behind))
+            hooks.enter_context(module.register_forward_hook(lambda *_: call()))
         return max(0.0, slowest([step.forward for step in steps(world.barrier)], world) - alone) / len(modules)
 
 
