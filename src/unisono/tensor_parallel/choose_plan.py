@@ -98,7 +98,7 @@ def choose_plan(
     sets, samples = zip(*world.all_gather_object(mine), strict=True)
     once = frozenset.intersection(*sets)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    called = [model.get_submodule(one.name) for one in traces[-1].layers if one.gradient_bytes and one.name in once]
+    called = [one for name, one in model.named_modules() if name in once and list(one.parameters(recurse=False))]
     links = measure_links(world, device, partial(seconds_of_call, called or [model], timed, after.forward, world))
     took = dict(zip(names, seconds.tolist(), strict=True))
     keys = "forward_seconds", "backward_seconds"
