@@ -131,6 +131,7 @@ def test_rank_whose_wait_a_signal_has_ended_makes_no_further_call(world: World, 
 
     def ring(*_: object) -> None:
         if group.calls.current:  # else the next alarm: a busy machine is still making the tensor
+            signal.setitimer(signal.ITIMER_REAL, 0)  # none while the call ends
             raise TimeoutError("alarm")
 
     if world.rank:
@@ -138,7 +139,6 @@ def test_rank_whose_wait_a_signal_has_ended_makes_no_further_call(world: World, 
         signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS, WAIT_SECONDS)
         with pytest.raises(TimeoutError, match="alarm"):
             CALLS[what](group)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         with pytest.raises(StallError, match=f"TimeoutError has ended a call of rank {world.rank}"):
             CALLS[what](group)
