@@ -41,7 +41,7 @@ def test_swcaffes_speedups_agree_with_its_shares_of_communication() -> None:
 
 
 def test_cd_dnns_rates_are_close_with_the_minibatch_of_the_papers_other_runs() -> None:
-    """Their quotient, the speedup of 16 nodes, is 16% too high: the rates are 9% too low on one node, 7% too high on 16."""
+    """Their quotient, the speedup of 16 nodes, is 16% too high: rates are 9% too low on one node, 7% too high on 16."""
     found = find_figure("pcl-dnn-figure-7").rows
     assert [row.close(row.prediction.ours) for row in found] == [True, True, True, False]
 
