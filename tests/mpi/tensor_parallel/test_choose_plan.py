@@ -33,8 +33,9 @@ def example_of(name: str, group: World) -> torch.Tensor:
 
 
 def use_cost(monkeypatch: pytest.MonkeyPatch, cost: Cost) -> None:
-    """Let all collectives cost this, and computing and exchanges share nothing."""
+    """Let all collectives cost this, wherever they are, and computing and exchanges share nothing."""
     monkeypatch.setattr(chooser, "fit", lambda *_: cost)
+    monkeypatch.setattr(chooser, "seconds_of_call", lambda *_: 0.0)
     monkeypatch.setattr(chooser, "measure_beside", lambda *_: 1.0)
 
 

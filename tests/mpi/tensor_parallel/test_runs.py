@@ -112,6 +112,7 @@ def test_a_run_with_layers_by_prediction_follows_the_path_of_whole_ones(
     cost: Cost,
 ) -> None:
     monkeypatch.setattr(choose_plan, "fit", lambda *_: cost)
+    monkeypatch.setattr(choose_plan, "seconds_of_call", lambda *_: 0.0)
     monkeypatch.setattr(choose_plan, "measure_beside", lambda *_: 1.0)
     home = group.call_on_root(lambda: tmp_path)
     recipe = split(recipe_of(packs), 0, {})
