@@ -27,7 +27,7 @@ from unisono.world import World
 SUMS = {64 << 10: 40, 1 << 20: 20, 4 << 20: 10, 16 << 20: 5}
 """Rounds for each number of bytes."""
 
-STEPS = {"small_convnet": 60, "resnet50": 8, "vgg_a": 6}
+STEPS = {"small_convnet": 60, "resnet50": 8, "vgg_a": 10}
 """Rounds for each network."""
 
 WARMUP = 2
