@@ -10,49 +10,26 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from ranks import compared
 
 import unisono
 from unisono.data.builtin import load_digits
 from unisono.models import input_shape, make_network
 from unisono.world import World
 
-SUMS = {64 << 10: 40, 1 << 20: 20, 4 << 20: 10, 16 << 20: 5}
-"""Rounds for each number of bytes."""
+SUMS = {64 << 10: 43, 1 << 20: 23, 4 << 20: 13, 16 << 20: 8}
+"""Rounds for each number of bytes; the first three do not count."""
 
-STEPS = {"small_convnet": 60, "resnet50": 8, "vgg_a": 10}
-"""Rounds for each network."""
+STEPS = {"small_convnet": 60, "resnet50": 11, "vgg_a": 13}
+"""Rounds for each network; the first three do not count."""
 
-WARMUP = 2
 IMAGES, CLASSES = 2, 1000
-
-
-def compared(
-    world: World, what: str, rounds: int, plain: Callable[[], object], exact: Callable[[], object]
-) -> dict[str, Any]:
-    """Return the median seconds of both, which take turns, by the slowest rank's of each round, and their ratios."""
-    seconds: dict[str, list[float]] = {"plain": [], "exact": []}
-    for number in range(WARMUP + rounds):
-        order = (("plain", plain), ("exact", exact))
-        for name, act in order if number % 2 else order[::-1]:
-            world.barrier()
-            began = time.perf_counter()
-            act()
-            took = max(world.all_gather_object(time.perf_counter() - began))
-            seconds[name] += [took] if number >= WARMUP else []
-    ratios = sorted(late / early for early, late in zip(*seconds.values(), strict=True))
-    found: dict[str, Any] = {name: statistics.median(each) for name, each in seconds.items()}
-    found = {"what": what, **found, "ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
-    if world.rank == 0:
-        print("  ".join(f"{value:.4g}" if isinstance(value, float) else value for value in found.values()), flush=True)
-    return found
 
 
 def sums(world: World) -> list[dict[str, Any]]:
@@ -60,9 +37,9 @@ def sums(world: World) -> list[dict[str, Any]]:
     found = []
     for nbytes, rounds in SUMS.items():
         tensor = torch.randn(nbytes // 4)
-        exact = lambda one=tensor: world.allreduce(one.mul_(0.1), wire="exact")  # noqa: E731
-        plain = lambda one=tensor: world.allreduce(one.mul_(0.1))  # noqa: E731
-        found.append(compared(world, f"allreduce of {nbytes >> 10} KiB", rounds, plain, exact))
+        plain, exact = partial(world.allreduce, tensor), partial(world.allreduce, tensor, wire="exact")
+        what = f"allreduce of {nbytes >> 10} KiB"
+        found.append(compared(world, what, plain, exact, partial(tensor.mul_, 0.1), rounds))
     return found
 
 
@@ -85,7 +62,7 @@ def steps(world: World, name: str, rounds: int) -> dict[str, Any]:
             trainer.wait()
 
         acts.append(step)
-    return compared(world, f"step of {name}, {len(inputs)} samples a rank", rounds, *acts)
+    return compared(world, f"step of {name}, {len(inputs)} samples a rank", *acts, lambda: None, rounds)
 
 
 def main(output: str, *names: str) -> None:
@@ -98,6 +75,7 @@ def main(output: str, *names: str) -> None:
             found.append(steps(world, name, rounds))
             gc.collect()
     if world.rank == 0:
+        print(*found, sep="\n")
         Path(output).write_text(json.dumps({"ranks": world.size, "costs": found}, indent=1) + "\n")
     world.barrier()
 

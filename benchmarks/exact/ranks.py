@@ -81,11 +81,16 @@ def trained(world: World, setting: dict[str, Any]) -> str:
 
 
 def compared(
-    world: World, what: str, plain: Callable[[], object], exact: Callable[[], object], before: Callable[[], object]
+    world: World,
+    what: str,
+    plain: Callable[[], object],
+    exact: Callable[[], object],
+    before: Callable[[], object],
+    rounds: int = ROUNDS,
 ) -> dict[str, Any]:
-    """Median milliseconds of both, which take turns; the slowest rank's of each round."""
+    """Median milliseconds of both, which take turns, the slowest rank's of each round, and the ratios of the rounds."""
     seconds: dict[str, list[float]] = {"plain": [], "exact": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, act in (("plain", plain), ("exact", exact)):
             before()
             world.barrier()
@@ -94,7 +99,7 @@ def compared(
             seconds[name].append(max(world.all_gather_object(time.perf_counter() - began)))
     own = {name: 1e3 * statistics.median(found[3:]) for name, found in seconds.items()}
     ratios = [late / early for early, late in zip(seconds["plain"][3:], seconds["exact"][3:], strict=True)]
-    return {"what": what, **own, "ratio": statistics.median(ratios)}
+    return {"what": what, **own, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 def costs(world: World) -> list[dict[str, Any]]:

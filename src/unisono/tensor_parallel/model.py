@@ -43,7 +43,6 @@ LAYERWISE = ("LARS", "LAMB")
 NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
-
 NOT_OF_PARTS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GLU, nn.GroupNorm, nn.LocalResponseNorm
 """Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
 
