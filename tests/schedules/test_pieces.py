@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from unisono.errors import UnisonoError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules import SCHEDULES, find
-from unisono.schedules.pieces import bounds, cut, cut_program
+from unisono.schedules.pieces import Cut, bounds, cut, cut_program
 from unisono.schedules.schedule import Program
 
 lengths = st.integers(0, 10_000)
@@ -21,6 +22,15 @@ def test_bounds_cover_everything_once_and_evenly(length: int, parts: int) -> Non
     assert ends[-1][1] == length
     sizes = [stop - start for start, stop in ends]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(lengths, counts, counts, st.integers(1, 300), st.booleans())
+def test_grains_are_whole(length: int, chunks: int, pieces: int, grain: int, chunk_major: bool) -> None:
+    whole = Cut(length, chunks, pieces, chunk_major, grain)
+    grains = Cut(-(-length // grain), chunks, pieces, chunk_major)
+    for piece, chunk in product(range(pieces), range(chunks)):
+        region, same = whole.region(piece, chunk), grains.region(piece, chunk)
+        assert (region.start, region.stop) == (min(same.start * grain, length), min(same.stop * grain, length))
 
 
 @given(lengths, counts, st.integers(1, 500), st.booleans())

@@ -156,13 +156,15 @@ def test_of_a_world_it_is_the_same_in_chunks(dtype: torch.dtype) -> None:
 
     def sums(world: Any) -> list[torch.Tensor]:
         ways = [type(world).allreduce], [type(world).allreduce, type(world).reduce_scatter]
-        return [sum_over(world, shares[world.rank], "auto", *functions) for functions in ways]
+        negated = torch._neg_view(-shares[world.rank])  # whose memory has the other signs
+        found = [sum_over(world, shares[world.rank].clone(), "auto", *functions) for functions in ways]
+        return [*found, sum_over(world, negated, "auto", type(world).allreduce)]
 
     worlds = call(3, sums)
     wide = shares if dtype.itemsize >= 4 else shares.float()
     expected = summed(wide, [], [[0, 1, 2]]).to(dtype)
-    assert all(whole.equal(expected) for whole, _ in worlds)
-    assert torch.cat([part for _, part in worlds]).equal(expected)
+    assert all(whole.equal(expected) and negated.equal(expected) for whole, _, negated in worlds)
+    assert torch.cat([part for _, part, _ in worlds]).equal(expected)
 
 
 @given(st.data())

@@ -22,10 +22,12 @@ from unisono.schedules.numbering import renumber
 from unisono.schedules.pieces import bounds
 from unisono.schedules.pipeline import broadcast
 from unisono.transports import sockets
-from unisono.transports.arithmetic import arithmetic_of
+from unisono.transports.arithmetic import arithmetic_of, perform
+from unisono.transports.exact import ExactArithmetic
 from unisono.transports.plan import Plan
 from unisono.transports.sockets import Messenger, Sockets
 from unisono.transports.steps import Row, RowKind
+from unisono.wires import EXACT
 
 needs_compiler = pytest.mark.skipif(Messenger is None, reason="this installation has no compiled code")
 
@@ -118,6 +120,19 @@ def test_every_collective_equals_the_serial_one(data: st.DataObject) -> None:
 
 
 @needs_compiler
+@given(st.data())
+def test_exact_sums_have_the_bits_of_whole_payloads(data: st.DataObject) -> None:
+    ranks, length = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 3000))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    made = torch.Generator().manual_seed(length)
+    payloads = [torch.randn(length, generator=made).exp().to(dtype) for _ in range(ranks)]
+    expected = torch.empty_like(payloads[0])
+    perform(ExactArithmetic(dtype).reduce([one.numpy() for one in payloads], expected.numpy()))
+    plan = plan_of("allreduce", "direct", length, dtype, "sum", 0)._replace(wire=EXACT)
+    assert all(torch.equal(out, expected) for out in carry_out(plan, payloads, [length] * ranks))
+
+
+@needs_compiler
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_a_long_broadcast_and_a_reduction_along_a_chain_of_pieces(ranks: int) -> None:
     payloads = [torch.arange(100_003, dtype=torch.float32) % (7 + rank) for rank in range(ranks)]
@@ -143,6 +158,34 @@ def rows_to(peer: int) -> list[Row]:
     return [Row(RowKind.SEND, other=peer), Row(RowKind.RECEIVE, other=peer), Row(RowKind.ROUND)]
 
 
+def messages_to(peer: int, kind: RowKind, payloads: list[torch.Tensor]) -> list[Row]:
+    """Return the rows of messages, sent or received."""
+    places = [one.data_ptr() for one in payloads]
+    return [
+        *(Row(kind, one.nbytes, place, place, peer) for one, place in zip(payloads, places, strict=True)),
+        Row(RowKind.ROUND),
+    ]
+
+
+@needs_compiler
+@given(st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=4), min_size=1, max_size=12))
+def test_what_is_read_ahead_is_that_of_later_calls_and_of_other_programs(calls: list[list[int]]) -> None:
+    """All is sent before any is received: a rank that sleeps for what it has read already would call `never`."""
+    one, other = mesh(2)
+    for token, lengths in enumerate(calls):
+        sent = [(torch.arange(length) * (token + 1) % 251).byte() for length in lengths]
+        rows = messages_to(1, RowKind.SEND, sent)
+        one.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
+    for token, lengths in enumerate(calls):
+        received = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
+        rows = messages_to(0, RowKind.RECEIVE, received)
+        other.player_of(rows, arithmetic_of(torch.uint8), never, never)(token, 0, 0)
+        for payload, length in zip(received, lengths, strict=True):
+            assert payload.tolist() == (torch.arange(length) * (token + 1) % 251).tolist()
+    one.close()
+    other.close()
+
+
 class _EndedError(Exception):
     """The wait, or the call, is ended by a test."""
 
@@ -163,6 +206,26 @@ def test_a_message_of_another_call_names_its_rank() -> None:
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(play, range(2)))
     assert sorted(found) == [(0, 1), (1, 0)]
+
+
+@needs_compiler
+def test_a_message_of_another_call_that_was_read_ahead_names_its_rank() -> None:
+    one, other = mesh(2)
+    sends, receives = rows_to(1)[0], rows_to(0)[1]
+    send = one.player_of([sends, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, never)
+    found = list[int]()
+
+    def mismatch(rank: int) -> None:
+        found.append(rank)
+        raise _EndedError
+
+    receive = other.player_of([receives, Row(RowKind.ROUND)], arithmetic_of(torch.uint8), never, mismatch)
+    send(7, 0, 0)
+    send(9, 0, 0)
+    receive(7, 0, 0)
+    with pytest.raises(_EndedError):
+        receive(8, 0, 0)
+    assert found == [0]
 
 
 @needs_compiler

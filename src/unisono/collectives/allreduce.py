@@ -31,6 +31,9 @@ from unisono.wires import EXACT
 MAX_FLAT_SHARED_BYTES = 4 << 10
 """Largest payload in shared memory, in bytes, that is copied and reduced whole by each rank, with one barrier."""
 
+MAX_EXACT_RANKS = 16
+"""Largest number of ranks on several nodes that send each other chunks of a short exact sum: 2(p-1) messages each."""
+
 
 def allreduce(
     group: Group, tensor: torch.Tensor, algorithm: str = "auto", wire: str | None = None, op: str = "sum"
@@ -57,9 +60,14 @@ def _start_first(
     """Carry the allreduce out of a tensor of an address, a length or an algorithm that is not prepared yet."""
     if wire == EXACT and (op != "sum" or not tensor.is_floating_point()):
         wire = None  # integers need no other form
-    if wire == EXACT and not (algorithm == AUTO and _sees_all(group, tensor)):
+    if wire == EXACT and not (algorithm == AUTO and _sums_what_it_sees(group, tensor)):
+        with Checks(group, "allreduce"):
+            nbytes_of(tensor)
+            check_output(group, tensor, "allreduce")
         with torch.no_grad():
-            tensor.copy_(sum_over(group, tensor, algorithm, allreduce).view(tensor.shape))
+            total = sum_over(group, tensor, algorithm, allreduce)
+            if total.data_ptr() != tensor.data_ptr():
+                tensor.copy_(total.view(tensor.shape))
         return
     if is_on_device(tensor):
         with Checks(group, "allreduce"):
@@ -72,7 +80,7 @@ def _start_first(
         nbytes_of(tensor)
         planned = algorithm
         if wire == EXACT or (algorithm == AUTO and group.is_reduced_in_place(tensor, wire)):
-            planned = "flat" if tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
+            planned = "flat" if group.one_node and tensor.nbytes <= MAX_FLAT_SHARED_BYTES else "direct"
         plan = group.plan("allreduce", planned, tensor, wire, op)
         check_output(group, tensor, "allreduce")
     if group.size == 1:
@@ -88,10 +96,15 @@ def _start_first(
     start_and_keep(group, parameters, play, tensor)
 
 
-def _sees_all(group: Group, tensor: torch.Tensor) -> bool:
-    """Return True where the ranks, of one node, read each other's numbers to sum them exactly."""
-    plain = group.size > 1 and tensor.is_cpu and tensor.dtype in FORMATS and tensor.numel() > 0
-    return plain and group.uses_shared_memory(call_of("an exact sum"))
+def _sums_what_it_sees(group: Group, tensor: torch.Tensor) -> bool:
+    """Return True where a rank has the numbers of all ranks for a chunk, and sums them exactly without an exponent that
+    all agree on: on one node, and of short tensors through sockets."""
+    if group.size == 1 or not tensor.is_cpu or tensor.dtype not in FORMATS or tensor.numel() == 0:
+        return False
+    if group.uses_shared_memory(call_of("an exact sum")):
+        return True
+    few = group.size <= MAX_EXACT_RANKS
+    return few and group.plan("allreduce", "direct", tensor, EXACT).transport == "sockets"
 
 
 def _allreduce_of_device(group: Group, tensor: torch.Tensor, algorithm: str, wire: str | None, op: str) -> None:

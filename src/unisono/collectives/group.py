@@ -40,6 +40,7 @@ from unisono.transports.mailboxes import Mailboxes, make_mailboxes
 from unisono.transports.messages import Delivery, Parcel, wait
 from unisono.transports.node_memory import NodeMemory, SharedMemory, make_node_memory
 from unisono.transports.plan import Plan, Prepared
+from unisono.wires import EXACT
 
 Made = TypeVar("Made")
 
@@ -170,14 +171,15 @@ class Group:
 
     def _choose(self, plan: Plan) -> Choice:
         """Return the best choice for a collective like `plan`, by measurement. All ranks call it together."""
+        exact = plan.wire == EXACT
         if self.one_node:
-            return self._trials.choose(plan)
-        short = plan.algorithm == LIBRARY and 0 < plan.nbytes <= MAX_SHORT_BYTES
+            return Choice(plan.algorithm, plan.transport) if exact else self._trials.choose(plan)
+        short = (plan.algorithm == LIBRARY or exact) and 0 < plan.nbytes <= MAX_SHORT_BYTES
         long = plan.collective in LONG_COLLECTIVES and plan.nbytes > MAX_SHORT_BYTES and not self.table.network.measured
         tuned = (plan.collective, "across nodes") in self.table.measured
         if not (short or long) or tuned or self.socket_calls(plan.call) is None:
             return Choice(plan.algorithm, plan.transport)
-        return Choice(schedule_for(plan.collective, plan.nbytes), "sockets")
+        return Choice(plan.algorithm if exact else schedule_for(plan.collective, plan.nbytes), "sockets")
 
     def socket_calls(self, call: Call) -> SocketCalls | None:
         """Return the collectives through sockets. All ranks of several nodes make them together once.

@@ -16,7 +16,7 @@ from unisono.schedules import SCHEDULES, algorithm_of
 from unisono.schedules.numbering import renumber
 from unisono.schedules.schedule import Algorithm, Program, cuts_alike
 from unisono.transports.plan import Plan
-from unisono.wires import wire_of
+from unisono.wires import EXACT, wire_of
 
 AUTO = "auto"
 
@@ -58,7 +58,8 @@ class Plans:
     def __init__(
         self, rank: int, placement: Placement, table: ScheduleTable, measure: Callable[[Plan], Choice] | None = None
     ) -> None:
-        """`measure` returns the best choice for a plan of the node's ranks, which all of them make together."""
+        """`measure` returns the best choice for a plan that is made for no table, or of an exact sum; all ranks make it
+        together."""
         self._measure = measure
         self._rank, self._placement, self._table = rank, placement, table
         self._plans: dict[PlanRequest, Plan] = {}
@@ -106,7 +107,7 @@ class Plans:
         narrow = wire_of(wire, dtype)
         sent = nbytes if narrow is None else narrow.nbytes(nbytes // dtype.itemsize)
         choice = self.choose(collective, algorithm, sent, encoded=narrow is not None)
-        if algorithm == AUTO and self._measure is not None and wire is None:
+        if self._measure is not None and (wire == EXACT or (algorithm == AUTO and wire is None)):
             return plan_of(asked, self._measure(plan_of(asked, choice)))
         blocks = narrow is not None and not narrow.elementwise and choice.algorithm != LIBRARY
         if blocks and not cuts_alike(algorithm_of(choice.algorithm, collective, self._placement), self._placement):

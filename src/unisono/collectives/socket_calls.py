@@ -205,7 +205,7 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
-    kind = kind_of(plan.dtype, plan.op or "sum")
+    kind = kind_of(plan.dtype, plan.reduction)
     is_leaf = _is_leaf(plan, rank)
     needs_scratch = collective == "reduce_scatter" or (plan.op is not None and kind is RowKind.OTHER)
     needs_scratch |= is_leaf and nbytes <= MAX_SHORT_BYTES
@@ -215,7 +215,8 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
         payload = Payload(SOURCE, cut, plan.arithmetic, kind, received=TARGET)
         own = copy(TARGET + begin, SOURCE + begin, end - begin)
         return np.empty(0, np.uint8), [*rows_of(rank, program, payload, 0), own]
-    payload = Payload(TARGET, Cut(plan.length, program.chunks, _pieces(plan, ranks)), plan.arithmetic, kind)
+    cut = Cut(plan.length, program.chunks, _pieces(plan, ranks), grain=plan.grain)
+    payload = Payload(TARGET, cut, plan.arithmetic, kind)
     scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0
     memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
     first = memory.ctypes.data

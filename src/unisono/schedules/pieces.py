@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from unisono.schedules.schedule import Program
 
 
-def bounds(length: int, parts: int, number: int) -> tuple[int, int]:
+def bounds(length: int, parts: int, number: int, grain: int = 1) -> tuple[int, int]:
     """Return first and one-past-last element of part `number` of `length` elements in `parts` equal parts.
+
+    Each part begins at a multiple of `grain`.
 
     >>> [bounds(10, 4, part) for part in range(4)]
     [(0, 2), (2, 5), (5, 7), (7, 10)]
+    >>> [bounds(10, 4, part, grain=4) for part in range(4)]
+    [(0, 0), (0, 4), (4, 8), (8, 10)]
     """
-    return length * number // parts, length * (number + 1) // parts
+    grains = -(-length // grain)
+    first, last = grains * number // parts, grains * (number + 1) // parts
+    return min(first * grain, length), min(last * grain, length)
 
 
 @dataclass(frozen=True)
@@ -30,17 +36,19 @@ class Cut:
     chunks: int
     pieces: int
     chunk_major: bool = False
+    grain: int = 1
+    """Elements that are reduced together: pieces and chunks begin at multiples of it."""
 
     def region(self, piece: int, chunk: int, span: int = 1) -> slice:
         """Return the elements of `span` chunks from `chunk` of one piece. A chunk-major cut has no spans above 1."""
         if self.chunk_major:
             assert span == 1, "chunk-major chunks of one piece do not touch"
-            start, stop = bounds(self.length, self.chunks, chunk)
-            first, last = bounds(stop - start, self.pieces, piece)
+            start, stop = bounds(self.length, self.chunks, chunk, self.grain)
+            first, last = bounds(stop - start, self.pieces, piece, self.grain)
             return slice(start + first, start + last)
-        start, stop = bounds(self.length, self.pieces, piece)
-        first, _ = bounds(stop - start, self.chunks, chunk)
-        _, last = bounds(stop - start, self.chunks, chunk + span - 1)
+        start, stop = bounds(self.length, self.pieces, piece, self.grain)
+        first, _ = bounds(stop - start, self.chunks, chunk, self.grain)
+        _, last = bounds(stop - start, self.chunks, chunk + span - 1, self.grain)
         return slice(start + first, start + last)
 
 

@@ -7,7 +7,8 @@
 Addresses below 0 are places in the source or the target of a call, so that a program is made once for all tensors.
 
 The messages of a round go together, those to or from one rank in order. ROUND waits until all have gone and arrived: it
-polls, yields the core between polls, and then sleeps until a socket has something to do. `handle` is Python's part: it is
+polls, yields the core between polls, and then sleeps until a socket has something to do. Of short messages it reads what
+has arrived behind them, too: calls back to back then need fewer reads than messages. `handle` is Python's part: it is
 called after each such sleep of WAIT_MILLISECONDS, for a message of another call, and for reductions that are not
 compiled (`sockets.py`). A connection that has ended is no error here: whoever watches the ranks names the one that died.
 */
@@ -32,21 +33,57 @@ static const int64_t SOURCE = -((int64_t)1 << 62), TARGET = -((int64_t)1 << 61);
 
 enum { HEADER_BYTES = 8, WAIT_MILLISECONDS = 100, ENDED_MILLISECONDS = 10 };
 
+/* Largest payload behind which more is read: longer ones would copy what gains them nothing. */
+enum { AHEAD_PAYLOAD_BYTES = 1024 };
+
+/* One rank's socket, and what has been read ahead from it, by whatever program; `CONNECTION` in sockets.py. */
+typedef struct {
+    int32_t descriptor; /* -1 for this rank */
+    uint32_t begin, end; /* bytes of `ahead` that no message has taken yet */
+    char ahead[4084];
+} Connection;
+
 typedef struct {
     PyObject_HEAD
     PyObject *handle;
     Py_buffer program, sockets;
     Row *rows; /* of the program, at the addresses of this call */
     Py_ssize_t length, ranks, yields;
-    const int32_t *descriptors; /* by rank; -1 for this one */
+    Connection *connections;    /* by rank */
     int64_t *done;              /* bytes of each row's message that have gone or arrived */
     uint64_t *tokens;           /* of the messages that arrive */
     uint64_t token, scan;
     uint64_t *busy; /* by direction and rank: the last scan in which a message was still under way */
     struct pollfd *polled;
     Py_ssize_t *waiting; /* rows of the polled sockets */
+    nfds_t held;         /* of them, those for which something was read ahead */
     int ended; /* 1 once some connection has ended */
 } Messenger;
+
+static int holds(const Connection *from) { return from->begin < from->end; }
+
+/* Fill parts of a message from what was read ahead, or from the socket, as `recvmsg`; `reads_ahead` leaves room for one
+   part more. */
+static ssize_t receive(Connection *from, struct msghdr *message, int reads_ahead) {
+    size_t wanted = 0, bytes = 0;
+    if (holds(from)) {
+        for (size_t part = 0; part < message->msg_iovlen && holds(from); part++) {
+            size_t length = message->msg_iov[part].iov_len, there = from->end - from->begin;
+            if (length > there) length = there;
+            memcpy(message->msg_iov[part].iov_base, from->ahead + from->begin, length);
+            from->begin += (uint32_t)length;
+            bytes += length;
+        }
+        return (ssize_t)bytes;
+    }
+    for (size_t part = 0; part < message->msg_iovlen; part++) wanted += message->msg_iov[part].iov_len;
+    if (reads_ahead) message->msg_iov[message->msg_iovlen++] = (struct iovec){from->ahead, sizeof(from->ahead)};
+    ssize_t moved = recvmsg(from->descriptor, message, MSG_DONTWAIT);
+    if (moved <= (ssize_t)wanted) return moved;
+    from->begin = 0;
+    from->end = (uint32_t)(moved - (ssize_t)wanted);
+    return (ssize_t)wanted;
+}
 
 /* Move some of a message. Return 1 if any byte has moved, else 0. */
 static int progress(Messenger *self, Py_ssize_t index) {
@@ -55,16 +92,16 @@ static int progress(Messenger *self, Py_ssize_t index) {
     int sends = row->kind == SEND;
     uint64_t *token = sends ? &self->token : &self->tokens[index];
     char *payload = (char *)(intptr_t)(sends ? row->one : row->into);
-    struct iovec parts[2];
+    struct iovec parts[3];
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 0};
     if (*done < HEADER_BYTES)
         parts[message.msg_iovlen++] = (struct iovec){(char *)token + *done, (size_t)(HEADER_BYTES - *done)};
     int64_t moved = *done < HEADER_BYTES ? 0 : *done - HEADER_BYTES;
     if (row->count > moved)
         parts[message.msg_iovlen++] = (struct iovec){payload + moved, (size_t)(row->count - moved)};
-    int descriptor = self->descriptors[row->other];
-    ssize_t bytes = sends ? sendmsg(descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
-                          : recvmsg(descriptor, &message, MSG_DONTWAIT);
+    Connection *other = &self->connections[row->other];
+    ssize_t bytes = sends ? sendmsg(other->descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+                          : receive(other, &message, row->count <= AHEAD_PAYLOAD_BYTES);
     if (bytes > 0) {
         *done += bytes;
         return 1;
@@ -77,14 +114,20 @@ static int progress(Messenger *self, Py_ssize_t index) {
 static nfds_t collect(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
     nfds_t count = 0;
     self->scan++;
+    self->held = 0;
     for (Py_ssize_t index = first; index < end; index++) {
         const Row *row = &self->rows[index];
         if (self->done[index] == HEADER_BYTES + row->count) continue;
         uint64_t *busy = &self->busy[(row->kind == SEND ? self->ranks : 0) + row->other];
         if (*busy == self->scan) continue;
         *busy = self->scan;
+        const Connection *other = &self->connections[row->other];
+        int held = row->kind == RECEIVE && holds(other);
+        self->held += (nfds_t)held;
         self->waiting[count] = index;
-        self->polled[count++] = (struct pollfd){self->descriptors[row->other], row->kind == SEND ? POLLOUT : POLLIN, 0};
+        self->polled[count++] = (struct pollfd){
+            other->descriptor, row->kind == SEND ? POLLOUT : POLLIN, held ? POLLIN : 0
+        };
     }
     return count;
 }
@@ -103,6 +146,7 @@ static void begin_sends(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
 
 /* Wait until a collected socket is ready, for no time or for WAIT_MILLISECONDS. Return 0 if none is. */
 static int poll_sockets(Messenger *self, nfds_t count, int sleeps) {
+    if (self->held) return 1; /* their sockets may stay empty */
     if (self->ended && sleeps) { /* its socket would always be ready */
         struct timespec pause = {0, ENDED_MILLISECONDS * 1000000L};
         nanosleep(&pause, NULL);
@@ -205,8 +249,8 @@ static PyObject *messenger_call(PyObject *object, PyObject *arguments, PyObject 
     }
 }
 
-/* Messenger(sockets, program, yields, handle): file descriptors by rank, int32; rows; polls before it sleeps. Whoever makes
-   it keeps memory alive that the rows name, and the sockets open.
+/* Messenger(connections, program, yields, handle): connections by rank, which all programs of a group share; rows; polls
+   before it sleeps. Whoever makes it keeps memory alive that the rows name, and the sockets open.
    messenger(token, source, target): carry the collective out at two addresses. */
 static PyObject *messenger_new(PyTypeObject *type, PyObject *arguments, PyObject *named) {
     PyObject *sockets, *program, *handle;
@@ -214,12 +258,12 @@ static PyObject *messenger_new(PyTypeObject *type, PyObject *arguments, PyObject
     if (!PyArg_ParseTuple(arguments, "OOnO", &sockets, &program, &yields, &handle)) return NULL;
     Messenger *self = (Messenger *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    if (PyObject_GetBuffer(sockets, &self->sockets, PyBUF_SIMPLE) < 0) goto failed;
+    if (PyObject_GetBuffer(sockets, &self->sockets, PyBUF_WRITABLE) < 0) goto failed;
     if (PyObject_GetBuffer(program, &self->program, PyBUF_SIMPLE) < 0) goto failed;
     self->handle = Py_NewRef(handle);
     self->yields = yields;
-    self->descriptors = self->sockets.buf;
-    self->ranks = self->sockets.len / (Py_ssize_t)sizeof(int32_t);
+    self->connections = self->sockets.buf;
+    self->ranks = self->sockets.len / (Py_ssize_t)sizeof(Connection);
     self->length = self->program.len / (Py_ssize_t)sizeof(Row);
     self->rows = calloc((size_t)self->length + 1, sizeof(Row));
     self->done = calloc((size_t)self->length + 1, sizeof(int64_t));

@@ -257,11 +257,11 @@ class ExactSums:
 def sum_over(
     group: Any, tensor: torch.Tensor, algorithm: str, allreduce: Collective, reduce_scatter: Collective | None = None
 ) -> torch.Tensor:
-    """Return the exact sum of the tensors of a group's ranks by its `allreduce`, flat; with its `reduce_scatter`, this
-    rank's chunk of it. bfloat16 and float16 are summed as float32."""
-    flat = tensor.detach().reshape(-1)
+    """Return the exact sum of the tensors of a group's ranks by its `allreduce`, flat, in the memory of a contiguous
+    `tensor`; with its `reduce_scatter`, this rank's chunk of it. bfloat16 and float16 are summed as float32."""
+    flat = tensor.detach().resolve_neg().reshape(-1)
     flat = flat.float() if flat.itemsize < 4 else flat
-    mine, whole = torch.empty_like(flat), slice(0, len(flat))
+    mine, whole = torch.empty_like(flat) if reduce_scatter else flat, slice(0, len(flat))
     sums = ExactSums(group.size, lambda _: mine, lambda _: [(0, whole, whole)], lambda one, _: one)
     terms: Terms = [(1.0, {0: flat})]
     sums.measure(0, terms)
@@ -269,7 +269,8 @@ def sum_over(
     sums.pack(0, terms)
     start, stop = bounds(len(flat), group.size, group.rank) if reduce_scatter else (0, len(flat))
     total = (reduce_scatter or allreduce)(group, sums.integers(0), algorithm)
-    integers(mine)[start:stop] = total
+    if reduce_scatter:
+        integers(mine)[start:stop] = total
     sums.decode(0, start, stop)
     return mine[start:stop].to(tensor.dtype)
 

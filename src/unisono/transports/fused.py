@@ -65,7 +65,7 @@ def direct_allreduce(memory: NodeMemory, plan: Plan, find: FindShared) -> Prepar
 def rows_in_place(starts: Sequence[int], rank: int, plan: Plan) -> list[Row]:
     """Return the rows of `rank` between the barriers. `starts`: addresses of the payloads of all ranks."""
     itemsize, kind = plan.dtype.itemsize, kind_of(plan.dtype, plan.reduction)
-    first, last = (itemsize * end for end in plan.bounds(plan.length, len(starts), rank))
+    first, last = (itemsize * end for end in bounds(plan.length, len(starts), rank, plan.grain))
     rows: list[Row] = []
     for begin in range(first, last, BLOCK_BYTES):
         nbytes = min(BLOCK_BYTES, last - begin)

@@ -16,7 +16,6 @@ import torch
 
 from unisono.call import Call
 from unisono.mpi import MPI
-from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Arithmetic, Array, arithmetic_of, mover_of
 from unisono.transports.exact import BLOCK, ExactArithmetic
 from unisono.wires import EXACT, wire_of
@@ -59,11 +58,6 @@ class Plan(NamedTuple):
     def grain(self) -> int:
         """Elements that are reduced together: a payload is cut between them."""
         return BLOCK if self.wire == EXACT else 1
-
-    def bounds(self, length: int, parts: int, number: int) -> tuple[int, int]:
-        """Return first and one-past-last element of part `number` of `length` elements in parts of whole grains."""
-        first, last = bounds(-(-length // self.grain), parts, number)
-        return min(first * self.grain, length), min(last * self.grain, length)
 
     @property
     def encoding(self) -> Wire | None:

@@ -11,7 +11,6 @@ sleeping in the kernel. Without compiled code there are no sockets.
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -62,6 +61,9 @@ SOURCE, TARGET = -(1 << 62), -(1 << 61)
 YIELDS = 64
 """Polls before a rank sleeps, some tens of microseconds: as long as a message takes."""
 
+CONNECTION = np.dtype([("descriptor", np.int32), ("read_ahead", np.uint8, 4092)])
+"""One rank's socket, -1 for this one, and what compiled code has read ahead from it."""
+
 SIOCGIFADDR = 0x8915
 """Linux's request for the IPv4 address of an interface."""
 
@@ -98,7 +100,8 @@ class Sockets:
 
     def __init__(self, connected: Sequence[socket.socket | None]) -> None:
         self._connected = connected
-        self._descriptors = array.array("i", [-1 if one is None else one.fileno() for one in connected])
+        self._connections = np.zeros(len(connected), CONNECTION)
+        self._connections["descriptor"] = [-1 if one is None else one.fileno() for one in connected]
 
     def player_of(
         self,
@@ -128,7 +131,7 @@ class Sockets:
                 perform(others[number])
 
         table = np.array(rows, np.int64).reshape(-1, 5)
-        return Messenger(self._descriptors, table, YIELDS, handle)  # type: ignore[no-any-return]
+        return Messenger(self._connections, table, YIELDS, handle)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End all connections. Their numbers stay taken, since another thread may wait for them."""

@@ -88,8 +88,8 @@ def staged_reduce(memory: NodeMemory, plan: Plan, address: int, root: int | None
         rounds: list[list[Row]] = [[]]
         for piece in range(pieces):
             slots = memory.addresses[(first + 2 * piece) % len(memory.addresses)]  # two barriers a piece
-            begin, end = plan.bounds(plan.length, pieces, piece)
-            ends = [itemsize * plan.bounds(end - begin, size, index)[0] for index in range(size + 1)]
+            begin, end = bounds(plan.length, pieces, piece, plan.grain)
+            ends = [itemsize * bounds(end - begin, size, index, plan.grain)[0] for index in range(size + 1)]
             part, start, count = address + itemsize * begin, ends[rank], (ends[rank + 1] - ends[rank]) // itemsize
             into = (part if receives else slots[rank]) + start
             sources = [part + start if index == rank else slots[index] + start for index in range(size)]

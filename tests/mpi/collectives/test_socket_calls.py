@@ -16,6 +16,7 @@ from unisono.placement import one_rank_per_node
 from unisono.schedules.pieces import bounds
 from unisono.transports import sockets
 from unisono.transports.signals import is_compiled
+from unisono.wires import EXACT
 from unisono.world import World
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="sockets are played by compiled code")
@@ -93,6 +94,20 @@ def test_a_strided_tensor_and_a_long_one(apart: World) -> None:
     apart.reduce(reduced, 0)
     assert torch.equal(reduced, torch.full_like(long, float(apart.size if apart.rank == 0 else 1)))
     assert transports_of(apart) == {"sockets", "messages"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 257, 8000])
+def test_exact_sums_have_the_bits_of_messages(apart: World, dtype: torch.dtype, length: int) -> None:
+    own = torch.randn(length, generator=torch.Generator().manual_seed(length + apart.rank)).to(dtype)
+    own[length // 3 * apart.rank :][:1] = torch.inf if length == 257 else torch.nan
+    expected = apart.allreduce(own.clone(), "ring", "exact")
+    found = torch.empty_like(own)
+    for _ in range(3):  # of which the later ones find what was prepared
+        apart.allreduce(found.copy_(own), wire="exact")
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    (plan,) = [plan for plan in apart._group.prepared if plan.wire == EXACT]
+    assert (plan.algorithm, plan.transport) == ("direct", "sockets")
 
 
 def test_one_rank_without_them_leaves_all_to_the_library(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,13 +213,14 @@ def test_a_mistake_where_ranks_wait_for_nobody_is_named_by_the_next_calls(broken
             broken.barrier()
 
 
-def test_arguments_that_one_rank_refuses(broken: World) -> None:
+@pytest.mark.parametrize("how", [(), ("ring", "exact")])
+def test_arguments_that_one_rank_refuses(broken: World, how: tuple[str, ...]) -> None:
     broken.allreduce(torch.zeros(3))
     with pytest.raises(TensorError if broken.rank == 0 else MismatchError, match="share memory"):
         if broken.rank == 0:
-            broken.allreduce(torch.zeros(1).expand(5))
+            broken.allreduce(torch.zeros(1).expand(5), *how)
         else:
-            broken.allreduce(torch.zeros(5))
+            broken.allreduce(torch.zeros(5), *how)
 
 
 def test_labels_are_compared_too(broken: World) -> None:
