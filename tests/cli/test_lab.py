@@ -88,6 +88,21 @@ def test_the_exit_code_is_the_commands(unisono: Run) -> None:
     assert (done.returncode, done.stdout) == (0, "it's a  b\n" * 2)
 
 
+ORPHAN = """
+(sleep 0 & echo $! > number)
+for _ in $(seq 100); do
+    [ -d /proc/$(cat number) ] || exit 0
+    sleep 0.1
+done
+exit 1
+"""
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_a_program_leaves_behind_is_reaped(unisono: Run) -> None:
+    assert unisono("lab", "--hosts", "1", "--rate", "1gbit", "--", "sh", "-c", ORPHAN).returncode == 0
+
+
 @pytest.fixture
 def alone() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a command where /tmp, /dev/shm and the network are nobody else's."""

@@ -123,7 +123,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     environment = lab_environment(launch_environment(os.environ, sys.stdout.isatty()))
     full = mpiexec_command(lab, mpiexec, is_open_mpi(Path(mpiexec)), str(Path.cwd()), command)
-    return _exit_code(subprocess.run(full, env=environment, check=False).returncode)
+    with subprocess.Popen(full, env=environment) as process:
+        while process.returncode is None:  # reap what others leave behind, too: this is the first process
+            number, status = os.wait()
+            if number == process.pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+    return _exit_code(process.returncode)
 
 
 def build(lab: Lab) -> None:
