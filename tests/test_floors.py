@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_552,
     "collectives": 4_052,
     "compute": 1_223,
-    "data": 6_328,
+    "data": 6_334,
     "elastic": 1_140,
     "engine": 618,
     "foresight": 792,

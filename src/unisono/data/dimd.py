@@ -27,6 +27,7 @@ from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
+from unisono.data.loader import check_number
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, FILES, STREAMED, read_storage
 from unisono.errors import PackError, UsageError
@@ -51,6 +52,7 @@ def partitioned_load(
     from unisono.data.packed_feed import check_on_all  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 
+    check_number("seed", seed, most=(1 << 64) - 1)
     index = world.call_on_all(lambda: read_index(split_folder(Path(options.pack), TRAIN_SPLITS)))
     check_on_all(index.folder, index.fingerprint, world)
     transform = make_transform(index, options)

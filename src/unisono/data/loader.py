@@ -64,7 +64,7 @@ class Loader(Running):
         check_installed()
         from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  of the extra `data`
 
-        _check_number("virtual_ranks", virtual_ranks)
+        check_number("virtual_ranks", virtual_ranks)
         if batch < max(world.size, virtual_ranks):
             named = f"{virtual_ranks} virtual" if virtual_ranks else f"{world.size}"
             raise UsageError(
@@ -72,8 +72,8 @@ class Loader(Running):
                 "ranks, or raise batch"
             )
         options = parse(DataOptions, {"threads": 1, **data, "pack": str(pack)}, "Loader", UsageError)
-        _check_number("seed", seed, most=(1 << 64) - 1)
-        _check_number("threads", options.threads, 1)
+        check_number("seed", seed, most=(1 << 64) - 1)
+        check_number("threads", options.threads, 1)
         self.device = device_of_rank(device, world) if isinstance(device, str) else device
         """Device that batches arrive on."""
         self._feed = packed_feed(options, world, seed, device=self.device)
@@ -137,7 +137,7 @@ class Loader(Running):
 
         Raises UsageError for a negative number.
         """
-        _check_number("epoch", epoch)
+        check_number("epoch", epoch)
         if epoch != self.epoch:
             self._move(epoch, 0)
 
@@ -185,7 +185,7 @@ class Loader(Running):
         self.epoch, self.step = epoch, step
 
 
-def _check_number(name: str, value: int, least: int = 0, most: int | None = None) -> None:
+def check_number(name: str, value: int, least: int = 0, most: int | None = None) -> None:
     """Raise UsageError for an argument that is too small or too large."""
     if value < least:
         raise UsageError(f"{name} = {value}; it is {least} at least")

@@ -36,6 +36,15 @@ def test_folders_are_splits_and_hidden_files_are_left_out(tmp_path: Path) -> Non
     }
 
 
+def test_a_link_to_no_text_is_named(tmp_path: Path) -> None:
+    lay(tmp_path, "train/a.txt")
+    (tmp_path / "train" / "b.txt").symlink_to("nowhere.txt")
+    with pytest.raises(PackError, match=r"train/b\.txt is no file, or a link to none: restore it, or remove it"):
+        files_by_split(tmp_path, (".txt",), by_name=False)
+    (tmp_path / "train" / "a.txt").unlink()  # a text beside data of another kind
+    assert files_by_split(tmp_path, (".txt",), by_name=False) == {}
+
+
 def test_names_are_splits_where_they_may_be(tmp_path: Path) -> None:
     lay(tmp_path, "train-00000.py", "test.py")
     files = {"train": ["train-00000.py"], "test": ["test.py"]}

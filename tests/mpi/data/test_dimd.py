@@ -9,6 +9,7 @@ import torch
 
 from unisono.data import partitioned_load
 from unisono.data.pack.index import read_index
+from unisono.errors import UsageError
 from unisono.world import World
 
 SAMPLES = 101
@@ -47,3 +48,6 @@ def test_batches_are_a_function_of_the_seed(group: World, packs: Path) -> None:
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert all(map(torch.equal, first, again))
     assert not any(map(torch.equal, first, other))
+    for seed in (-1, 1 << 64):
+        with pytest.raises(UsageError, match=f"seed = {seed}; it is"):
+            drawn(seed)

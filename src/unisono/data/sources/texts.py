@@ -95,11 +95,15 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
     """Return the files with these endings, of each split; empty if there are none. Hidden files are left out.
 
     Any word of a file's name is its split where each file has one, and they differ; else the first one, both only
-    `by_name` or where each file is a .txt. Raises PackError if only some files are in splits.
+    `by_name` or where each file is a .txt. Raises PackError if only some files are in splits, or for a link to none.
     """
     if not path.is_dir():
         return {"": [path]} if path.suffix in endings else {}
-    files = sorted(file for file in walk(path) if file.suffix in endings and file.is_file())
+    there = sorted(file for file in walk(path) if file.suffix in endings)
+    files = [file for file in there if file.is_file()]
+    if files and len(files) < len(there):
+        broken = next(file for file in there if not file.is_file())
+        raise PackError(f"{broken} is no file, or a link to none: restore it, or remove it")
     names = [file.relative_to(path).parts for file in files]
     splits = [_split_of(parts, words=None) for parts in names]
     texts = all(parts[-1].endswith(".txt") for parts in names)  # train.py and test.py are programs
