@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.kinds import make_transform
+from unisono.data.loader import check_number
 from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
-from unisono.data.loader import check_number
 from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, FILES, STREAMED, read_storage
 from unisono.errors import PackError, UsageError
