@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, is_same_data
 from unisono.errors import UsageError
 from unisono.training import run_directory
 from unisono.training.audit import Audit
@@ -33,8 +33,9 @@ class StepPlayer(TogetherPlayer):
     step = EventPlayer.step
 
 
-def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[int, dict[str, Any]], int]:
-    """Return the lines of a run's steps, by their numbers, and the number of the step to recompute; None: the last.
+def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[int, dict[str, Any]], int, int]:
+    """Return the lines of a run's steps, by their numbers, the number of the step to recompute, None: the last, and
+    after how many steps the run began or went on by that step's recipe.
 
     Raises AuditError for a chain that was edited, and UsageError where it has no such step, or not of this recipe.
     """
@@ -47,25 +48,38 @@ def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[in
     if wanted not in lines:
         raise UsageError(f"--step {wanted}: {path} has steps {min(lines)} to {max(lines)}")
     begins = [line for line in found if "recipe" in line]
-    own = [line["recipe"] for line in begins if line["step"] < wanted][-1]
-    if own != recipe_digest(recipe):
+    own = [line for line in begins if line["step"] < wanted][-1]
+    if own["recipe"] != recipe_digest(recipe):
         later = [line["step"] for line in begins if line["step"] >= wanted]
         raise UsageError(
             f"--step {wanted} was made by another recipe than {folder / run_directory.RECIPE} is now"
             + (f": audit a step after {max(later)}" if later else ": put the recipe of that run there")
         )
-    return lines, wanted
+    return lines, wanted, own["step"]
 
 
 def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> tuple[str, bool]:
     """Recompute a step, None: the last of the chain. Return a line that says how it is the same, or what differs first;
-    and True where it is the same. Collective."""
-    lines, wanted = world.call_on_root(lambda: check_chain(folder, recipe, step))
+    and True where it is the same. Collective.
+
+    Raises UsageError where the step cannot be recomputed: its checkpoints are gone, or the data are others.
+    """
+    lines, wanted, first = world.call_on_root(lambda: check_chain(folder, recipe, step))
     feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
     assert isinstance(feed, Feed), "ranks that train together have batches"
     run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
     player, found = StepPlayer(run), list[StepHashes]()
     point = _load_before(wanted, run)
+    if point.step < first:
+        raise UsageError(
+            f"--step {wanted} can only be recomputed from a checkpoint of step {first} or later, which is gone: "
+            "its part of the chain begins there; audit a later step"
+        )
+    if point.done and not is_same_data(point.data, feed.fingerprint):
+        raise UsageError(
+            f"--step {wanted} was made from other data ({point.data}) than there are now ({feed.fingerprint}): "
+            "put the run's data back"
+        )
     run.audit = Audit(trainer, recipe.training.seed, 0.0, found.append)
     source = f"the checkpoint of step {point.step}" if point.step else "the seed"
     if point.step in lines and run.audit.weights() != lines[point.step]["weights"]:
@@ -82,9 +96,12 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
             if words:
                 return f"step {made} is not the same, {where}; what differs first: {words}", False
             if made == wanted:
-                break
-    feed.close()
-    return f"step {wanted} is the same, {where}: samples, gradients, weights; chain {lines[wanted]['chain']}", True
+                feed.close()
+                same = f"step {wanted} is the same, {where}: samples, gradients, weights"
+                return f"{same}; chain {lines[wanted]['chain']}", True
+    raise UsageError(
+        f"--step {wanted}: the recipe's epochs of {feed.samples} samples end before it: put the run's data back"
+    )
 
 
 def _load_before(step: int, run: Run) -> RunPoint:

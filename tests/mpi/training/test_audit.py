@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch import nn
 
 import unisono
 from unisono.data.builtin import load_digits
-from unisono.errors import AuditError
+from unisono.errors import AuditError, UsageError
 from unisono.training.audit import Audit, HashedSums, StepHashes
 from unisono.training.chain import Chain, read_chain
 from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.recompute import recompute
-from unisono.training.run import train
+from unisono.training.run import make_parts, train
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
@@ -167,3 +168,34 @@ def test_a_step_of_a_run_is_recomputed(world: World, tmp_path: Path) -> None:
     assert wrong[0].endswith("first: the gradient of share 2, from the same samples")
     assert not wrong[1]
     alone.free()
+
+
+def test_nothing_is_the_same_that_was_not_recomputed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data are others, or fewer; or what is left are checkpoints from before the run had other keys."""
+    home, recipe = world.call_on_root(lambda: tmp_path) / "run", parse_recipe(Recipe, RECIPE, "a test")
+    assert train(recipe, world, TrainOptions(home)) == 0
+
+    def changed(**facts: Any) -> None:
+        def make(*given: Any) -> Any:
+            feed, *others = make_parts(*given)
+            for name, value in facts.items():
+                setattr(feed, name, value)
+            return feed, *others
+
+        monkeypatch.setattr("unisono.training.recompute.make_parts", make)
+
+    changed(samples=1024)  # 4 steps of 6
+    with pytest.raises(UsageError, match=r"^--step 6: the recipe's epochs of 1024 samples end before it"):
+        recompute(home, recipe, world, 6)
+    changed(fingerprint="48 others")
+    with pytest.raises(UsageError, match=r"^--step 6 was made from other data \(1437 .*\) than .* \(48 others\)"):
+        recompute(home, recipe, world, 6)
+    monkeypatch.undo()
+    longer = replace(recipe, training=replace(recipe.training, epochs=3))
+    longer = replace(longer, optimizer=replace(longer.optimizer, learning_rate=0.01))
+    assert train(longer, world, TrainOptions(resume=home)) == 0
+    assert recompute(home, longer, world, 18)[1]
+    with pytest.raises(UsageError, match=r"^--step 8 can only be recomputed from a checkpoint of step 6 or later"):
+        recompute(home, longer, world, 8)
