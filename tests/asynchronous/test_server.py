@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from unisono.asynchronous.event_log import EventLog, read_events, read_order
 from unisono.asynchronous.exchange import Centre
-from unisono.asynchronous.messages import Kind, Order, Reply, WorkerHeader, decode_reply
+from unisono.asynchronous.messages import Kind, Order, Reply, Request, WorkerHeader, decode_reply
 from unisono.asynchronous.server import Replay, Server
 from unisono.asynchronous.serving import Budget, begin
 from unisono.errors import StallError
@@ -36,8 +36,8 @@ class DiedError(Exception):
 class ScriptedPort:
     """Port whose workers come as a script says, and send weights that are their number everywhere.
 
-    An entry is a worker that exchanges, or a pair of worker and kind of header. None lets the server look and find
-    nobody. A dying worker raises at its `swap`.
+    An entry is a worker that exchanges, or a pair of worker and kind of header, or of worker and request. None lets the
+    server look and find nobody. A dying worker raises at its `swap`.
     """
 
     def __init__(self, script: list[Any], dying: frozenset[int] = frozenset(), stop: int | None = None) -> None:
@@ -58,6 +58,8 @@ class ScriptedPort:
             self.died = frozenset({1})
             return None
         worker, kind = entry if isinstance(entry, tuple) else (entry, Kind.EXCHANGE)
+        if isinstance(kind, Request):
+            return worker, WorkerHeader(step=1, samples=10, request=kind)
         return worker, WorkerHeader(kind, step=1, samples=10 if kind is Kind.EXCHANGE else 0)
 
     def link(self, worker: int) -> Any:
@@ -132,11 +134,14 @@ def test_the_first_worker_fetches_and_the_others_leave(tmp_path: Path) -> None:
     ]
 
 
-def test_a_signal_closes_the_run_without_a_final_centre(tmp_path: Path) -> None:
-    from unisono.asynchronous.messages import Request
-
-    asked = [Request.STOP]
-    script = [1, None, 0, None, 2, None, (0, Kind.ENDED), (1, Kind.ENDED), (2, Kind.ENDED), (0, Kind.DONE)]
+@pytest.mark.parametrize(
+    ("to_server", "to_worker"),
+    [(Request.STOP, Request.NONE), (Request.STOP, Request.SAVE), (Request.SAVE, Request.STOP)],
+)
+def test_a_signal_closes_the_run_without_a_final_centre(tmp_path: Path, to_server: Request, to_worker: Request) -> None:
+    """Of two signals in the same exchange the stronger one counts."""
+    asked = [to_server]
+    script = [(1, to_worker), None, 0, None, 2, None, (0, Kind.ENDED), (1, Kind.ENDED), (2, Kind.ENDED), (0, Kind.DONE)]
     server, port, _ = served(tmp_path, script, request=lambda: asked.pop() if asked else Request.NONE)
     assert [reply.orders for _, reply in port.replies[:3]] == [
         Order.SAVE | Order.CENTRE | Order.STOP,

@@ -143,7 +143,7 @@ class Server:
         """Reply to a worker and carry out the program of its exchange."""
         began = time.perf_counter()
         due = applied and self.number == 0 and not self.state.stopping and self.due()
-        if self.number == 0 and (asked := self.request()) is not Request.NONE and not self.state.stopping:
+        if self.number == 0 and (asked := self.request()) > header.request and not self.state.stopping:
             header = header._replace(request=asked)
         state, reply = answer(self.state, worker, header, self.budget, self.clock(), due)
         if self.number:
