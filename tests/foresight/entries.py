@@ -47,6 +47,7 @@ def measured(
         mean_computing=computing,
         skipped=30,
         all_steps=58.0,
+        timed=1100,
         wall=60.0,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -208,10 +208,15 @@ def test_a_run_part_by_part() -> None:
     assert rows["step"][-1] == "+23.8%"
     assert lines[10] == ("interval: 48.1 ms - 55.9 ms, nominally 96% of steps: it does not cover the measured step")
     assert lines[11] == (
-        "1,000 steps: predicted 52.0 s; all steps took 58.0 s, the run 60.0 s with its start, tests and checkpoints"
+        "1,100 steps: predicted 57.20 s, took 58.00 s; the run 60.00 s with its start, tests and checkpoints"
     )
     assert lines[12] == "disturbed: a sign"
     assert lines[13].startswith("computing took 31% longer than the machine file says")
+    content = {name: value for name, value in asdict(found).items() if name != "timed"}
+    older = from_json(Measurement, json.dumps(content).encode(), "the file of an older release")
+    assert "all steps took 58.00 s; the run 60.00 s with its start, tests and checkpoints" in check_lines(
+        PREDICTION, older
+    )
 
 
 def test_the_form_of_a_runs_json() -> None:

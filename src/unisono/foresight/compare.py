@@ -190,11 +190,11 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
             f"interval: {ms(prediction.low)} - {ms(prediction.high)}, nominally {prediction.share:.0%} of steps: "
             f"{'it covers' if within else 'it does not cover'} the measured step"
         )
-    if prediction.all_steps:
-        yield (
-            f"{run.steps:,} steps: predicted {prediction.all_steps:,.1f} s; all steps took {measured.all_steps:,.1f} s,"
-            f" the run {measured.wall:,.1f} s with its start, tests and checkpoints"
-        )
+    if measured.all_steps:
+        count = measured.timed
+        words = f"{count:,} steps: predicted {count * prediction.step:,.2f} s, took" if count else "all steps took"
+        whole = f"the run {measured.wall:,.2f} s with its start, tests and checkpoints"
+        yield f"{words} {measured.all_steps:,.2f} s; {whole}"
     if prediction.doubt:
         yield f"trials decided nothing: {prediction.doubt}"
     if measured.processor.shared:

@@ -238,6 +238,8 @@ class Measurement:
     """Steps over which a time is averaged: those of the rule's period."""
     all_steps: float = 0.0
     """Seconds of all steps since the run began or resumed, without tests and checkpoints."""
+    timed: int = 0
+    """Number of these steps; 0 where an older release has not told."""
     wall: float = 0.0
     """Seconds since the run began, with tests and checkpoints; time while it was stopped does not count."""
     disturbed: str = ""

@@ -191,7 +191,8 @@ class RunForesight:
             display.detail(f"no measurement: {reason_without_measurement(period, skip)}")
             return
         digest = "" if seal is None else seal.digest
-        measured = replace(found, skipped=skip, all_steps=self._all_steps, wall=wall, seal=digest, processor=use)
+        whole = {"all_steps": self._all_steps, "timed": self._dropped + steps.shape[1], "wall": wall}
+        measured = replace(found, skipped=skip, **whole, seal=digest, processor=use)
         if seal is None:
             replace_file(home / f"{MEASUREMENT}.json", as_json(measured))
             return

@@ -109,7 +109,7 @@ def test_a_resumed_run_adds_a_seal_and_keeps_the_first(group: World, packs: Path
         assert ended_run(home / "run")[0].path.name == "prediction-2.json"
         (entry,) = entries_of(home)
         assert entry.run == "run/prediction-2.json"
-        assert entry.measurement.steps == 8 - 5
+        assert (entry.measurement.steps, entry.measurement.timed) == (8 - 5, 8)
 
     group.call_on_root(check)
 
@@ -135,7 +135,7 @@ def test_a_search_predicts_once_it_has_ended(
         assert f"prediction sealed after {count} tuning steps: " in log
         assert sealed.sealed == f"after {count} tuning steps"
         assert entry.measurement.skipped == count + 5
-        assert entry.measurement.steps == 72 - count - 5
+        assert (entry.measurement.steps, entry.measurement.timed) == (72 - count - 5, 72)
         assert sealed.run.steps == 72 - count - 1
         assert sealed.run.machine == ""
         assert 0 < sealed.low <= sealed.step < sealed.high
