@@ -236,6 +236,14 @@ def test_a_seal_that_was_changed_after_the_run_is_found_out(tmp_path: Path) -> N
     assert changed_seals(ledger, entries) == [], "a run may be removed: the ledger has its prediction"
 
 
+def test_a_seal_of_a_later_run_in_the_same_folder_is_not_a_changed_one(tmp_path: Path) -> None:
+    seal, ledger = ended(tmp_path / "run"), tmp_path / "ledger.jsonl"
+    entries = [replace(entry(), run="run/prediction.json", digest=digest) for digest in ("0" * 64, seal.digest)]
+    assert changed_seals(ledger, entries) == []
+    change(seal)
+    assert len(changed_seals(ledger, entries)) == 2
+
+
 def test_errors_and_cover_of_each_version() -> None:
     """The example of the module, and a version whose predictions have no interval."""
     entries = [entry(0.052), entry(0.054), entry(0.065)]

@@ -147,8 +147,9 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
 
 
 def changed_seals(ledger: Path, entries: Sequence[LedgerEntry]) -> list[str]:
-    """Return a complaint for each entry whose seal is still there, but not as it was."""
-    complaints = []
+    """Return a complaint for each entry whose seal is still there, but not as it was, and is not that of another entry:
+    a run whose folder was removed, and used again."""
+    complaints, known = [], {(one.run, one.digest) for one in entries}
     for one in entries:
         path = ledger.parent / one.run
         if not one.run or not path.is_file():
@@ -158,7 +159,7 @@ def changed_seals(ledger: Path, entries: Sequence[LedgerEntry]) -> list[str]:
         except UsageError as error:
             complaints.append(f"{error}; the ledger has it as it was")
             continue
-        if digest != one.digest:
+        if (one.run, digest) not in known:
             complaints.append(_changed(path, digest, one.digest))
     return complaints
 
