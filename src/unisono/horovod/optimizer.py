@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -55,10 +56,10 @@ def DistributedOptimizer(  # noqa: N802
 
     Called by all ranks together, which all get rank 0's weights. With `backward_passes_per_step` = k, the gradients of
     k passes are added up on each rank, and averaged in the last one. `step(closure)` averages after each call of the
-    closure, its loss as well. `gradient_predivide_factor`, `num_groups` and `groups` are accepted and change nothing: a
-    mean is the same however it is divided, and buckets are chosen from the first steps. Raises UsageError for another
-    `op` than Average (for a sum, multiply the loss by the number of ranks), and where `named_parameters` lacks
-    a parameter or has a name twice.
+    closure, its loss as well, a tensor or a number. `gradient_predivide_factor`, `num_groups` and `groups` are accepted
+    and change nothing: a mean is the same however it is divided, and buckets are chosen from the first steps. Raises
+    UsageError for another `op` than Average (for a sum, multiply the loss by the number of ranks), and where
+    `named_parameters` lacks a parameter or has a name twice.
     """
     if op is not ReduceOp.AVERAGE:
         raise UsageError(f"DistributedOptimizer averages: for {op.name}, multiply the loss by hvd.size()")
@@ -122,7 +123,11 @@ def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Callabl
         exchange.restart()
         loss = closure()
         exchange.synchronize()
-        return allreduce(loss.detach()) if isinstance(loss, torch.Tensor) else loss
+        if isinstance(loss, Real):
+            return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
+        if loss is not None and not isinstance(loss, torch.Tensor):
+            raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
+        return None if loss is None else allreduce(loss.detach())
 
     return averaged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,20 +110,25 @@ def test_a_closure_averages_gradients_and_loss() -> None:
     assert len(set(hvd.allgather_object(last.item()))) == 1
 
 
-def test_lbfgs_takes_the_same_steps_on_all_ranks() -> None:
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, torch.Tensor.item])
+def test_lbfgs_takes_the_same_steps_on_all_ranks(kind: Callable[[torch.Tensor], Any]) -> None:
     net = model()
     own = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe", max_iter=4)
     optimizer = hvd.DistributedOptimizer(own)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         found = loss(net, batch(0, hvd.rank()))
         found.backward()
-        return found
+        return kind(found)
 
     for _ in range(2):
-        optimizer.step(closure)
+        last = optimizer.step(closure)
+        assert len(set(hvd.allgather_object(float(last)))) == 1
     assert len(set(hvd.allgather_object(tuple(net[0].weight.flatten().tolist())))) == 1
+    assert optimizer_of(model()).step(lambda: None) is None
+    with pytest.raises(UsageError, match="a closure returned a str"):
+        optimizer.step(lambda: "loss")
 
 
 def test_a_step_that_a_scaler_skips_is_followed_by_others() -> None:
