@@ -399,13 +399,17 @@ def _pickled(obj: object) -> bytes:
 def broadcast_parameters(
     params: Mapping[str, object] | Iterable[tuple[str, torch.Tensor] | torch.Tensor], root_rank: int = 0
 ) -> None:
-    """Copy the tensors of `root_rank` to all ranks: of a `state_dict()`, of `named_parameters()`, or of a list."""
-    for one in params.values() if isinstance(params, Mapping) else params:
-        tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one
+    """Copy the tensors of `root_rank` to all ranks: of a `state_dict()`, of `named_parameters()`, or of a list.
+
+    Those with names are matched by them, in whatever order each rank gives them.
+    """
+    pairs = params.items() if isinstance(params, Mapping) else params
+    named = [one if isinstance(one, tuple) and len(one) == 2 else ("", one) for one in pairs]
+    for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
         if isinstance(tensor, torch.Tensor):
-            broadcast_(tensor, root_rank)
+            broadcast_(tensor, root_rank, name)
         elif not isinstance(params, Mapping):
-            raise UsageError(f"broadcast_parameters takes tensors, or pairs of a name and a tensor, not {type(one)}")
+            raise UsageError(f"broadcast_parameters takes tensors, or pairs of a name and a tensor, not {type(tensor)}")
 
 
 def broadcast_optimizer_state(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unisono.horovod as hvd
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 
 
 def model() -> torch.nn.Module:
@@ -227,6 +227,16 @@ def test_tensors_without_names_are_broadcast() -> None:
     assert all(one.eq(hvd.size() - 1).all() for one in tensors)
     with pytest.raises(UsageError, match="takes tensors"):
         hvd.broadcast_parameters(["weight"])
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_names_are_matched_whatever_their_order(kind: Callable[[Any], Any]) -> None:
+    named = [(name, torch.full((2,), float(number + 10 * hvd.rank()))) for number, name in enumerate("abc")]
+    hvd.broadcast_parameters(kind(reversed(named) if hvd.rank() else named))
+    assert [tensor[0].item() for _, tensor in named] == [0, 1, 2]
+    if hvd.size() > 1:
+        with pytest.raises(MismatchError, match=r"broadcast of '[ab]'"):
+            hvd.broadcast_parameters(dict([named[hvd.rank() % 2]]))
 
 
 def test_a_step_before_the_last_pass_averages_what_there_is() -> None:
