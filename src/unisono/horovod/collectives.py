@@ -102,6 +102,12 @@ class _ScaledReduction(NamedTuple):
     after: float
     compression: Compressor
 
+    def label(self, function: str, name: str | None, tensor: torch.Tensor) -> str:
+        """Return what all ranks compare: also the op, and factors other than 1."""
+        factors = (("prescale", self.before), ("postscale", self.after))
+        words = "".join(f", {word} {float(factor)}" for word, factor in factors if factor != 1)
+        return f"{_label(function, name, tensor.shape)} by {self.op.name}{words}"
+
     def reduce(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
         """Reduce a tensor in place, and return it."""
         own = tensor.detach()
@@ -158,7 +164,7 @@ def allreduce_async_(
     if chosen is Average and tensor.dtype is torch.bool:
         raise UsageError("allreduce: bools have no mean; give op=hvd.Max (any rank) or op=hvd.Min (all ranks)")
     reduction = _ScaledReduction(chosen, prescale_factor, postscale_factor, compression)
-    return session().submit(partial(reduction.reduce, tensor), _label("allreduce", name, tensor.shape))
+    return session().submit(partial(reduction.reduce, tensor), reduction.label("allreduce", name, tensor))
 
 
 def allreduce_async(tensor: torch.Tensor, *options: Any, **named: Any) -> Handle:
@@ -230,7 +236,7 @@ def reducescatter_async(
         raise UsageError("reducescatter cuts dimension 0, and a scalar has none")
     reduction = _ScaledReduction(op, prescale_factor, postscale_factor, compression)
     scatter = partial(reduction.reduce_scatter, tensor.detach())
-    return session().submit(scatter, _label("reducescatter", name, tensor.shape))
+    return session().submit(scatter, reduction.label("reducescatter", name, tensor))
 
 
 def reducescatter(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -139,6 +142,18 @@ def test_shapes_and_names_are_compared() -> None:
     shape = (2, 3) if hvd.rank() else (3, 2)
     with pytest.raises(MismatchError, match="allreduce of 'loss', rows of"):
         hvd.allreduce(torch.zeros(shape), name="loss")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [lambda rank: {"op": hvd.Sum if rank else hvd.Average}, lambda rank: {"postscale_factor": 1.0 + rank}],
+)
+def test_ops_and_factors_are_compared(options: Callable[[int], dict[str, Any]]) -> None:
+    if hvd.size() == 1:
+        return
+    for reduce in (hvd.allreduce, hvd.reducescatter, lambda one, **named: hvd.grouped_allreduce([one], **named)):
+        with pytest.raises(MismatchError, match=r"AVERAGE|postscale 2\.0"):
+            reduce(torch.ones(4), **options(hvd.rank()))
 
 
 def test_an_error_that_nobody_waits_for_is_raised_by_the_next_call() -> None:
