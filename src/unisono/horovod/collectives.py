@@ -113,8 +113,7 @@ class _ScaledReduction(NamedTuple):
         own = tensor.detach()
         _scale(own, self.before)
         world.allreduce(own, wire=self.compression.wire, op=self.op.value.op)
-        self.op.value.after(own, world.size)
-        _scale(own, self.after)
+        self._finish(own, world.size)
         return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
@@ -127,21 +126,27 @@ class _ScaledReduction(NamedTuple):
         own = tensor.clone()
         _scale(own, self.before)
         part = world.reduce_scatter(own, wire=self.compression.wire).view(least, *tensor.shape[1:])
-        self.op.value.after(part, world.size)
-        _scale(part, self.after)
+        self._finish(part, world.size)
         return part
 
+    def _finish(self, tensor: torch.Tensor, ranks: int) -> None:
+        if self.op is Average and self.after != 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            _scale(tensor, self.after, ranks)  # in one, as an integer is cut off
+        else:
+            self.op.value.after(tensor, ranks)
+            _scale(tensor, self.after)
 
-def _scale(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; integers by a whole factor exactly, by another in float64."""
-    if factor == 1.0:
+
+def _scale(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply by factor / divisor in place; integers by a whole number exactly, by another in float64."""
+    if factor == divisor:
         return
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.mul_(factor)
-    elif factor == int(factor):
-        tensor.mul_(int(factor))
+        tensor.mul_(factor / divisor)
+    elif (whole := int(factor / divisor)) * divisor == factor:
+        tensor.mul_(whole)
     else:
-        tensor.copy_(tensor.double() * factor)
+        tensor.copy_(tensor.double() * factor / divisor)
 
 
 def allreduce_async_(

@@ -131,6 +131,11 @@ def test_integers_are_scaled_exactly_and_bools_have_no_mean() -> None:
     large = torch.tensor([2**40 + 1])
     assert hvd.allreduce(large, op=hvd.Max, postscale_factor=2.0).item() == 2**41 + 2
     assert hvd.allreduce(torch.tensor([3]), op=hvd.Max, postscale_factor=1.5).item() == 4
+    size, rows = hvd.size(), 2 * hvd.size()
+    for after in (2.0, 2.5, 100.0):
+        mean = int(after * sum(range(1, size + 1)) / size)
+        assert hvd.allreduce(torch.tensor([1 + hvd.rank()]), postscale_factor=after).item() == mean
+        assert hvd.reducescatter(torch.full((rows,), 1 + hvd.rank()), postscale_factor=after).tolist() == [mean, mean]
     assert hvd.allreduce(torch.tensor([True]), op=hvd.Min).item() is True
     with pytest.raises(UsageError, match="no mean"):
         hvd.allreduce(torch.tensor([True]))
