@@ -41,6 +41,8 @@ from unisono.world import World
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
+REMEDY = "make the DistributedOptimizer again, on all ranks"
+
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
@@ -173,6 +175,7 @@ class GradientExchange:
             if parameter.requires_grad
         ]
         parallel(self.module, world, BSP(exchange=Exchange(wire=wire)))
+        self.reducer.structure.remedy = REMEDY
         self._alone = ExitStack()
         self.set_passes(passes)
 
@@ -254,7 +257,7 @@ class GradientExchange:
         if any(id(one) not in self.parameters for group in self.optimizer.param_groups for one in group["params"]):
             raise UsageError(
                 "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
-                "average its gradient: make the DistributedOptimizer again, on all ranks"
+                f"average its gradient: {REMEDY}"
             )
 
 

@@ -181,6 +181,24 @@ def test_parameters_that_nothing_would_average_are_refused() -> None:
         )
 
 
+def test_a_parameter_that_is_unfrozen_is_refused_until_the_optimizer_is_made_again() -> None:
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = optimizer_of(net)
+    net[0].requires_grad_(True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with pytest.raises(
+            UsageError, match=r"0\.weight was .* unfrozen .* make the DistributedOptimizer again, on all"
+        ):
+            loss(net, batch(0, hvd.rank())).backward()
+    optimizer = optimizer_of(net)
+    optimizer.zero_grad()
+    loss(net, batch(0, hvd.rank())).backward()
+    optimizer.step()
+    assert same(net, serial(1))
+
+
 def test_names_of_modules_are_free() -> None:
     net = torch.nn.Module()
     net.type, net.half = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
