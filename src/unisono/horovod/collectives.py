@@ -103,9 +103,14 @@ class _ScaledReduction(NamedTuple):
     compression: Compressor
 
     def label(self, function: str, name: str | None, tensor: torch.Tensor) -> str:
-        """Return what all ranks compare: also the op, and factors other than 1."""
+        """Return what all ranks compare: also the op, and factors other than 1. Raises UsageError for bools' means."""
         factors = (("prescale", self.before), ("postscale", self.after))
         words = "".join(f", {word} {float(factor)}" for word, factor in factors if factor != 1)
+        if tensor.dtype is torch.bool and (self.op is Average or words):
+            raise UsageError(
+                f"{function} of torch.bool by {self.op.name}{words}: bools have no mean, and take no factors; "
+                "allreduce them by hvd.Max (any rank) or hvd.Min (all ranks), or convert them"
+            )
         return f"{_label(function, name, tensor.shape)} by {self.op.name}{words}"
 
     def reduce(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
@@ -161,13 +166,11 @@ def allreduce_async_(
     """Reduce `tensor` over all ranks, in place; the handle's result is the tensor.
 
     `op` is the mean where neither it nor `average` is given. An integer mean is cut off towards 0. Raises UsageError
-    for the mean of bools.
+    for the mean of bools, and for factors of them.
     """
     if average is not None and op is not None:
         raise UsageError("allreduce takes average or op, not both")
     chosen = op or (Sum if average is False else Average)
-    if chosen is Average and tensor.dtype is torch.bool:
-        raise UsageError("allreduce: bools have no mean; give op=hvd.Max (any rank) or op=hvd.Min (all ranks)")
     reduction = _ScaledReduction(chosen, prescale_factor, postscale_factor, compression)
     return session().submit(partial(reduction.reduce, tensor), reduction.label("allreduce", name, tensor))
 

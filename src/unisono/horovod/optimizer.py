@@ -53,6 +53,7 @@ def DistributedOptimizer(  # noqa: N802
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
+    sparse_as_dense: bool = False,
 ) -> Any:
     """Return `optimizer` itself, which from now on applies gradients that are averaged over all ranks.
 
@@ -61,8 +62,10 @@ def DistributedOptimizer(  # noqa: N802
     closure, its loss as well, a tensor or a number. `gradient_predivide_factor`, `num_groups` and `groups` are accepted
     and change nothing: a mean is the same however it is divided, and buckets are chosen from the first steps. Raises
     UsageError for another `op` than Average (for a sum, multiply the loss by the number of ranks), and where
-    `named_parameters` lacks a parameter or has a name twice.
+    `named_parameters` lacks a parameter or has a name twice, and for `sparse_as_dense`.
     """
+    if sparse_as_dense:
+        raise UsageError("sparse_as_dense: there are no sparse gradients; make the embeddings with sparse=False")
     if op is not ReduceOp.AVERAGE:
         raise UsageError(f"DistributedOptimizer averages: for {op.name}, multiply the loss by hvd.size()")
     names = _names_of(optimizer, named_parameters)

@@ -137,8 +137,12 @@ def test_integers_are_scaled_exactly_and_bools_have_no_mean() -> None:
         assert hvd.allreduce(torch.tensor([1 + hvd.rank()]), postscale_factor=after).item() == mean
         assert hvd.reducescatter(torch.full((rows,), 1 + hvd.rank()), postscale_factor=after).tolist() == [mean, mean]
     assert hvd.allreduce(torch.tensor([True]), op=hvd.Min).item() is True
-    with pytest.raises(UsageError, match="no mean"):
-        hvd.allreduce(torch.tensor([True]))
+    bools = torch.ones(size, dtype=torch.bool)
+    for reduce in (hvd.allreduce, hvd.reducescatter):
+        with pytest.raises(UsageError, match=r"of torch\.bool by AVERAGE: bools have no mean"):
+            reduce(bools)
+        with pytest.raises(UsageError, match=r"of torch\.bool by SUM, prescale 0\.5: bools"):
+            reduce(bools, op=hvd.Sum, prescale_factor=0.5)
 
 
 def test_shapes_and_names_are_compared() -> None:

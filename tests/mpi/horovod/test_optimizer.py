@@ -325,3 +325,6 @@ def test_what_there_is_not() -> None:
         optimizer_of(model(), op=hvd.Sum)
     with pytest.raises(UsageError, match="at least 1 backward"):
         optimizer_of(model(), backward_passes_per_step=0)
+    with pytest.raises(UsageError, match="sparse=False"):
+        optimizer_of(model(), sparse_as_dense=True)
+    optimizer_of(model(), sparse_as_dense=False)
