@@ -34,7 +34,7 @@ class Structure:
         self.remedy = (
             "call unisono.parallel(model, world) again, on all ranks, and make a new Trainer if one trains the model"
         )
-        """What the error of `check` says that a program should do."""
+        """Remedy that the error of `check` names."""
         self._checked = False  # whether `check` has found nothing since the last pass
         self._remember(model)
 
