@@ -102,13 +102,23 @@ class _ScaledReduction(NamedTuple):
     after: float
     compression: Compressor
 
+    def label(self, function: str, name: str | None, tensor: torch.Tensor) -> str:
+        """Return what all ranks compare: also the op, and factors other than 1. Raises UsageError for bools' means."""
+        factors = (("prescale", self.before), ("postscale", self.after))
+        words = "".join(f", {word} {float(factor)}" for word, factor in factors if factor != 1)
+        if tensor.dtype is torch.bool and (self.op is Average or words):
+            raise UsageError(
+                f"{function} of torch.bool by {self.op.name}{words}: bools have no mean, and take no factors; "
+                "allreduce them by hvd.Max (any rank) or hvd.Min (all ranks), or convert them"
+            )
+        return f"{_label(function, name, tensor.shape)} by {self.op.name}{words}"
+
     def reduce(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
         """Reduce a tensor in place, and return it."""
         own = tensor.detach()
         _scale(own, self.before)
         world.allreduce(own, wire=self.compression.wire, op=self.op.value.op)
-        self.op.value.after(own, world.size)
-        _scale(own, self.after)
+        self._finish(own, world.size)
         return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
@@ -121,21 +131,27 @@ class _ScaledReduction(NamedTuple):
         own = tensor.clone()
         _scale(own, self.before)
         part = world.reduce_scatter(own, wire=self.compression.wire).view(least, *tensor.shape[1:])
-        self.op.value.after(part, world.size)
-        _scale(part, self.after)
+        self._finish(part, world.size)
         return part
 
+    def _finish(self, tensor: torch.Tensor, ranks: int) -> None:
+        if self.op is Average and self.after != 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+            _scale(tensor, self.after, ranks)  # in one, as an integer is cut off
+        else:
+            self.op.value.after(tensor, ranks)
+            _scale(tensor, self.after)
 
-def _scale(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; integers by a whole factor exactly, by another in float64."""
-    if factor == 1.0:
+
+def _scale(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply by factor / divisor in place; integers by a whole number exactly, by another in float64."""
+    if factor == divisor:
         return
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.mul_(factor)
-    elif factor == int(factor):
-        tensor.mul_(int(factor))
+        tensor.mul_(factor / divisor)
+    elif (whole := int(factor / divisor)) * divisor == factor:
+        tensor.mul_(whole)
     else:
-        tensor.copy_(tensor.double() * factor)
+        tensor.copy_(tensor.double() * factor / divisor)
 
 
 def allreduce_async_(
@@ -150,15 +166,13 @@ def allreduce_async_(
     """Reduce `tensor` over all ranks, in place; the handle's result is the tensor.
 
     `op` is the mean where neither it nor `average` is given. An integer mean is cut off towards 0. Raises UsageError
-    for the mean of bools.
+    for the mean of bools, and for factors of them.
     """
     if average is not None and op is not None:
         raise UsageError("allreduce takes average or op, not both")
     chosen = op or (Sum if average is False else Average)
-    if chosen is Average and tensor.dtype is torch.bool:
-        raise UsageError("allreduce: bools have no mean; give op=hvd.Max (any rank) or op=hvd.Min (all ranks)")
     reduction = _ScaledReduction(chosen, prescale_factor, postscale_factor, compression)
-    return session().submit(partial(reduction.reduce, tensor), _label("allreduce", name, tensor.shape))
+    return session().submit(partial(reduction.reduce, tensor), reduction.label("allreduce", name, tensor))
 
 
 def allreduce_async(tensor: torch.Tensor, *options: Any, **named: Any) -> Handle:
@@ -230,7 +244,7 @@ def reducescatter_async(
         raise UsageError("reducescatter cuts dimension 0, and a scalar has none")
     reduction = _ScaledReduction(op, prescale_factor, postscale_factor, compression)
     scatter = partial(reduction.reduce_scatter, tensor.detach())
-    return session().submit(scatter, _label("reducescatter", name, tensor.shape))
+    return session().submit(scatter, reduction.label("reducescatter", name, tensor))
 
 
 def reducescatter(
@@ -399,13 +413,17 @@ def _pickled(obj: object) -> bytes:
 def broadcast_parameters(
     params: Mapping[str, object] | Iterable[tuple[str, torch.Tensor] | torch.Tensor], root_rank: int = 0
 ) -> None:
-    """Copy the tensors of `root_rank` to all ranks: of a `state_dict()`, of `named_parameters()`, or of a list."""
-    for one in params.values() if isinstance(params, Mapping) else params:
-        tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one
+    """Copy the tensors of `root_rank` to all ranks: of a `state_dict()`, of `named_parameters()`, or of a list.
+
+    Those with names are matched by them, in whatever order each rank gives them.
+    """
+    pairs = params.items() if isinstance(params, Mapping) else params
+    named = [one if isinstance(one, tuple) and len(one) == 2 else ("", one) for one in pairs]
+    for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
         if isinstance(tensor, torch.Tensor):
-            broadcast_(tensor, root_rank)
+            broadcast_(tensor, root_rank, name)
         elif not isinstance(params, Mapping):
-            raise UsageError(f"broadcast_parameters takes tensors, or pairs of a name and a tensor, not {type(one)}")
+            raise UsageError(f"broadcast_parameters takes tensors, or pairs of a name and a tensor, not {type(tensor)}")
 
 
 def broadcast_optimizer_state(

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ from unisono.world import World
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
+REMEDY = "make the DistributedOptimizer again, on all ranks"
+
 
 def DistributedOptimizer(  # noqa: N802
     optimizer: torch.optim.Optimizer,
@@ -50,16 +53,19 @@ def DistributedOptimizer(  # noqa: N802
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
+    sparse_as_dense: bool = False,
 ) -> Any:
     """Return `optimizer` itself, which from now on applies gradients that are averaged over all ranks.
 
     Called by all ranks together, which all get rank 0's weights. With `backward_passes_per_step` = k, the gradients of
     k passes are added up on each rank, and averaged in the last one. `step(closure)` averages after each call of the
-    closure, its loss as well. `gradient_predivide_factor`, `num_groups` and `groups` are accepted and change nothing: a
-    mean is the same however it is divided, and buckets are chosen from the first steps. Raises UsageError for another
-    `op` than Average (for a sum, multiply the loss by the number of ranks), and where `named_parameters` lacks
-    a parameter or has a name twice.
+    closure, its loss as well, a tensor or a number. `gradient_predivide_factor`, `num_groups` and `groups` are accepted
+    and change nothing: a mean is the same however it is divided, and buckets are chosen from the first steps. Raises
+    UsageError for another `op` than Average (for a sum, multiply the loss by the number of ranks), and where
+    `named_parameters` lacks a parameter or has a name twice, and for `sparse_as_dense`.
     """
+    if sparse_as_dense:
+        raise UsageError("sparse_as_dense: there are no sparse gradients; make the embeddings with sparse=False")
     if op is not ReduceOp.AVERAGE:
         raise UsageError(f"DistributedOptimizer averages: for {op.name}, multiply the loss by hvd.size()")
     names = _names_of(optimizer, named_parameters)
@@ -122,7 +128,11 @@ def _averaged(exchange: GradientExchange, closure: Callable[[], Any]) -> Callabl
         exchange.restart()
         loss = closure()
         exchange.synchronize()
-        return allreduce(loss.detach()) if isinstance(loss, torch.Tensor) else loss
+        if isinstance(loss, Real):
+            return allreduce(torch.tensor(float(loss), dtype=torch.float64)).item()
+        if loss is not None and not isinstance(loss, torch.Tensor):
+            raise UsageError(f"a closure returned a {type(loss).__name__}: return a tensor, a number or None")
+        return None if loss is None else allreduce(loss.detach())
 
     return averaged
 
@@ -168,6 +178,7 @@ class GradientExchange:
             if parameter.requires_grad
         ]
         parallel(self.module, world, BSP(exchange=Exchange(wire=wire)))
+        self.reducer.structure.remedy = REMEDY
         self._alone = ExitStack()
         self.set_passes(passes)
 
@@ -249,7 +260,7 @@ class GradientExchange:
         if any(id(one) not in self.parameters for group in self.optimizer.param_groups for one in group["params"]):
             raise UsageError(
                 "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
-                "average its gradient: make the DistributedOptimizer again, on all ranks"
+                f"average its gradient: {REMEDY}"
             )
 
 

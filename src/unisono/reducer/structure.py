@@ -31,17 +31,21 @@ class Structure:
         self.names, self.parameters = trainable(model)
         """Names and tensors of the trainable parameters, each under its first name."""
         self._known = {id(parameter) for parameter in self.parameters}
-        self._checked = False  # whether `check` was called since the last pass
+        self.remedy = (
+            "call unisono.parallel(model, world) again, on all ranks, and make a new Trainer if one trains the model"
+        )
+        """Remedy that the error of `check` names."""
+        self._checked = False  # whether `check` has found nothing since the last pass
         self._remember(model)
 
     def check(self, model: torch.nn.Module) -> None:
         """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
-        self._checked = True
-        if (name := self.added(model)) is not None:
+        name = self.added(model)
+        self._checked = name is None
+        if name is not None:
             raise UsageError(
                 f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so its gradient "
-                "would not be averaged: call unisono.parallel(model, world) again, on all ranks, and make a new "
-                "Trainer if one trains the model"
+                f"would not be averaged: {self.remedy}"
             )
 
     def check_pass(self, model: torch.nn.Module | None) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -128,9 +131,18 @@ def test_integers_are_scaled_exactly_and_bools_have_no_mean() -> None:
     large = torch.tensor([2**40 + 1])
     assert hvd.allreduce(large, op=hvd.Max, postscale_factor=2.0).item() == 2**41 + 2
     assert hvd.allreduce(torch.tensor([3]), op=hvd.Max, postscale_factor=1.5).item() == 4
+    size, rows = hvd.size(), 2 * hvd.size()
+    for after in (2.0, 2.5, 100.0):
+        mean = int(after * sum(range(1, size + 1)) / size)
+        assert hvd.allreduce(torch.tensor([1 + hvd.rank()]), postscale_factor=after).item() == mean
+        assert hvd.reducescatter(torch.full((rows,), 1 + hvd.rank()), postscale_factor=after).tolist() == [mean, mean]
     assert hvd.allreduce(torch.tensor([True]), op=hvd.Min).item() is True
-    with pytest.raises(UsageError, match="no mean"):
-        hvd.allreduce(torch.tensor([True]))
+    bools = torch.ones(size, dtype=torch.bool)
+    for reduce in (hvd.allreduce, hvd.reducescatter):
+        with pytest.raises(UsageError, match=r"of torch\.bool by AVERAGE: bools have no mean"):
+            reduce(bools)
+        with pytest.raises(UsageError, match=r"of torch\.bool by SUM, prescale 0\.5: bools"):
+            reduce(bools, op=hvd.Sum, prescale_factor=0.5)
 
 
 def test_shapes_and_names_are_compared() -> None:
@@ -139,6 +151,18 @@ def test_shapes_and_names_are_compared() -> None:
     shape = (2, 3) if hvd.rank() else (3, 2)
     with pytest.raises(MismatchError, match="allreduce of 'loss', rows of"):
         hvd.allreduce(torch.zeros(shape), name="loss")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [lambda rank: {"op": hvd.Sum if rank else hvd.Average}, lambda rank: {"postscale_factor": 1.0 + rank}],
+)
+def test_ops_and_factors_are_compared(options: Callable[[int], dict[str, Any]]) -> None:
+    if hvd.size() == 1:
+        return
+    for reduce in (hvd.allreduce, hvd.reducescatter, lambda one, **named: hvd.grouped_allreduce([one], **named)):
+        with pytest.raises(MismatchError, match=r"AVERAGE|postscale 2\.0"):
+            reduce(torch.ones(4), **options(hvd.rank()))
 
 
 def test_an_error_that_nobody_waits_for_is_raised_by_the_next_call() -> None:

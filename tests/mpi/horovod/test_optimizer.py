@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import unisono.horovod as hvd
-from unisono.errors import UsageError
+from unisono.errors import MismatchError, UsageError
 
 
 def model() -> torch.nn.Module:
@@ -109,20 +110,25 @@ def test_a_closure_averages_gradients_and_loss() -> None:
     assert len(set(hvd.allgather_object(last.item()))) == 1
 
 
-def test_lbfgs_takes_the_same_steps_on_all_ranks() -> None:
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, torch.Tensor.item])
+def test_lbfgs_takes_the_same_steps_on_all_ranks(kind: Callable[[torch.Tensor], Any]) -> None:
     net = model()
     own = torch.optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe", max_iter=4)
     optimizer = hvd.DistributedOptimizer(own)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         found = loss(net, batch(0, hvd.rank()))
         found.backward()
-        return found
+        return kind(found)
 
     for _ in range(2):
-        optimizer.step(closure)
+        last = optimizer.step(closure)
+        assert len(set(hvd.allgather_object(float(last)))) == 1
     assert len(set(hvd.allgather_object(tuple(net[0].weight.flatten().tolist())))) == 1
+    assert optimizer_of(model()).step(lambda: None) is None
+    with pytest.raises(UsageError, match="a closure returned a str"):
+        optimizer.step(lambda: "loss")
 
 
 def test_a_step_that_a_scaler_skips_is_followed_by_others() -> None:
@@ -175,6 +181,24 @@ def test_parameters_that_nothing_would_average_are_refused() -> None:
         )
 
 
+def test_a_parameter_that_is_unfrozen_is_refused_until_the_optimizer_is_made_again() -> None:
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = optimizer_of(net)
+    net[0].requires_grad_(True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with pytest.raises(
+            UsageError, match=r"0\.weight was .* unfrozen .* make the DistributedOptimizer again, on all"
+        ):
+            loss(net, batch(0, hvd.rank())).backward()
+    optimizer = optimizer_of(net)
+    optimizer.zero_grad()
+    loss(net, batch(0, hvd.rank())).backward()
+    optimizer.step()
+    assert same(net, serial(1))
+
+
 def test_names_of_modules_are_free() -> None:
     net = torch.nn.Module()
     net.type, net.half = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -221,6 +245,16 @@ def test_tensors_without_names_are_broadcast() -> None:
     assert all(one.eq(hvd.size() - 1).all() for one in tensors)
     with pytest.raises(UsageError, match="takes tensors"):
         hvd.broadcast_parameters(["weight"])
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_names_are_matched_whatever_their_order(kind: Callable[[Any], Any]) -> None:
+    named = [(name, torch.full((2,), float(number + 10 * hvd.rank()))) for number, name in enumerate("abc")]
+    hvd.broadcast_parameters(kind(reversed(named) if hvd.rank() else named))
+    assert [tensor[0].item() for _, tensor in named] == [0, 1, 2]
+    if hvd.size() > 1:
+        with pytest.raises(MismatchError, match=r"broadcast of '[ab]'"):
+            hvd.broadcast_parameters(dict([named[hvd.rank() % 2]]))
 
 
 def test_a_step_before_the_last_pass_averages_what_there_is() -> None:
@@ -291,3 +325,6 @@ def test_what_there_is_not() -> None:
         optimizer_of(model(), op=hvd.Sum)
     with pytest.raises(UsageError, match="at least 1 backward"):
         optimizer_of(model(), backward_passes_per_step=0)
+    with pytest.raises(UsageError, match="sparse=False"):
+        optimizer_of(model(), sparse_as_dense=True)
+    optimizer_of(model(), sparse_as_dense=False)
