@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from unisono.elastic import attach
+from unisono.elastic.attach import BAD_INPUT
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import naming_os_errors
 from unisono.launch import SURVIVAL, find_mpiexec, is_open_mpi
@@ -36,9 +37,6 @@ from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
 
 MAX_FRUITLESS = 5
 """Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
-
-BAD_INPUT = 2
-"""Exit code for input that another generation would refuse, too, unless it has other ranks."""
 
 
 @dataclass(frozen=True)
