@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono.elastic import attach, standby
@@ -113,3 +114,16 @@ def test_a_standby_of_another_user_is_told_nothing(
     said = capfd.readouterr().err
     assert f"user {user} listens on {socket.gethostname()} as {name}" in said
     assert said.count("\n") == 1
+
+
+def test_ranks_draw_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of NumPy, whose generator was seeded before they were forked."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    content = {"environment": {}, "folder": str(Path.cwd()), "cores": os.sched_getaffinity(0), "arguments": []}
+    before, drawn = np.random.get_state(), list[int]()
+    for _ in range(2):
+        np.random.set_state(before)
+        standby.become(standby.ForkRequest(content, []))
+        drawn.append(np.random.randint(1 << 60))
+    assert drawn[0] != drawn[1]
