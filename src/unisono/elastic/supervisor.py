@@ -63,7 +63,8 @@ LAUNCHERS_OWN = re.compile(
 """Beginnings of lines in which Hydra says that a rank has ended, and what it could not do after that."""
 
 RULE, BELOW_RULE, ABOVE_RULE = b"=" * 83, b"=   BAD TERM", b"=   YOU CAN IGNORE"
-"""Line above and below some of those, and the beginnings of the ones beside it: a program may have such a line, too."""
+"""Line above and below some of those, and the beginnings of the ones beside it: a program may have such a line, too.
+Hydra writes the first 50 characters of it, then the others."""
 
 SURVIVED = re.compile(rb"unisono: goes on from step (\d+) with the (\d+) ranks that are left \(generation (\d+)\)")
 """Line of the first of the ranks that go on in their processes (`survivors.py`)."""
@@ -302,7 +303,7 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
     while (chunk := source.read(MAX_CHUNK_BYTES)) or held:
         lines, written = (held + chunk).splitlines(keepends=True), list[bytes]()
         whole = lines[-1].endswith((b"\n", b"\r"))
-        waits = lines[-1].rstrip() == RULE or (LAUNCHERS_OWN.match(lines[-1]) and not whole)
+        waits = lines[-1].rstrip() == RULE or lines[-1] == RULE[:50] or (LAUNCHERS_OWN.match(lines[-1]) and not whole)
         held = lines.pop() if chunk and waits else b""
         for line, after in pairwise([*lines, held]):
             rule = line.rstrip() == RULE
