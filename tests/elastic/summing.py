@@ -24,7 +24,8 @@ STEPS, BATCH = 12, 12
 def main(folder: str, killed: int) -> None:
     world = unisono.init()
     torch.manual_seed(0)
-    model = unisono.parallel(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), world, virtual_ranks=4)
+    layers = nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 1)
+    model = unisono.parallel(nn.Sequential(*layers), world, virtual_ranks=4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     loop = Loop(world, model=model, optimizer=optimizer)
     for step in loop.steps(STEPS):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.elastic import generations
-from unisono.elastic.generations import BAD_INPUT, MAX_FRUITLESS, ElasticRun, End, Generation, decide
+from unisono.elastic.attach import BAD_INPUT
+from unisono.elastic.generations import MAX_FRUITLESS, ElasticRun, End, Generation, decide
 from unisono.launch import SURVIVAL
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import ALIVE

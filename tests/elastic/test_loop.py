@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,23 +21,77 @@ from torch import nn
 from unisono.data.kinds import RAW
 from unisono.elastic import Loop
 from unisono.elastic.standby import FOLDER_VARIABLE
+from unisono.errors import CheckpointError, UsageError
 from unisono.launch import MEMORY_VARIABLE
+from unisono.training import signals
 from unisono.training.checkpoint.files import save
-from unisono.training.checkpoint.layout import Checkpoint
+from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
 
 PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "reading.py"))
 
 
-def test_a_loop_that_is_resumed_begins_with_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, now = nn.Linear(3, 2), nn.Linear(3, 2)
-    save(tmp_path / "checkpoints", Checkpoint(7, {"model": before.state_dict()}, {}, {}))
+def alone() -> Any:
+    """World of one rank, as far as a loop needs it."""
+    world = SimpleNamespace(rank=0, size=1, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
+    world.all_gather_object, world.call_on_root = lambda one: [one], lambda action, _root=0: action()
+    world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor: tensor
+    return world
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `unisono run --elastic` tells its ranks."""
     monkeypatch.setenv(MEMORY_VARIABLE, str(tmp_path / "memory"))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    alone: Any = SimpleNamespace(rank=0, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
-    alone.all_gather_object, alone.call_on_root = lambda one: [one], lambda action: action()
-    with handlers_restored():
-        assert next(Loop(alone, model=now).steps(9)) == 7
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_loop_that_is_resumed_begins_with_the_checkpoint(tmp_path: Path) -> None:
+    before, now = nn.Linear(3, 2), nn.Linear(3, 2)
+    save(tmp_path / "checkpoints", Checkpoint(7, {"model": before.state_dict()}, {}, {}))
+    steps = Loop(alone(), model=now).steps(9)
+    assert next(steps) == 7
+    steps.close()  # type: ignore[attr-defined]  # a generator
     assert torch.equal(now.weight, before.weight)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_steps_are_counted_once(request: pytest.FixtureRequest, elastic: bool) -> None:
+    """The state that was kept would be loaded anew."""
+    if elastic:
+        request.getfixturevalue("memory")
+    loop = Loop(alone(), model=nn.Linear(3, 2))
+    assert list(loop.steps(3)) == [0, 1, 2]
+    with pytest.raises(UsageError, match=r"loop\.steps\(epochs \* steps\)"):
+        next(loop.steps(3))
+
+
+@pytest.mark.usefixtures("memory")
+def test_sigterm_ends_the_steps_after_a_copy_and_a_second_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
+    world, ended, before = alone(), threading.Event(), signal.getsignal(signal.SIGTERM)
+    world.abort = lambda code, _: ended.set()
+    with handlers_restored(), pytest.raises(SystemExit) as end:
+        for step in Loop(world, model=nn.Linear(3, 2)).steps(3):
+            if step == 2:  # the last one, too
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+                assert not ended.is_set()
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert ended.wait(10)
+    assert end.value.code == 143
+    assert max(map(step_of, checkpoint_names(Path(os.environ[MEMORY_VARIABLE])))) == 3
+    signal.signal(signal.SIGTERM, before)
+    assert list(Loop(world, model=nn.Linear(3, 2)).steps(4)) == [3]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 8])
+    with pytest.raises(CheckpointError, match=r"the state of scheduler .* 'milestones' is of type coll"):
+        Loop(alone(), optimizer=optimizer, scheduler=scheduler)  # type: ignore[arg-type]
 
 
 @pytest.mark.launches

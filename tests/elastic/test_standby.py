@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unisono.elastic import attach, standby
@@ -93,3 +94,36 @@ def test_a_standby_that_is_stopped_is_replaced() -> None:
 
 def test_without_a_standby_none_is_dismissed() -> None:
     attach.dismiss(f"unisono-standby-of-nobody-{os.getpid()}")
+
+
+def test_a_standby_of_another_user_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, user = f"unisono-standby-of-a-test-{os.getpid()}", os.getuid()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        with pytest.raises(SystemExit) as ended:
+            attach.connect(name, [])
+        attach.dismiss(name)
+        for _ in range(2):
+            with listener.accept()[0] as heard:
+                assert not heard.recv(1)
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert f"user {user} listens on {socket.gethostname()} as {name}" in said
+    assert said.count("\n") == 1
+
+
+def test_ranks_draw_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of NumPy, whose generator was seeded before they were forked."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    content = {"environment": {}, "folder": str(Path.cwd()), "cores": os.sched_getaffinity(0), "arguments": []}
+    before, drawn = np.random.get_state(), list[int]()
+    for _ in range(2):
+        np.random.set_state(before)
+        standby.become(standby.ForkRequest(content, []))
+        drawn.append(np.random.randint(1 << 60))
+    assert drawn[0] != drawn[1]

@@ -186,7 +186,7 @@ from pathlib import Path
 from unisono.elastic.generations import ElasticRun
 from unisono.elastic.supervisor import Supervisor
 
-Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2).play()
+sys.exit(Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2).play())
 """
 
 
@@ -204,6 +204,18 @@ def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> 
     os.close(watched)
 
 
+def test_ranks_that_have_finished_after_sigterm_end_the_run_well(tmp_path: Path) -> None:
+    launcher, started = tmp_path / "mpiexec", tmp_path / "started"
+    launcher.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exit\ntrap 'exit 0' TERM\ntouch {started}\nwhile :; do sleep 0.05; done\n"
+    )
+    launcher.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path), str(launcher)]) as process:
+        poll_until(started.exists, bool)
+        process.terminate()
+    assert process.returncode == 0
+
+
 class Parts(io.BytesIO):
     """A pipe from which one part after another arrives."""
 
@@ -215,14 +227,20 @@ class Parts(io.BytesIO):
         return self._parts.pop(0) if self._parts else b""
 
 
-def test_lines_of_the_launcher_about_a_death_are_left_out() -> None:
+DEATH = "{0}\n=   BAD TERMINATION OF\n=   PID 12 RUNNING AT h\n=   YOU CAN IGNORE THE BELOW\n{0}\n".format(
+    "=" * 83
+).encode()
+RULES = b"".join(b"=" * width + b"\n" for width in (4, 60, 80, 83))
+
+
+@pytest.mark.parametrize("death", [[DEATH], re.findall(rb"={50}|.*\n", DEATH)])
+def test_lines_of_the_launcher_about_a_death_are_left_out(death: list[bytes]) -> None:
     """Also those that arrive in parts; a program's own rules of '=' and its brackets stay."""
-    death = b"=" * 83 + b"\n=   PID 12 RUNNING AT h\n"
     written, heard = io.TextIOWrapper(io.BytesIO()), list[bytes]()
-    pipe = Parts(b"step 1\n[proxy:1@h] ", b"callback returned error\n", death + b"[a] b\n====\n")
+    pipe = Parts(b"step 1\n[proxy:1@h] ", b"callback returned error\n", *death, b"[a] b\n" + RULES + b"c\n", RULES)
     supervisor._forward(pipe, written, heard.append)
     written.seek(0)
-    assert written.buffer.read() == b"".join(heard) == b"step 1\n[a] b\n====\n"
+    assert written.buffer.read() == b"".join(heard) == b"step 1\n[a] b\n" + RULES + b"c\n" + RULES
 
 
 def open_mpi() -> tuple[Path, dict[str, str]] | None:

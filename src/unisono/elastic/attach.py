@@ -35,6 +35,9 @@ LENGTH = struct.Struct("!I")
 PEER = struct.Struct("3i")
 """Process, user and group of the other end of a connection."""
 
+BAD_INPUT = 2
+"""Exit code for input that another generation would refuse, too, unless it has other ranks."""
+
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 PMI_VARIABLE = "PMI_FD"
@@ -42,7 +45,7 @@ PMI_VARIABLE = "PMI_FD"
 
 
 def connect(name: str, command: list[str]) -> socket.socket:
-    """Return a connection to this host's standby; start it if there is none."""
+    """Return a connection to this host's standby; start it if there is none. Nothing is sent to another user's."""
     until, started = time.monotonic() + START_SECONDS, False
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,15 +62,25 @@ def connect(name: str, command: list[str]) -> socket.socket:
                 subprocess.Popen(command, stdin=quiet, stdout=quiet, start_new_session=True)
             time.sleep(RETRY_SECONDS)
         else:
-            if not _kill_stopped(connection):
+            process, user = _peer(connection)
+            if user != os.getuid():
+                connection.close()
+                where = f"user {user} listens on {socket.gethostname()} as {name}, the name of this run's own process"
+                print(f"unisono: {where}: end process {process}, or name another folder for the run", file=sys.stderr)
+                sys.exit(BAD_INPUT)
+            if not _kill_stopped(process):
                 return connection
             connection.close()
 
 
-def _kill_stopped(connection: socket.socket) -> bool:
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user that listen at the other end."""
+    process, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return process, user
+
+
+def _kill_stopped(process: int) -> bool:
     """Kill the standby if it is stopped (SIGSTOP), as it would not answer. Return True if it was."""
-    about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-    process, _, _ = PEER.unpack(about)
     with suppress(OSError):  # it has just ended
         if Path("/proc", str(process), "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t"):
             descriptor = os.pidfd_open(process)
@@ -104,7 +117,8 @@ def dismiss(name: str) -> None:
     """End this host's standby, if there is one, once its ranks have ended."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionRefusedError):
         connection.connect(f"\0{name}")
-        if not _kill_stopped(connection):
+        process, user = _peer(connection)
+        if user == os.getuid() and not _kill_stopped(process):
             send(connection, {}, [])
 
 

@@ -37,9 +37,6 @@ from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
 MAX_FRUITLESS = 5
 """Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
 
-BAD_INPUT = 2
-"""Exit code for input that another generation would refuse, too, unless it has other ranks."""
-
 
 @dataclass(frozen=True)
 class Generation:
@@ -78,7 +75,7 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
 
     >>> decide(Generation(4, 1, step=-1), End(9, step=118, ranks=3), least=1)
     Generation(ranks=3, number=2, step=118, fruitless=0, made=4)
-    >>> decide(Generation(3, 2, step=118, made=4), End(BAD_INPUT, step=118, ranks=3), least=1)
+    >>> decide(Generation(3, 2, step=118, made=4), End(attach.BAD_INPUT, step=118, ranks=3), least=1)
     Generation(ranks=4, number=3, step=118, fruitless=1, made=4)
     >>> decide(Generation(4, 1), End(0, step=500, ranks=4), least=1)
     ''
@@ -86,8 +83,8 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
     'ranks are left for 1, and --min-ranks is 2'
     """
     made = before.ranks if end.step > before.step else before.made
-    ranks = made if end.code == BAD_INPUT else end.ranks
-    if end.code == 0 or end.stopped or (end.code == BAD_INPUT and made in (0, before.ranks)):
+    ranks = made if end.code == attach.BAD_INPUT else end.ranks
+    if end.code == 0 or end.stopped or (end.code == attach.BAD_INPUT and made in (0, before.ranks)):
         return ""
     if end.ranks < least:
         return f"ranks are left for {end.ranks}, and --min-ranks is {least}"

@@ -10,8 +10,11 @@
     rank 1 dies: all begin again, load the copy of step 40, and make step 41
     SIGTERM: all end after a copy, which `unisono run --elastic --resume RUN train.py` begins with
 
-What is kept has a `state_dict` that is the same on all ranks, and `load_state_dict`. The samples of a step are the
-program's own: draw them by the number of the step, or keep the loader, too.
+A second SIGTERM ends all at once, as in `unisono train`. After the last step signals mean what they did before.
+
+What is kept has a `state_dict` that is the same on all ranks, and `load_state_dict`; the number of averages of parallel
+models, from which random numbers of shares follow, goes with it. The samples of a step are the program's own: draw them
+by the number of the step, or keep the loader, too.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ from typing import Any, Protocol
 import torch
 
 from unisono.elastic.standby import FOLDER_VARIABLE
+from unisono.errors import UsageError
 from unisono.launch import MEMORY_VARIABLE
-from unisono.training.checkpoint.files import load_newest
+from unisono.reducer import reducer_of
+from unisono.reducer.control import StepControl
+from unisono.training.checkpoint.files import flatten_state, load_newest
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.memory_copies import MemoryCopies, newest_copy
 from unisono.training.run_directory import CHECKPOINTS
-from unisono.training.signals import STOPPED
+from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.world import World
 
 
@@ -51,35 +57,51 @@ class Loop:
     """Steps of a program that `unisono run --elastic` has started; without it, nothing is kept, and all are made."""
 
     def __init__(self, world: World, **kept: Kept) -> None:
-        """Keep the states of `kept`; called by all ranks together, once model and optimizer are made."""
+        """Keep the states of `kept`; called by all ranks together, once model and optimizer are made.
+
+        Raises CheckpointError for a state that cannot be kept.
+        """
         folder, self._home = os.environ.get(MEMORY_VARIABLE), Path(os.environ.get(FOLDER_VARIABLE, ""))
-        self._world, self._kept, self._stop = world, kept, False
+        self._world, self._kept, self._begun = world, kept, False
         self._folder = Path(folder) if folder else None
-        self._copies = None if self._folder is None else MemoryCopies(self._folder, self._home, world, True, self._warn)
+        self._copies: MemoryCopies | None = None
+        if self._folder is not None:
+            for name, one in kept.items():
+                flatten_state(one.state_dict(), f"the state of {name}")
+            without = "so it begins anew after a death"
+            self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, without)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the steps that are left of `count`. A state is kept after some of them."""
+        """Yield the numbers of the steps that are left of `count`. A state is kept after some of them.
+
+        Raises UsageError where it is called again: the state that is kept would be loaded anew.
+        """
+        if self._begun:
+            raise UsageError("a Loop counts its steps once: make those of all epochs in one loop.steps(epochs * steps)")
+        self._begun = True
         if self._folder is None or self._copies is None:
             yield from range(count)
             return
-        signal.signal(signal.SIGTERM, self._on_stop)
-        copy = newest_copy(self._folder, self._world) or self._world.call_on_root(self._stored)
-        if copy is not None:
-            for name, state in copy.weights.items():
-                self._kept[name].load_state_dict(state)
-        begin = due = 0 if copy is None else copy.step
-        began = time.monotonic()
-        for step in range(begin, count):
-            yield step
-            if step < due:
-                continue
-            stops = self._world.allreduce(torch.tensor(int(self._stop)), op="maximum")
-            self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
-            if stops:
-                self._copies.wait()
-                sys.exit(STOPPED)
-            steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
-            due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
+        with SignalHandlers(lambda _: None, self._end, self._warn, (signal.SIGTERM,)) as signals:
+            copy = newest_copy(self._folder, self._world) or self._world.call_on_root(self._stored)
+            if copy is not None:
+                self._load(copy)
+            begin = due = 0 if copy is None else copy.step
+            began = time.monotonic()
+            for step in range(begin, count):
+                yield step
+                signals.pending_since = None
+                if step < due and step + 1 < count:
+                    continue
+                stops = self._world.allreduce(torch.tensor(int(signals.stop)), op="maximum")
+                if step >= due or stops:
+                    self._copies.write(lambda made=step + 1: self._checkpoint(made))  # type: ignore[misc]
+                if stops:
+                    self._copies.wait()
+                    signals.saved = True
+                    sys.exit(STOPPED)
+                steps = self._copies.seconds * (step + 1 - begin) / (time.monotonic() - began)
+                due = step + int(self._world.broadcast(torch.tensor(max(1, math.ceil(steps)))))
 
     def _stored(self) -> Checkpoint | None:
         """Return what the run had in memory when it ended, if it is resumed."""
@@ -87,10 +109,26 @@ class Loop:
         return load_newest(checkpoints)[0] if checkpoint_names(checkpoints) else None
 
     def _checkpoint(self, step: int) -> Checkpoint:
-        return Checkpoint(step, {name: one.state_dict() for name, one in self._kept.items()}, {}, {})
+        averages = {name: control.averages for name, control in self._controls().items()}
+        states = {name: one.state_dict() for name, one in self._kept.items()}
+        return Checkpoint(step, states, {}, {"averages": averages})
 
-    def _on_stop(self, _number: int, _frame: object) -> None:
-        self._stop = True
+    def _load(self, copy: Checkpoint) -> None:
+        for name, state in copy.weights.items():
+            self._kept[name].load_state_dict(state)
+        averages = copy.progress.get("averages", {})
+        for name, control in self._controls().items():
+            control.averages = averages.get(name, control.averages)
+
+    def _controls(self) -> dict[str, StepControl]:
+        """Return what counts the averages of each parallel model: random numbers of its shares follow from them."""
+        models = [(name, one) for name, one in self._kept.items() if isinstance(one, torch.nn.Module)]
+        parts = {f"{name}.{path}": reducer_of(part) for name, one in models for path, part in one.named_modules()}
+        return {name: reducer.control for name, reducer in parts.items() if reducer is not None}
+
+    def _end(self) -> None:
+        """End all ranks at once, after a second SIGTERM."""
+        self._world.abort(STOPPED, f"unisono: rank {self._world.rank}: a second SIGTERM: ended at once\n")
 
     def _warn(self, line: str) -> None:
         print(f"unisono: rank {self._world.rank}: {line}", file=sys.stderr, flush=True)

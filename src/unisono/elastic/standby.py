@@ -192,7 +192,10 @@ def receive_request(connection: socket.socket) -> ForkRequest:
 
 
 def become(request: ForkRequest) -> None:
-    """Take over the environment, folder, cores and descriptors of the process that the launcher has started."""
+    """Take over the environment, folder, cores and descriptors of the process that the launcher has started.
+
+    NumPy's random numbers are seeded anew, as in a process that imports it.
+    """
     content = request.content
     os.environ.clear()
     os.environ.update(content["environment"])
@@ -204,6 +207,8 @@ def become(request: ForkRequest) -> None:
     os.chdir(content["folder"])
     os.sched_setaffinity(0, content["cores"])
     sys.argv = ["unisono", *content["arguments"]]
+    if (generator := sys.modules.get("numpy.random")) is not None:
+        generator.seed()  # each rank would draw the same numbers, and its successor again
 
 
 def main(name: str) -> None:

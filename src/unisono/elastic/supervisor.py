@@ -25,13 +25,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, TextIO
 
 from unisono import witness
-from unisono.elastic.attach import dismiss
-from unisono.elastic.generations import BAD_INPUT, ElasticRun, End, Generation, decide
+from unisono.elastic.attach import BAD_INPUT, dismiss
+from unisono.elastic.generations import ElasticRun, End, Generation, decide
 from unisono.elastic.standby import FOLDER_VARIABLE, GENERATION_VARIABLE, SET_DEATH_SIGNAL
 from unisono.errors import LaunchError, UsageError
 from unisono.launch import MEMORY_VARIABLE, SURVIVORS_VARIABLE, launch_environment
@@ -56,10 +57,14 @@ REPORT_SECONDS = 3.0
 FORWARD_SECONDS, MAX_CHUNK_BYTES = 1.0, 1 << 16
 
 LAUNCHERS_OWN = re.compile(
-    rb"\[(mpiexec@|proxy:)|={60,}$|=   (BAD TERM|PID |EXIT CODE|CLEANING UP|YOU CAN IGNORE)|YOUR APPLICATION TERM"
+    rb"\[(mpiexec@|proxy:)|=   (BAD TERM|PID |EXIT CODE|CLEANING UP|YOU CAN IGNORE)|YOUR APPLICATION TERM"
     rb"|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 """Beginnings of lines in which Hydra says that a rank has ended, and what it could not do after that."""
+
+RULE, BELOW_RULE, ABOVE_RULE = b"=" * 83, b"=   BAD TERM", b"=   YOU CAN IGNORE"
+"""Line above and below some of those, and the beginnings of the ones beside it: a program may have such a line, too.
+Hydra writes the first 50 characters of it, then the others."""
 
 SURVIVED = re.compile(rb"unisono: goes on from step (\d+) with the (\d+) ranks that are left \(generation (\d+)\)")
 """Line of the first of the ranks that go on in their processes (`survivors.py`)."""
@@ -171,10 +176,9 @@ class Supervisor:
                 try_it = shlex.join(run.question(run.hosts[0]))
                 following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
             if isinstance(following, str):
-                code = end.code or self._stopped
-                if (code and run.store()) or following:
+                if (end.code and run.store()) or following:
                     _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
-                return code
+                return end.code
             where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
@@ -295,15 +299,22 @@ class Supervisor:
 
 def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) -> None:
     """Write what arrives from the launcher, without its own lines about a death: the run goes on. `hear` each line."""
-    held = b""
-    while chunk := source.read(MAX_CHUNK_BYTES):
-        lines = (held + chunk).splitlines(keepends=True)
-        held = b"" if lines[-1].endswith((b"\n", b"\r")) or not LAUNCHERS_OWN.match(lines[-1]) else lines.pop()
-        lines = [line for line in lines if not LAUNCHERS_OWN.match(line)]
-        for line in lines:
-            hear(line)
+    held = before = b""
+    while (chunk := source.read(MAX_CHUNK_BYTES)) or held:
+        lines, written = (held + chunk).splitlines(keepends=True), list[bytes]()
+        whole = lines[-1].endswith((b"\n", b"\r"))
+        waits = lines[-1].rstrip() == RULE or lines[-1] == RULE[:50] or (LAUNCHERS_OWN.match(lines[-1]) and not whole)
+        held = lines.pop() if chunk and waits else b""
+        for line, after in pairwise([*lines, held]):
+            rule = line.rstrip() == RULE
+            if not (
+                before.startswith(ABOVE_RULE) or after.startswith(BELOW_RULE) if rule else LAUNCHERS_OWN.match(line)
+            ):
+                hear(line)
+                written.append(line)
+            before = line
         with suppress(OSError):  # nobody may read it any more
-            target.buffer.write(b"".join(lines))
+            target.buffer.write(b"".join(written))
             target.flush()
 
 

@@ -38,15 +38,24 @@ THREAD = "unisono copies"
 class MemoryCopies:
     """Copies that this rank writes, and the time between them."""
 
-    def __init__(self, folder: Path, home: Path, world: World, alike: bool, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        home: Path,
+        world: World,
+        alike: bool,
+        warn: Callable[[str], None],
+        without: str = "but checkpoints on the disk",
+    ) -> None:
         """Write into `folder`, and tell so in the run's folder, `home`.
 
-        `alike` is true if all ranks have the state of rank 0; `warn` is called with a line where memory is short.
+        `alike` is true if all ranks have the state of rank 0; `warn` is called with a line where no copy can be
+        written, in which `without` says what is left then.
         """
         nodes = world.placement.nodes
         own = next(ranks for ranks in nodes if 0 in ranks)
         second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
-        self._folder, self._home, self._world, self._warn = folder, home, world, warn
+        self._folder, self._home, self._world, self._warn, self._without = folder, home, world, warn, without
         self._first, self._saving = True, 0.0
         self._writes = world.rank in ((0, second) if alike else (0,))
         self._began = time.monotonic()
@@ -100,7 +109,7 @@ class MemoryCopies:
         except CheckpointError as error:
             self._writes = False
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._warn(f"no copy in memory any more, but checkpoints on the disk: {error}")
+            self._warn(f"no copy in memory any more, {self._without}: {error}")
         self._saving = time.thread_time() - began
 
 

@@ -13,7 +13,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, Self
 
 Request = Literal["save", "stop"]
@@ -38,16 +38,21 @@ def meaning(number: int, since_term: float | None) -> Request | Literal["end"] |
 
 
 class SignalHandlers:
-    """Within the block, signals to this process call `request`, or `end` for a second SIGTERM.
+    """Within the block, signals to this process call `request`, or `end` for a second SIGTERM; others than `numbers`
+    keep their handlers.
 
     `warn` is called with a line when a step takes long after a signal. Off the main thread, where Python has no
     signals, nothing is changed.
     """
 
     def __init__(
-        self, request: Callable[[Request], None], end: Callable[[], None], warn: Callable[[str], None]
+        self,
+        request: Callable[[Request], None],
+        end: Callable[[], None],
+        warn: Callable[[str], None],
+        numbers: Collection[int] = tuple(REQUESTS),
     ) -> None:
-        self._request, self._end, self._warn = request, end, warn
+        self._request, self._end, self._warn, self._numbers = request, end, warn, numbers
         self.stop = False
         """True once this rank has received SIGTERM."""
         self.saved = False
@@ -66,7 +71,7 @@ class SignalHandlers:
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         # Python writes to the pipe only for signals that have a handler
-        self._before = {number: signal.signal(number, lambda *_: None) for number in REQUESTS}
+        self._before = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -93,7 +98,8 @@ class SignalHandlers:
             if 0 in numbers:
                 return
             for number in numbers:
-                self._handle(number)
+                if number in self._numbers:
+                    self._handle(number)
             if not numbers and self.pending_since is not None:
                 self._warn(
                     f"{self._name} was received {SLOW_STEP_SECONDS:.0f} s ago, and the step has not ended: a "
