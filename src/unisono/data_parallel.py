@@ -83,7 +83,8 @@ def parallel(
     With `virtual_ranks`, each batch has so many fixed shares, whose gradients are summed exactly: weights have the same
     bits for any number of ranks. Each rank computes some of them, with `threads` threads, in a loop over `shares`.
     """
-    chosen = rule or BSP()
+    chosen = BSP() if rule is None else rule
+    check_rule(chosen)
     sharded = chosen.traits.state is RankState.SHARDED
     _check_rule(model, chosen, optimizer)
     if (example is not None) != (plan == AUTO):
@@ -99,6 +100,16 @@ def parallel(
         else:
             reducer.follow(optimizer)
     return model
+
+
+def check_rule(rule: object) -> None:
+    """Raise UsageError for what is no rule: an optimizer in its place, a class, or a name."""
+    if not isinstance(rule, BaseRule):
+        given = f"the class {rule.__name__}" if isinstance(rule, type) else f"a {type(rule).__name__}"
+        remedy = "pass a rule, as in unisono.LocalSGD(every=16)"
+        if isinstance(rule, torch.optim.Optimizer):
+            remedy = "the optimizer is the fourth argument, behind the rule"
+        raise UsageError(f"the third argument is {given}, which is no instance of a rule: {remedy}")
 
 
 def _check_rule(model: torch.nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer | None) -> None:
@@ -237,6 +248,8 @@ def attach(
 def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int, split: bool) -> None:
     """Raise UsageError where gradients cannot be summed exactly, or not in shares of so many virtual ranks."""
     named = f"virtual_ranks = {virtual_ranks}"
+    if virtual_ranks < 0:
+        raise UsageError(f"{named}, but it has to be at least the number of ranks, or 0 for none")
     if virtual_ranks and virtual_ranks < ranks:
         raise UsageError(
             f"{named}, but {ranks} ranks, so some would have no share: start at most {virtual_ranks} ranks, or raise it"

@@ -11,7 +11,7 @@ import torch
 
 from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
-from unisono.data_parallel import attach
+from unisono.data_parallel import attach, check_rule
 from unisono.device import check_not_captured, device_of, is_on_host
 from unisono.engine.closing import weakly
 from unisono.errors import TensorError, UsageError
@@ -64,7 +64,13 @@ class Trainer:
         virtual_ranks: int = 0,
         threads: int = 1,
     ) -> None:
-        """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices."""
+        """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices.
+
+        Raises UsageError for what is no rule, and for a `clip` that is not above 0.
+        """
+        check_rule(rule)
+        if clip is not None and not clip > 0:
+            raise UsageError(f"Trainer(clip={clip!r}): the norm must be above 0, or None")
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.device = world.call_on_all(lambda: device_of([*model.parameters(), *model.buffers()], "the model"))
         """Device of the model."""

@@ -110,6 +110,25 @@ def test_a_trainer_of_a_model_whose_loop_was_its_own(world: World) -> None:
     close([*model.parameters()], trained(world, LocalSGD(every=2), 5))
 
 
+def test_slips_in_the_arguments(world: World) -> None:
+    model: Any = network()
+    optimizer = optimizer_of(model)
+    for rule, words in (
+        (optimizer, "the third argument is a SGD, .*: the optimizer is the fourth argument"),
+        (LocalSGD, r"the third argument is the class LocalSGD, .*: pass a rule, as in unisono.LocalSGD\(every=16\)"),
+        ("local_sgd", "the third argument is a str, which is no instance of a rule"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            unisono.parallel(model, world, rule)
+        with pytest.raises(UsageError, match=words):
+            unisono.Trainer(model, world, rule, optimizer)
+    for clip in (0, -1, float("nan")):
+        with pytest.raises(UsageError, match=rf"Trainer\(clip={clip}\): the norm must be above 0, or None"):
+            unisono.Trainer(model, world, unisono.BSP(), optimizer, clip=clip)
+    with pytest.raises(UsageError, match="virtual_ranks = -1, but it has to be at least the number of ranks, or 0"):
+        unisono.parallel(model, world, virtual_ranks=-1)
+
+
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_averaging_weights_in_each_step_is_averaging_gradients(group: World, overlap: str) -> None:
     averaged = trained(group, unisono.BSP(SMALL, overlap))
