@@ -67,7 +67,8 @@ def parallel(
     rank's own, and `optimizer.step()`, whose calls a period counts, averages the weights when that is due. So does
     `Sharded`: each rank then has its shards of the gradients, and `optimizer.step()` updates and gathers the weights.
     Raises UsageError if the optimizer is missing or lacks a trainable parameter, for an asynchronous rule (`EASGD`),
-    and for a model that is already parallel or has sparse gradients.
+    and for a model that is already parallel or has sparse gradients. A model that is parallel by the same rule takes
+    another optimizer in place of the one before: `parallel(model, world, rule, other)`.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`plan/layer_plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
@@ -92,7 +93,9 @@ def parallel(
     if example is not None:
         whole = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
         plan = _plan_by_prediction(model, world, example, whole)
-    reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
+    reducer = reducer_of(model)
+    if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
+        reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, chosen, optimizer)
         if sharded:
@@ -302,7 +305,9 @@ def prepare(model: torch.nn.Module) -> None:
     """
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
-    if any(part is not None for part in parts) or (reducer is not None and not reducer.structure.differs(model)):
+    if any(part is not None and part is not reducer for part in parts) or (  # a compiled model shows its attributes
+        reducer is not None and not reducer.structure.differs(model)
+    ):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse

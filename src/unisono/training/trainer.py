@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import torch
 
@@ -27,7 +26,6 @@ from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
 from unisono.transports.exact import Gradients
-from unisono.wires import EXACT
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -77,8 +75,7 @@ class Trainer:
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule, None, virtual_ranks, threads)
         self.reducer.structure.check(model)
-        exact = replace(rule, exchange=replace(rule.exchange, wire=EXACT))  # virtual ranks make it so
-        if self.reducer.rule not in (rule, exact):
+        if not self.reducer.is_by(rule):
             raise UsageError(
                 f"the model is parallel by {self.reducer.rule}, and the Trainer's rule is {rule}: give it the same "
                 "one, or call unisono.parallel(model, world, rule) first"

@@ -110,6 +110,30 @@ def test_a_trainer_of_a_model_whose_loop_was_its_own(world: World) -> None:
     close([*model.parameters()], trained(world, LocalSGD(every=2), 5))
 
 
+@pytest.mark.parametrize("rule", [LocalSGD(every=2), unisono.Sharded()], ids=["local_sgd", "sharded"])
+def test_another_optimizer_takes_the_place_of_one(world: World, rule: LocalSGD | unisono.Sharded) -> None:
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
+        for inputs, labels in batches(world, 4, 12):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+            optimizer.step()
+        assert_trained(world, [*model.parameters()])
+
+    model = network()
+    unisono.parallel(model, world, rule, first := torch.optim.Adam(model.parameters()))
+    stepped(first)
+    unisono.parallel(model, world, rule, second := optimizer_of(model))
+    stepped(second)
+    for other in (unisono.DiLoCo(), unisono.BSP()):
+        with pytest.raises(UsageError, match="is parallel already"):
+            unisono.parallel(model, world, other, optimizer_of(model))
+    reducer = reducer_of(model)
+    assert reducer is not None
+    if isinstance(rule, LocalSGD):
+        first.step()
+        assert reducer.programs.number == 8, "the first one's steps no longer count"
+
+
 def test_slips_in_the_arguments(world: World) -> None:
     model: Any = network()
     optimizer = optimizer_of(model)
