@@ -43,7 +43,7 @@ from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
 from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
-from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
+from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import clear
@@ -59,6 +59,9 @@ from unisono.step.rule import RankState
 from unisono.transports.exact import ExactSums
 from unisono.wires import EXACT
 from unisono.world import World
+
+LIVING = weakref.WeakSet["Reducer"]()
+"""Reducers of all parallel models: an optimizer may have parameters of several."""
 
 
 class Reducer:
@@ -116,6 +119,7 @@ class Reducer:
         for number, node in enumerate(self._adding):
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
+        LIVING.add(self)
 
     def loss_weight(self) -> tuple[int, float]:
         """Return the number of averages so far, and the weight of this rank's loss in the next one among those of its
@@ -188,6 +192,7 @@ class Reducer:
             clear(self.parameters)
         self._hooks.clear()
         self._steps.clear()
+        LIVING.discard(self)
         self._adding.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
@@ -289,15 +294,17 @@ class Reducer:
             self._steps.pop().remove()
         self._followed = weakref.ref(optimizer)
         begin_step, end_step = weakly(self.begin_step), weakly(self.end_step)
-        self._steps += [
-            optimizer.register_step_pre_hook(lambda *_: begin_step()),
-            optimizer.register_step_post_hook(lambda stepped, *_: None if is_inner_step(stepped) else end_step()),
-        ]
+        eagerly: Callable[[Any], Any] = torch.compiler.disable  # also where the step is compiled
+        before = eagerly(lambda stepped, *_: begin_step(stepped))
+        after = eagerly(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
+        self._steps += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
-    def begin_step(self) -> None:
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first
-        one, without a backward pass that averages."""
+        one, without a backward pass that averages. Raises UsageError for a trainable parameter of no parallel model."""
         if self._step is None:
+            if self.traits.state.differs:
+                check_known(optimizer, {id(one) for reducer in LIVING for one in reducer.parameters})
             self.programs.rule_memory.lay_out(self.traits.state.has_anchor)
 
     def end_step(self) -> None:

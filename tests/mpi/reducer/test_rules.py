@@ -134,6 +134,32 @@ def test_another_optimizer_takes_the_place_of_one(world: World, rule: LocalSGD |
         assert reducer.programs.number == 8, "the first one's steps no longer count"
 
 
+def test_a_step_that_is_compiled_averages_weights_and_buffers(world: World) -> None:
+    model: Any = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), network()).double()
+    unisono.parallel(model, world, LocalSGD(every=2), optimizer := torch.optim.SGD(model.parameters(), 0.1))
+
+    @torch.compile(backend="aot_eager")
+    def step() -> None:
+        optimizer.step()
+
+    for inputs, labels in batches(world, 4, 12):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        step()
+    assert_trained(world, [*model[2].parameters()])
+    assert all(torch.equal(model[1].running_mean, its) for its in world.all_gather_object(model[1].running_mean))
+
+
+def test_a_parameter_of_no_parallel_model_is_refused_in_the_step(world: World) -> None:
+    model, weights = network(), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*model.parameters(), weights], 0.1)
+    unisono.parallel(model, world, LocalSGD(every=1), optimizer)
+    with pytest.raises(UsageError, match=r"the optimizer has a parameter of shape \(2,\) that is not the model's"):
+        optimizer.step()
+    weights.requires_grad_(False)
+    optimizer.step()
+
+
 def test_slips_in_the_arguments(world: World) -> None:
     model: Any = network()
     optimizer = optimizer_of(model)
