@@ -67,7 +67,8 @@ def parallel(
     rank's own, and `optimizer.step()`, whose calls a period counts, averages the weights when that is due. So does
     `Sharded`: each rank then has its shards of the gradients, and `optimizer.step()` updates and gathers the weights.
     Raises UsageError if the optimizer is missing or lacks a trainable parameter, for an asynchronous rule (`EASGD`),
-    and for a model that is already parallel or has sparse gradients.
+    and for a model that is already parallel or has sparse gradients. A model that is parallel by the same rule takes
+    another optimizer in place of the one before: `parallel(model, world, rule, other)`.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
     (`plan/layer_plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
@@ -83,7 +84,8 @@ def parallel(
     With `virtual_ranks`, each batch has so many fixed shares, whose gradients are summed exactly: weights have the same
     bits for any number of ranks. Each rank computes some of them, with `threads` threads, in a loop over `shares`.
     """
-    chosen = rule or BSP()
+    chosen = BSP() if rule is None else rule
+    check_rule(chosen)
     sharded = chosen.traits.state is RankState.SHARDED
     _check_rule(model, chosen, optimizer)
     if (example is not None) != (plan == AUTO):
@@ -91,7 +93,9 @@ def parallel(
     if example is not None:
         whole = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
         plan = _plan_by_prediction(model, world, example, whole)
-    reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
+    reducer = reducer_of(model)
+    if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
+        reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, chosen, optimizer)
         if sharded:
@@ -99,6 +103,16 @@ def parallel(
         else:
             reducer.follow(optimizer)
     return model
+
+
+def check_rule(rule: object) -> None:
+    """Raise UsageError for what is no rule: an optimizer in its place, a class, or a name."""
+    if not isinstance(rule, BaseRule):
+        given = f"the class {rule.__name__}" if isinstance(rule, type) else f"a {type(rule).__name__}"
+        remedy = "pass a rule, as in unisono.LocalSGD(every=16)"
+        if isinstance(rule, torch.optim.Optimizer):
+            remedy = "the optimizer is the fourth argument, behind the rule"
+        raise UsageError(f"the third argument is {given}, which is no instance of a rule: {remedy}")
 
 
 def _check_rule(model: torch.nn.Module, rule: BaseRule, optimizer: torch.optim.Optimizer | None) -> None:
@@ -237,6 +251,8 @@ def attach(
 def check_exact(model: torch.nn.Module, ranks: int, rule: BaseRule, virtual_ranks: int, split: bool) -> None:
     """Raise UsageError where gradients cannot be summed exactly, or not in shares of so many virtual ranks."""
     named = f"virtual_ranks = {virtual_ranks}"
+    if virtual_ranks < 0:
+        raise UsageError(f"{named}, but it has to be at least the number of ranks, or 0 for none")
     if virtual_ranks and virtual_ranks < ranks:
         raise UsageError(
             f"{named}, but {ranks} ranks, so some would have no share: start at most {virtual_ranks} ranks, or raise it"
@@ -289,7 +305,9 @@ def prepare(model: torch.nn.Module) -> None:
     """
     reducer = reducer_of(model)
     parts = (reducer_of(module) for module in model.modules() if module is not model)
-    if any(part is not None for part in parts) or (reducer is not None and not reducer.structure.differs(model)):
+    if any(part is not None and part is not reducer for part in parts) or (  # a compiled model shows its attributes
+        reducer is not None and not reducer.structure.differs(model)
+    ):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse

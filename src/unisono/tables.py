@@ -103,7 +103,7 @@ def check(value: Any) -> None:
             if isinstance(held, Real) and not isinstance(held, bool):  # also NumPy's
                 held = int(held) if isinstance(held, Integral) else float(held)
             try:
-                _value(held, types_of(kind)[each.name], f"{kind.__name__}: {each.name}", each.metadata)
+                _parsed(types_of(kind)[each.name], held, f"{kind.__name__}: {each.name}", each.metadata, True)
             except _UnfitError as unfit:
                 raise UsageError(str(unfit)) from None
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from unisono.optimizers.layerwise import LAMB, LARS
 
@@ -153,3 +154,16 @@ def test_parameters_without_gradient_stay_and_a_closure_is_called(kind: type[LAR
     assert torch.equal(still, torch.ones(2, 2))
     assert float(moved.detach().max()) < 1
     assert set(optimizer.state) == {moved}
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_a_complex_parameter_is_two_real_ones(kind: type[LARS] | type[LAMB]) -> None:
+    numbers = torch.tensor([[1 + 2j, 3 - 1j], [2j, -1 + 1j]])
+    whole, apart = nn.Parameter(numbers.clone()), nn.Parameter(torch.view_as_real(numbers).clone())
+    optimizers = kind([whole], 0.1), kind([apart], 0.1)
+    for number in range(3):
+        whole.grad = numbers * (number + 1j)
+        apart.grad = torch.view_as_real(whole.grad).clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.testing.assert_close(torch.view_as_real(whole), apart)

@@ -58,6 +58,15 @@ def test_added_replaced_or_unfrozen_parameters_are_named() -> None:
         assert structure.differs(model)
 
 
+def test_a_model_that_is_converted_later_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    structure = Structure(model)
+    model.double()
+    with pytest.raises(UsageError, match=r"parameter weight is torch.float64, and was torch.float32 when .*: convert"):
+        structure.check_pass(model)
+    structure.check(model.float())
+
+
 def test_frozen_or_removed_parameters_are_accepted() -> None:
     model = make()
     structure = Structure(model)

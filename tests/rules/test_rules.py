@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,22 @@ def test_rules_are_values(rule: BaseRule) -> None:
     assert isinstance(rule.traits, Traits)
     assert rule.traits == rule.traits
     assert hash(rule) == hash(type(rule)(**vars(rule)))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: BSP("int8"), r"BSP\(exchange='int8'\): pass an Exchange, as in BSP\(Exchange\(wire="),
+        (lambda: BSP(overlap="concurrent", outstanding=-1), "BSP: outstanding = -1, but it has to be at least 1"),
+        (lambda: Sharded(outstanding=0), "Sharded: outstanding = 0, but it has to be at least 1"),
+        (lambda: Exchange(wire="int16"), "there is no wire 'int16'; there are float32, "),
+        (lambda: Exchange(bucket_bytes=-1), "Exchange: bucket_bytes = -1, but it has to be at least 1"),
+        (lambda: Exchange(bucket_bytes="1 MiB"), "Exchange: bucket_bytes = '1 MiB' is not a whole number"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_where_they_are_made(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
 
 
 def test_an_average_every_0_steps_is_refused() -> None:

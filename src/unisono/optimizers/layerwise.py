@@ -124,10 +124,13 @@ class LAMB(LayerwiseOptimizer):
         first, second = group["betas"]
         state["step"] += 1
         mean, square, steps = state["exp_avg"], state["exp_avg_sq"], float(state["step"])
+        if is_complex := weights.is_complex():  # two numbers each, as in PyTorch's Adam; shards have them apart
+            weights, gradient, mean, square = map(torch.view_as_real, (weights, gradient, mean, square))
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         step: Tensor = (mean / (1 - first**steps)).div_((square / (1 - second**steps)).sqrt_().add_(group["eps"]))
-        return step.add_(weights, alpha=group["weight_decay"]) if layer else step
+        step = step.add_(weights, alpha=group["weight_decay"]) if layer else step
+        return torch.view_as_complex(step) if is_complex else step
 
     def scale(self, weights: float, direction: float, _: State) -> float:
         """Return |w| / |u|."""

@@ -39,7 +39,8 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
 
 IN_SHARDS = (
     "the optimizer has this rank's shards of its state alone, and the world they were cut for was freed, or the model "
-    "has another optimizer: make a new one, and load the state_dict() that this one gave before"
+    "has another optimizer: make a new one, and load the state_dict() that this one gave before; in a loop of your own "
+    "unisono.parallel(model, world, rule, optimizer) takes it in place of this one"
 )
 """Message about an optimizer that can no longer be used."""
 

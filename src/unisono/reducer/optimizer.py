@@ -115,6 +115,11 @@ def begin_step(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None
     """Mark the optimizer's step as made. Raises UsageError for a trainable parameter whose id is not among the `known`
     ones of the model."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+    check_known(optimizer, known)
+
+
+def check_known(optimizer: torch.optim.Optimizer, known: Collection[int]) -> None:
+    """Raise UsageError for a trainable parameter of the optimizer whose id is not among the `known` ones."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and id(parameter) not in known:

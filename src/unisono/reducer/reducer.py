@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import ServerLinks
@@ -41,7 +43,7 @@ from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
 from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
-from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
+from unisono.reducer.optimizer import ShardedOptimizer, SplitStep, check_known
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
 from unisono.reducer.scattered_gradient import clear
@@ -57,6 +59,9 @@ from unisono.step.rule import RankState
 from unisono.transports.exact import ExactSums
 from unisono.wires import EXACT
 from unisono.world import World
+
+LIVING = weakref.WeakSet["Reducer"]()
+"""Reducers of all parallel models: an optimizer may have parameters of several."""
 
 
 class Reducer:
@@ -105,6 +110,8 @@ class Reducer:
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self.weights = ModelWeights(model, programs, self.runner.wait)
+        self._followed: Callable[[], torch.optim.Optimizer | None] = lambda: None  # optimizer of a user's own loop
+        self._steps: list[RemovableHandle] = []  # hooks of it
         self._hooks = register_hooks(self.parameters, self.mark_ready)
         # hooks of the nodes that add to `.grad` run in `backward()` alone, those of a tensor in `autograd.grad` too;
         # autograd forgets a node that nobody holds, with its hooks
@@ -112,6 +119,7 @@ class Reducer:
         for number, node in enumerate(self._adding):
             self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
         attach(model, self)
+        LIVING.add(self)
 
     def loss_weight(self) -> tuple[int, float]:
         """Return the number of averages so far, and the weight of this rank's loss in the next one among those of its
@@ -177,12 +185,14 @@ class Reducer:
     def release(self) -> None:
         """Detach from the model, which behaves like any other from here on."""
         self.finish()
-        for handle in self._hooks:
+        for handle in (*self._hooks, *self._steps):
             handle.remove()
         if self.sharded is not None:
             self.sharded.release()
             clear(self.parameters)
         self._hooks.clear()
+        self._steps.clear()
+        LIVING.discard(self)
         self._adding.clear()
         model = self._model()
         if model is not None and reducer_of(model) is self:
@@ -267,18 +277,34 @@ class Reducer:
                 self.sharded.hide_gradients(begun.replica)
             self.accumulation.end_average()
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it."""
-        begin_step, end_step = weakly(self.begin_step), weakly(self.end_step)
-        self._hooks.append(optimizer.register_step_pre_hook(lambda *_: begin_step()))
-        self._hooks.append(
-            optimizer.register_step_post_hook(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
-        )
+    def takes(self, model: torch.nn.Module, world: World, rule: BaseRule, optimizer: torch.optim.Optimizer) -> bool:
+        """Return True for an optimizer that is to take the place of another, by the same rule on the same ranks."""
+        before = self.sharded.optimizer if self.sharded is not None else self._followed()
+        as_before = self.is_by(rule) and world.resource(CommunicatorPool) is self.programs.collectives.pool
+        return as_before and optimizer is not before and not self.structure.differs(model)
 
-    def begin_step(self) -> None:
+    def is_by(self, rule: BaseRule) -> bool:
+        """Return True for the rule of this reducer, also as it was before virtual ranks made its wire exact."""
+        return self.rule in (rule, replace(rule, exchange=replace(rule.exchange, wire=EXACT)))
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call `begin_step` before each step of the optimizer of a user's own loop, and `end_step` after it. One that
+        was followed before is no longer."""
+        while self._steps:
+            self._steps.pop().remove()
+        self._followed = weakref.ref(optimizer)
+        begin_step, end_step = weakly(self.begin_step), weakly(self.end_step)
+        eagerly: Callable[[Any], Any] = torch.compiler.disable  # also where the step is compiled
+        before = eagerly(lambda stepped, *_: begin_step(stepped))
+        after = eagerly(lambda stepped, *_: None if is_inner_step(stepped) else end_step())
+        self._steps += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first
-        one, without a backward pass that averages."""
+        one, without a backward pass that averages. Raises UsageError for a trainable parameter of no parallel model."""
         if self._step is None:
+            if self.traits.state.differs:
+                check_known(optimizer, {id(one) for reducer in LIVING for one in reducer.parameters})
             self.programs.rule_memory.lay_out(self.traits.state.has_anchor)
 
     def end_step(self) -> None:

@@ -21,7 +21,8 @@ import torch
 from unisono.errors import MismatchError, UsageError
 from unisono.world import World
 
-_children, _parameters, _trains = attrgetter("_modules"), attrgetter("_parameters"), attrgetter("requires_grad")
+_children, _parameters = attrgetter("_modules"), attrgetter("_parameters")
+_trains, _dtype = attrgetter("requires_grad"), attrgetter("dtype")
 
 
 class Structure:
@@ -30,6 +31,7 @@ class Structure:
     def __init__(self, model: torch.nn.Module) -> None:
         self.names, self.parameters = trainable(model)
         """Names and tensors of the trainable parameters, each under its first name."""
+        self._dtypes = list(map(_dtype, self.parameters))
         self._known = {id(parameter) for parameter in self.parameters}
         self.remedy = (
             "call unisono.parallel(model, world) again, on all ranks, and make a new Trainer if one trains the model"
@@ -39,14 +41,22 @@ class Structure:
         self._remember(model)
 
     def check(self, model: torch.nn.Module) -> None:
-        """Raise UsageError when a parameter is trained that was not when the model was made parallel."""
-        name = self.added(model)
-        self._checked = name is None
-        if name is not None:
+        """Raise UsageError when a parameter is trained that was not when the model was made parallel, or has another
+        dtype."""
+        self._checked = False
+        if (dtypes := list(map(_dtype, self.parameters))) != self._dtypes:
+            for key, now, before in zip(self.names, dtypes, self._dtypes, strict=True):
+                if now != before:
+                    raise UsageError(
+                        f"parameter {key} is {now}, and was {before} when the model was made parallel: convert the "
+                        "model before unisono.parallel"
+                    )
+        if (name := self.added(model)) is not None:
             raise UsageError(
                 f"parameter {name} was added, replaced or unfrozen after the model was made parallel, so its gradient "
                 f"would not be averaged: {self.remedy}"
             )
+        self._checked = True
 
     def check_pass(self, model: torch.nn.Module | None) -> None:
         """Check the model of a backward pass that begins, unless its forward pass has done so, or the model is gone."""

@@ -172,6 +172,7 @@ class Sharded(BaseRule):
     """Largest norm of all gradients, in a loop of your own; a `Trainer` and recipes have their own option."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"Sharded(clip={self.clip!r}): the norm must be above 0, or None")
 

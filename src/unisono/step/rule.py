@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from unisono.errors import UsageError
 from unisono.placement import Partition
 from unisono.step import build
 from unisono.step.layout import Layout
@@ -32,7 +33,8 @@ from unisono.step.program import (
     Task,
     Value,
 )
-from unisono.tables import check
+from unisono.tables import check, number
+from unisono.wires import WIRES
 
 ONE_THREAD: Mapping[str, int] = dict.fromkeys((MAIN, COMPUTING, NODE, COMMUNICATION, COPIES, UPDATE), 1)
 """Number of threads of each lane."""
@@ -141,8 +143,13 @@ class Exchange:
     wire: str | None = None
     """Number format between nodes: "float32", "float16", "bfloat16", "int8" or "int4"; None for the gradients' own;
     "exact" for sums of integers, whose bits depend on nothing else here (`transports/exact.py`)."""
-    bucket_bytes: int | None = None
+    bucket_bytes: int | None = number(None, at_least=1)
     """Largest bucket in bytes; None chooses it from the first steps."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.wire is not None:
+            WIRES.check(self.wire)
 
 
 @dataclass(frozen=True)
@@ -153,10 +160,15 @@ class BaseRule:
     overlap: str = AUTO
     """Place of communication in the step: "chain", "phases", "concurrent", "funnel" or "none" (`step/overlaps.py`).
     "auto" chooses the one that is predicted to be the fastest from the first steps."""
-    outstanding: int | None = None
+    outstanding: int | None = number(None, at_least=1)
     """Largest number of collectives at once, where the overlap has several; None chooses it from the first steps."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.exchange, Exchange):
+            raise UsageError(
+                f"{type(self).__name__}(exchange={self.exchange!r}): pass an Exchange, as in "
+                f'{type(self).__name__}(Exchange(wire="int8"))'
+            )
         check(self)
 
     def __call__(self, event: Step, rank: int, layout: Layout, /) -> StepProgram:

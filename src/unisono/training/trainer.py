@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import torch
 
 from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
-from unisono.data_parallel import attach
+from unisono.data_parallel import attach, check_rule
 from unisono.device import check_not_captured, device_of, is_on_host
 from unisono.engine.closing import weakly
 from unisono.errors import TensorError, UsageError
@@ -27,7 +26,6 @@ from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss
 from unisono.training.recorder import Recorder
 from unisono.training.timeline import Timeline
 from unisono.transports.exact import Gradients
-from unisono.wires import EXACT
 from unisono.world import World
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -64,15 +62,20 @@ class Trainer:
         virtual_ranks: int = 0,
         threads: int = 1,
     ) -> None:
-        """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices."""
+        """Prepare the model on all ranks together. Raises TensorError on all of them for a model on several devices.
+
+        Raises UsageError for what is no rule, and for a `clip` that is not above 0.
+        """
+        check_rule(rule)
+        if clip is not None and not clip > 0:
+            raise UsageError(f"Trainer(clip={clip!r}): the norm must be above 0, or None")
         self.model, self.optimizer, self.world, self.loss = model, optimizer, world, loss
         self.device = world.call_on_all(lambda: device_of([*model.parameters(), *model.buffers()], "the model"))
         """Device of the model."""
         self.recorder = Recorder()
         self.reducer = reducer_of(model) or attach(model, world, rule, None, virtual_ranks, threads)
         self.reducer.structure.check(model)
-        exact = replace(rule, exchange=replace(rule.exchange, wire=EXACT))  # virtual ranks make it so
-        if self.reducer.rule not in (rule, exact):
+        if not self.reducer.is_by(rule):
             raise UsageError(
                 f"the model is parallel by {self.reducer.rule}, and the Trainer's rule is {rule}: give it the same "
                 "one, or call unisono.parallel(model, world, rule) first"

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,6 +191,17 @@ def test_parameters_that_change(world: World, change: Callable[[nn.Module], None
     unisono.parallel(model, world, CHAIN)
     if change is not adapted:  # the adapter is not read here
         step(model, world)
+
+
+def test_a_compiled_model_is_made_parallel_again(world: World) -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+    compiled: Any = torch.compile(model, backend="eager")
+    unisono.parallel(compiled, world, CHAIN)
+    with pytest.raises(UsageError, match="is parallel already"):
+        unisono.parallel(compiled, world, CHAIN)
+    unfrozen(model)
+    unisono.parallel(compiled, world, CHAIN)
+    step(compiled, world)
 
 
 def test_parameters_that_change_are_found_without_the_models_forward_pass(world: World) -> None:

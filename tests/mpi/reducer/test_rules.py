@@ -110,6 +110,75 @@ def test_a_trainer_of_a_model_whose_loop_was_its_own(world: World) -> None:
     close([*model.parameters()], trained(world, LocalSGD(every=2), 5))
 
 
+@pytest.mark.parametrize("rule", [LocalSGD(every=2), unisono.Sharded()], ids=["local_sgd", "sharded"])
+def test_another_optimizer_takes_the_place_of_one(world: World, rule: LocalSGD | unisono.Sharded) -> None:
+    def stepped(optimizer: torch.optim.Optimizer) -> None:
+        for inputs, labels in batches(world, 4, 12):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+            optimizer.step()
+        assert_trained(world, [*model.parameters()])
+
+    model = network()
+    unisono.parallel(model, world, rule, first := torch.optim.Adam(model.parameters()))
+    stepped(first)
+    unisono.parallel(model, world, rule, second := optimizer_of(model))
+    stepped(second)
+    for other in (unisono.DiLoCo(), unisono.BSP()):
+        with pytest.raises(UsageError, match="is parallel already"):
+            unisono.parallel(model, world, other, optimizer_of(model))
+    reducer = reducer_of(model)
+    assert reducer is not None
+    if isinstance(rule, LocalSGD):
+        first.step()
+        assert reducer.programs.number == 8, "the first one's steps no longer count"
+
+
+def test_a_step_that_is_compiled_averages_weights_and_buffers(world: World) -> None:
+    model: Any = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), network()).double()
+    unisono.parallel(model, world, LocalSGD(every=2), optimizer := torch.optim.SGD(model.parameters(), 0.1))
+
+    @torch.compile(backend="aot_eager")
+    def step() -> None:
+        optimizer.step()
+
+    for inputs, labels in batches(world, 4, 12):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        step()
+    assert_trained(world, [*model[2].parameters()])
+    assert all(torch.equal(model[1].running_mean, its) for its in world.all_gather_object(model[1].running_mean))
+
+
+def test_a_parameter_of_no_parallel_model_is_refused_in_the_step(world: World) -> None:
+    model, weights = network(), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*model.parameters(), weights], 0.1)
+    unisono.parallel(model, world, LocalSGD(every=1), optimizer)
+    with pytest.raises(UsageError, match=r"the optimizer has a parameter of shape \(2,\) that is not the model's"):
+        optimizer.step()
+    weights.requires_grad_(False)
+    optimizer.step()
+
+
+def test_slips_in_the_arguments(world: World) -> None:
+    model: Any = network()
+    optimizer = optimizer_of(model)
+    for rule, words in (
+        (optimizer, "the third argument is a SGD, .*: the optimizer is the fourth argument"),
+        (LocalSGD, r"the third argument is the class LocalSGD, .*: pass a rule, as in unisono.LocalSGD\(every=16\)"),
+        ("local_sgd", "the third argument is a str, which is no instance of a rule"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            unisono.parallel(model, world, rule)
+        with pytest.raises(UsageError, match=words):
+            unisono.Trainer(model, world, rule, optimizer)
+    for clip in (0, -1, float("nan")):
+        with pytest.raises(UsageError, match=rf"Trainer\(clip={clip}\): the norm must be above 0, or None"):
+            unisono.Trainer(model, world, unisono.BSP(), optimizer, clip=clip)
+    with pytest.raises(UsageError, match="virtual_ranks = -1, but it has to be at least the number of ranks, or 0"):
+        unisono.parallel(model, world, virtual_ranks=-1)
+
+
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_averaging_weights_in_each_step_is_averaging_gradients(group: World, overlap: str) -> None:
     averaged = trained(group, unisono.BSP(SMALL, overlap))
