@@ -8,6 +8,7 @@ for inputs, labels in batches:
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from unisono.optimizers.sharded import check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.hooks import HOLDERS
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
@@ -291,9 +293,25 @@ def prepare(model: torch.nn.Module) -> None:
     parts = (reducer_of(module) for module in model.modules() if module is not model)
     if any(part is not None for part in parts) or (reducer is not None and not reducer.structure.differs(model)):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
+    if _held_elsewhere(model, reducer) is not None:
+        gc.collect()  # an earlier model may be kept by what refers to itself alone
+    if (shared := _held_elsewhere(model, reducer)) is not None:
+        raise UsageError(
+            f"parameter {shared} belongs to another parallel model too, and one of the two would lose its gradient: "
+            "make one parallel model of both (torch.nn.ModuleDict), or delete the other (del), with its Trainer, where "
+            "it is no longer used"
+        )
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
         if sparse and module.weight.requires_grad:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
     if reducer is not None:
         reducer.release()
+
+
+def _held_elsewhere(model: torch.nn.Module, reducer: Reducer | None) -> str | None:
+    """Return the name of a trainable parameter whose gradient another model's reducer takes; None without one."""
+    for name, parameter in zip(*trainable(model), strict=True):
+        if HOLDERS.get(id(parameter), reducer) is not reducer:
+            return name
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -52,6 +53,10 @@ def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) ->
         parameter.register_post_accumulate_grad_hook(hook_of(number))  # type: ignore[no-untyped-call]
         for number, parameter in enumerate(parameters)
     ]
+
+
+HOLDERS: WeakValueDictionary[int, Reducer] = WeakValueDictionary()
+"""Reducer of each parameter, by the identity of the parameter, which it keeps alive."""
 
 
 ATTRIBUTE = "_unisono"

@@ -40,7 +40,7 @@ from unisono.reducer.backward_pass import BackwardPass, PassRunner
 from unisono.reducer.bucket_memory import UNSPLIT, BucketMemory, ParameterParts
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, StepControl
-from unisono.reducer.hooks import BackwardEndCallback, attach, detach, reducer_of, register_hooks
+from unisono.reducer.hooks import HOLDERS, BackwardEndCallback, attach, detach, reducer_of, register_hooks
 from unisono.reducer.optimizer import ShardedOptimizer, SplitStep
 from unisono.reducer.programs import Programs
 from unisono.reducer.replica import ModelReplica, ShardedReplica
@@ -106,6 +106,7 @@ class Reducer:
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
         self.weights = ModelWeights(model, programs, self.runner.wait)
         self._hooks = register_hooks(self.parameters, self.mark_ready)
+        HOLDERS.update(dict.fromkeys(map(id, self.parameters), self))
         # hooks of the nodes that add to `.grad` run in `backward()` alone, those of a tensor in `autograd.grad` too;
         # autograd forgets a node that nobody holds, with its hooks
         self._adding = [get_gradient_edge(parameter).node for parameter in self.parameters] if self.traits.sums else []
@@ -179,6 +180,8 @@ class Reducer:
         self.finish()
         for handle in self._hooks:
             handle.remove()
+        for parameter in self.parameters:
+            HOLDERS.pop(id(parameter), None)
         if self.sharded is not None:
             self.sharded.release()
             clear(self.parameters)

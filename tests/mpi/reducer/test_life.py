@@ -223,6 +223,18 @@ def test_a_trainer_refuses_parameters_that_changed(world: World) -> None:
     Trainer(model, world, CHAIN, torch.optim.SGD(model.parameters(), 0.1)).step(*batch)
 
 
+def test_a_parameter_of_two_models_is_refused_while_both_live(world: World) -> None:
+    body = nn.Linear(4, 4)
+    first, second = nn.Sequential(body, nn.Linear(4, 2)), nn.Sequential(body, nn.Linear(4, 3))
+    trainer = Trainer(first, world, CHAIN, torch.optim.SGD(first.parameters(), 0.1))
+    for other in (second, body):
+        with pytest.raises(UsageError, match=r"parameter (0\.)?weight belongs to another parallel model.*ModuleDict"):
+            unisono.parallel(other, world, CHAIN)
+    trainer.wait()
+    del first, trainer
+    step(unisono.parallel(second, world, CHAIN), world)
+
+
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
