@@ -239,7 +239,7 @@ class Reducer:
 
     def mark_ready(self, number: int, last: bool) -> None:
         """Add a parameter's complete gradient; it is not the `last` hook where some of the program's own follow. Raises
-        UsageError for a sparse gradient."""
+        UsageError for a sparse gradient, and for one with a graph that an exchange would cut."""
         parameter = self.parameters[number]
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UsageError(
@@ -256,6 +256,12 @@ class Reducer:
                 Variable._execution_engine.queue_callback(
                     BackwardEndCallback(self.finalize, partial(self._discard, begun))
                 )
+        if begun.releases and parameter.grad is not None and parameter.grad.requires_grad:
+            raise UsageError(
+                f"parameter {self.structure.names[number]} has a gradient with a graph, which its exchange would "
+                "cut, as by backward(create_graph=True): use torch.autograd.grad(..., create_graph=True), whose "
+                "gradients are this rank's own"
+            )
         begun.mark_ready(number, last)
 
     def finalize(self) -> None:

@@ -252,6 +252,26 @@ def test_sparse_gradients_are_refused_by_name(world: World) -> None:
         model(torch.tensor([1, 1])).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_a_graph_of_gradients_is_refused_where_it_would_be_cut(world: World) -> None:
+    model = nn.Linear(4, 2)
+    unisono.parallel(model, world, CHAIN)
+    loss = model(torch.ones(2, 4)).square().sum()
+    with unisono.no_sync(model):
+        loss.backward(create_graph=True)
+    assert model.weight.grad.requires_grad
+    model.zero_grad()
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"parameter \w+ has a gradient with a graph.*autograd\.grad"):
+            loss.backward(create_graph=True)
+    step(model, world)
+    own = nn.Linear(4, 2)
+    unisono.parallel(own, world, unisono.LocalSGD(), torch.optim.SGD(own.parameters(), 0.1))
+    own(torch.ones(2, 4)).square().sum().backward(create_graph=True)
+    assert own.weight.grad.requires_grad
+    own.zero_grad()
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_scalar_and_empty_parameters(group: World, dtype: torch.dtype) -> None:
     class Mixed(nn.Module):
