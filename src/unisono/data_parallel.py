@@ -147,6 +147,12 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
             f"add_samples(model, {samples:g}) after a backward pass, which has exchanged gradients of split layers by "
             "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
         )
+    waits = not samples and reducer.traits.state.differs and reducer.runner.awaits_step
+    if waits and any(one.grad is not None and bool(one.grad.any()) for one in reducer.parameters):
+        raise UsageError(
+            "add_samples(model, 0) after another backward pass of the same step, whose gradients would be ignored too: "
+            f"{type(reducer.rule).__name__} exchanges nothing in a backward pass, so leave out the empty one"
+        )
     reducer.control.add_samples(samples)
 
 

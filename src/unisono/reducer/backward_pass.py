@@ -55,8 +55,9 @@ class BackwardPass:
         self._times, self._by_main, self._parameters = programs.times, programs.by_main, replica.memory.parameters
         self._program, self._player, self._next = program, programs.player, 0
         self._sums, layout = programs.traits.sums, replica.layout
-        self._contributes = replica.agreement.message.contributes
-        self._takes = self._contributes or programs.traits.state.differs
+        message = replica.agreement.message
+        self._contributes = message.contributes
+        self._takes = message.contributes or (programs.traits.state.differs and message.samples is None)
         operations = {one.task.operation for one in program}
         self.releases = not operations.isdisjoint(TAKING)
         """True where gradients leave their parameters, which get others in their place."""
