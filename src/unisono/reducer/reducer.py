@@ -288,7 +288,7 @@ class Reducer:
         """Keep the weights that the ranks have in common, before this rank's step changes its own: it may be the first
         one, without a backward pass that averages."""
         if self._step is None:
-            self.programs.rule_memory.lay_out(self.traits.state.has_anchor)
+            self.programs.lay_out_memory()
 
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward

@@ -58,6 +58,21 @@ def assert_trained(world: World, weights: Sequence[torch.Tensor]) -> None:
         assert all(torch.equal(mine, its) for its in world.all_gather_object(mine))
 
 
+@pytest.mark.parametrize(
+    "rule", [LocalSGD(unisono.Exchange(wire="int8"), every=2), unisono.DiLoCo(every=2, fragments=1, delay=0)]
+)
+def test_weights_that_differ_before_the_first_step_meet_at_the_end_of_a_period(world: World, rule: LocalSGD) -> None:
+    model = network()
+    unisono.parallel(model, world, rule, optimizer := optimizer_of(model))
+    with torch.no_grad():
+        model[1].weight.add_(world.rank)
+    for inputs, labels in batches(world, 2, 12):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
+    assert_trained(world, [*model.parameters()])
+
+
 @pytest.mark.parametrize("rule", [LocalSGD(every=2), unisono.DiLoCo(every=2, fragments=1, delay=0)])
 def test_a_pass_on_padding_counts_nothing(world: World, rule: LocalSGD) -> None:
     """With 0 samples, a rank's own step is that of a rank that has left out the pass."""
