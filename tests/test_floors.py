@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_222,
+    ".": 3_236,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_552,

@@ -221,6 +221,8 @@ def attach(
 ) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
+    if world.size > 1 and not rule.traits.state.differs:
+        _refuse_max_norm(model)
     prepare(model)
     if virtual_ranks:
         torch.set_num_threads(threads)
@@ -313,6 +315,18 @@ def prepare(model: torch.nn.Module) -> None:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
     if reducer is not None:
         reducer.release()
+
+
+def _refuse_max_norm(model: torch.nn.Module) -> None:
+    """Raise UsageError for weights that a forward pass changes, on each rank those that it looks up."""
+    for name, module in model.named_modules():
+        limited = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None
+        if limited and module.weight.requires_grad:
+            raise UsageError(
+                f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
+                "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
+                f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
+            )
 
 
 def _held_elsewhere(model: torch.nn.Module, reducer: Reducer | None) -> str | None:

@@ -252,6 +252,16 @@ def test_sparse_gradients_are_refused_by_name(world: World) -> None:
         model(torch.tensor([1, 1])).sum().backward()
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_rows_that_a_forward_pass_scales_are_refused_where_ranks_are_equal(world: World, kind: type) -> None:
+    model = nn.Sequential(kind(5, 2, max_norm=0.5))
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"0 has max_norm=0\.5.*renorm_\(2, 0, 0\.5\)"):
+            unisono.parallel(model, world)
+    unisono.parallel(model, world, unisono.LocalSGD(), torch.optim.SGD(model.parameters(), 0.1))
+    unisono.parallel(nn.Sequential(nn.Linear(2, 2), kind(5, 2, max_norm=0.5).requires_grad_(False)), world)
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 def test_a_graph_of_gradients_is_refused_where_it_would_be_cut(world: World) -> None:
     model = nn.Linear(4, 2)
