@@ -8,6 +8,7 @@ for inputs, labels in batches:
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from unisono.optimizers.sharded import check_optimizer
 from unisono.plan.layer_plan import AUTO, ParallelPlan, PlanLike
 from unisono.processor import HOST
 from unisono.reducer import Reducer, reducer_of
+from unisono.reducer.reducer import LIVING
 from unisono.reducer.structure import compare_models, trainable
 from unisono.reducer.virtual_ranks import VirtualRanks
 from unisono.rules import BSP, BaseRule
@@ -159,6 +161,12 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
             f"add_samples(model, {samples:g}) after a backward pass, which has exchanged gradients of split layers by "
             "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
         )
+    waits = not samples and reducer.traits.state.differs and reducer.runner.awaits_step
+    if waits and any(one.grad is not None and bool(one.grad.any()) for one in reducer.parameters):
+        raise UsageError(
+            "add_samples(model, 0) after another backward pass of the same step, whose gradients would be ignored too: "
+            f"{type(reducer.rule).__name__} exchanges nothing in a backward pass, so leave out the empty one"
+        )
     reducer.control.add_samples(samples)
 
 
@@ -227,6 +235,8 @@ def attach(
 ) -> Reducer:
     """Give all ranks rank 0's weights and buffers, split the model by a plan, and average gradients in each backward
     pass; return the reducer. Each of the `virtual_ranks` computes with `threads` threads."""
+    if world.size > 1 and not rule.traits.state.differs:
+        _refuse_max_norm(model)
     prepare(model)
     if virtual_ranks:
         torch.set_num_threads(threads)
@@ -309,9 +319,35 @@ def prepare(model: torch.nn.Module) -> None:
         reducer is not None and not reducer.structure.differs(model)
     ):
         raise UsageError("the model, or a part of it, is parallel already: call unisono.parallel once")
+    if _held_elsewhere(model, reducer) is not None:
+        gc.collect()  # an earlier model may be kept by what refers to itself alone
+    if (shared := _held_elsewhere(model, reducer)) is not None:
+        raise UsageError(
+            f"parameter {shared} belongs to another parallel model too, and one of the two would lose its gradient: "
+            "make one parallel model of both (torch.nn.ModuleDict), or delete the other (del), with its Trainer, where "
+            "it is no longer used"
+        )
     for name, module in model.named_modules():
         sparse = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
         if sparse and module.weight.requires_grad:
             raise UsageError(f"{name or 'the model'} gives sparse gradients, which are not averaged: use sparse=False")
     if reducer is not None:
         reducer.release()
+
+
+def _refuse_max_norm(model: torch.nn.Module) -> None:
+    """Raise UsageError for weights that a forward pass changes, on each rank those that it looks up."""
+    for name, module in model.named_modules():
+        limited = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None
+        if limited and module.weight.requires_grad:
+            raise UsageError(
+                f"{name or 'the model'} has max_norm={module.max_norm:g}: its forward pass scales the rows that this "
+                "rank looks up, so weights of ranks would differ: use max_norm=None, and after each step on all ranks "
+                f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g})"
+            )
+
+
+def _held_elsewhere(model: torch.nn.Module, reducer: Reducer | None) -> str | None:
+    """Return the name of a trainable parameter whose gradient another model's reducer takes; None without one."""
+    held = {id(parameter) for other in LIVING if other is not reducer for parameter in other.parameters}
+    return next((name for name, parameter in zip(*trainable(model), strict=True) if id(parameter) in held), None)

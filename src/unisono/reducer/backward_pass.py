@@ -55,10 +55,12 @@ class BackwardPass:
         self._times, self._by_main, self._parameters = programs.times, programs.by_main, replica.memory.parameters
         self._program, self._player, self._next = program, programs.player, 0
         self._sums, layout = programs.traits.sums, replica.layout
-        self._contributes = replica.agreement.message.contributes
-        self._takes = self._contributes or programs.traits.state.differs
+        message = replica.agreement.message
+        self._contributes = message.contributes
+        self._takes = message.contributes or (programs.traits.state.differs and message.samples is None)
         operations = {one.task.operation for one in program}
-        self._releases = not operations.isdisjoint(TAKING)
+        self.releases = not operations.isdisjoint(TAKING)
+        """True where gradients leave their parameters, which get others in their place."""
         self._weight = replica.weight_of_ready(operations)
         self.ended = False
         """True once the backward pass has ended."""
@@ -172,7 +174,7 @@ class BackwardPass:
         counts = self._takes or share or part
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()
-        elif self._releases or not self._takes:  # without samples it does not count, and nothing takes its place
+        elif self.releases or not self._takes:  # without samples it does not count, and nothing takes its place
             parameter.grad = None  # before it is added: an update may set another at once
             if not counts:
                 self.replica.set_aside(number, gradient)

@@ -85,8 +85,14 @@ class Programs:
         self.memory.record_progress()
         if changed := self.tuning.next_step(deferred):
             self._adopt()
-        self.rule_memory.lay_out(self.traits.state.has_anchor)
+        self.lay_out_memory()
         return changed
+
+    def lay_out_memory(self) -> None:
+        """Prepare the rule's memory for a step. The first anchor is rank 0's weights: ranks may have loaded others."""
+        for anchor in self.rule_memory.lay_out(self.traits.state.has_anchor):
+            self.memory.join()
+            self.collectives.broadcast(anchor)
 
     def log_with(self, log: Log, details: Log | None = None) -> None:
         """Report too few buckets for the rule with `log`, on rank 0, and the search for an overlap and buckets with

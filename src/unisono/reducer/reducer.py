@@ -246,7 +246,7 @@ class Reducer:
 
     def mark_ready(self, number: int, last: bool) -> None:
         """Add a parameter's complete gradient; it is not the `last` hook where some of the program's own follow. Raises
-        UsageError for a sparse gradient."""
+        UsageError for a sparse gradient, and for one with a graph that an exchange would cut."""
         parameter = self.parameters[number]
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UsageError(
@@ -263,6 +263,12 @@ class Reducer:
                 Variable._execution_engine.queue_callback(
                     BackwardEndCallback(self.finalize, partial(self._discard, begun))
                 )
+        if begun.releases and parameter.grad is not None and parameter.grad.requires_grad:
+            raise UsageError(
+                f"parameter {self.structure.names[number]} has a gradient with a graph, which its exchange would "
+                "cut, as by backward(create_graph=True): use torch.autograd.grad(..., create_graph=True), whose "
+                "gradients are this rank's own"
+            )
         begun.mark_ready(number, last)
 
     def finalize(self) -> None:
@@ -305,7 +311,7 @@ class Reducer:
         if self._step is None:
             if self.traits.state.differs:
                 check_known(optimizer, {id(one) for reducer in LIVING for one in reducer.parameters})
-            self.programs.rule_memory.lay_out(self.traits.state.has_anchor)
+            self.programs.lay_out_memory()
 
     def end_step(self) -> None:
         """Run the tasks that follow a step of the user's optimizer. A period counts steps, also one without a backward

@@ -45,16 +45,17 @@ class RuleState:
         """Memory by bucket, which tasks act on."""
         self._segments: Segments | None = None  # in place of `kept`
 
-    def lay_out(self, keeps_anchor: bool) -> None:
-        """Prepare the memory for a step: by bucket, with an anchor of the present weights where there is none."""
+    def lay_out(self, keeps_anchor: bool) -> list[torch.Tensor]:
+        """Prepare the memory for a step: by bucket, with an anchor of the present weights where there is none. Return
+        the new anchors, which all ranks have at the same time."""
         if self._segments is not None:
             segments, self._segments = self._segments, None
             for key in self._memory.keys:
                 self._load_bucket(key, segments)
-        if keeps_anchor:
-            for key in self._memory.keys:
-                if (ANCHOR, key) not in self.kept:
-                    self.kept[ANCHOR, key] = self._memory.read_weights(key)
+        missing = [key for key in self._memory.keys if keeps_anchor and (ANCHOR, key) not in self.kept]
+        for key in missing:
+            self.kept[ANCHOR, key] = self._memory.read_weights(key)
+        return [self.kept[ANCHOR, key] for key in missing]
 
     def gather(self) -> None:
         """Prepare the memory for a change of the layout. No task may be running."""

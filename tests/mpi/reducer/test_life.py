@@ -235,6 +235,18 @@ def test_a_trainer_refuses_parameters_that_changed(world: World) -> None:
     Trainer(model, world, CHAIN, torch.optim.SGD(model.parameters(), 0.1)).step(*batch)
 
 
+def test_a_parameter_of_two_models_is_refused_while_both_live(world: World) -> None:
+    body = nn.Linear(4, 4)
+    first, second = nn.Sequential(body, nn.Linear(4, 2)), nn.Sequential(body, nn.Linear(4, 3))
+    trainer = Trainer(first, world, CHAIN, torch.optim.SGD(first.parameters(), 0.1))
+    for other in (second, body):
+        with pytest.raises(UsageError, match=r"parameter (0\.)?weight belongs to another parallel model.*ModuleDict"):
+            unisono.parallel(other, world, CHAIN)
+    trainer.wait()
+    del first, trainer
+    step(unisono.parallel(second, world, CHAIN), world)
+
+
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -250,6 +262,36 @@ def test_sparse_gradients_are_refused_by_name(world: World) -> None:
     model = unisono.parallel(Sparse(), world, CHAIN)
     with pytest.raises(UsageError, match="parameter table has a sparse gradient"):
         model(torch.tensor([1, 1])).sum().backward()
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_rows_that_a_forward_pass_scales_are_refused_where_ranks_are_equal(world: World, kind: type) -> None:
+    model = nn.Sequential(kind(5, 2, max_norm=0.5))
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"0 has max_norm=0\.5.*renorm_\(2, 0, 0\.5\)"):
+            unisono.parallel(model, world)
+    unisono.parallel(model, world, unisono.LocalSGD(), torch.optim.SGD(model.parameters(), 0.1))
+    unisono.parallel(nn.Sequential(nn.Linear(2, 2), kind(5, 2, max_norm=0.5).requires_grad_(False)), world)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_a_graph_of_gradients_is_refused_where_it_would_be_cut(world: World) -> None:
+    model = nn.Linear(4, 2)
+    unisono.parallel(model, world, CHAIN)
+    loss = model(torch.ones(2, 4)).square().sum()
+    with unisono.no_sync(model):
+        loss.backward(create_graph=True)
+    assert model.weight.grad.requires_grad
+    model.zero_grad()
+    if world.size > 1:
+        with pytest.raises(UsageError, match=r"parameter \w+ has a gradient with a graph.*autograd\.grad"):
+            loss.backward(create_graph=True)
+    step(model, world)
+    own = nn.Linear(4, 2)
+    unisono.parallel(own, world, unisono.LocalSGD(), torch.optim.SGD(own.parameters(), 0.1))
+    own(torch.ones(2, 4)).square().sum().backward(create_graph=True)
+    assert own.weight.grad.requires_grad
+    own.zero_grad()
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

@@ -59,6 +59,44 @@ def assert_trained(world: World, weights: Sequence[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
+    "rule", [LocalSGD(unisono.Exchange(wire="int8"), every=2), unisono.DiLoCo(every=2, fragments=1, delay=0)]
+)
+def test_weights_that_differ_before_the_first_step_meet_at_the_end_of_a_period(world: World, rule: LocalSGD) -> None:
+    model = network()
+    unisono.parallel(model, world, rule, optimizer := optimizer_of(model))
+    with torch.no_grad():
+        model[1].weight.add_(world.rank)
+    for inputs, labels in batches(world, 2, 12):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        optimizer.step()
+    assert_trained(world, [*model.parameters()])
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(every=2), unisono.DiLoCo(every=2, fragments=1, delay=0)])
+def test_a_pass_on_padding_counts_nothing(world: World, rule: LocalSGD) -> None:
+    """With 0 samples, a rank's own step is that of a rank that has left out the pass."""
+
+    def trained_on(padding: bool) -> list[torch.Tensor]:
+        model = network()
+        unisono.parallel(model, world, rule, optimizer := optimizer_of(model))
+        for number, (inputs, labels) in enumerate(batches(world, 4, 12)):
+            empty = number > 1 and world.rank == world.size - 1
+            optimizer.zero_grad()
+            if padding or not empty:
+                unisono.add_samples(model, 0 if empty else len(labels))
+                nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+            assert not empty or all(one.grad is None for one in model.parameters())
+            optimizer.step()
+        nn.functional.cross_entropy(model(inputs.double()), labels).backward()
+        with pytest.raises(UsageError, match="leave out the empty one"):
+            unisono.add_samples(model, 0)
+        return [one.detach().clone() for one in model.parameters()]
+
+    close(trained_on(padding=True), trained_on(padding=False))
+
+
+@pytest.mark.parametrize(
     "rule",
     [
         LocalSGD(every=2),
