@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import unisono  # noqa: F401 - registers the backend
-from unisono.errors import BackendError, LaunchError
+from unisono.errors import BackendError, LaunchError, TensorError
 from unisono.placement import place
 from unisono.torch_backend import Options
 from unisono.torch_backend.process_group import ProcessGroup
@@ -152,6 +152,41 @@ def test_one_root() -> None:
         output = torch.empty(7, dtype=torch.float64)
         dist.scatter(output, list(everyone(7)) if rank() == root else None, root)
         assert torch.equal(output, of(rank(), 7))
+
+
+def test_every_signature_of_a_process_group() -> None:
+    group, own, limit = dist.group.WORLD, of(rank(), 2), timedelta(seconds=50)
+    everything, total = list(everyone(2)), everyone(2).sum(0)
+    root = size() - 1
+    for call, expected in [
+        (group.allreduce, total),
+        (lambda t: group.allreduce(t, timeout=limit), total),
+        (lambda t: group.allreduce([t], dist.ReduceOp.MAX), everyone(2).amax(0)),
+        (lambda t: group.allreduce([t], op=dist.ReduceOp.MAX, timeout=limit), everyone(2).amax(0)),
+        (lambda t: group.broadcast(t, root), everything[root]),
+        (lambda t: group.broadcast(t, root=root, timeout=limit), everything[root]),
+        (lambda t: group.reduce(t, root), total if rank() == root else own),
+        (lambda t: group.reduce(t, root, dist.ReduceOp.MAX, limit), everyone(2).amax(0) if rank() == root else own),
+        (lambda t: group.reduce_scatter(t, everything), everything[rank()] * size()),
+        (lambda t: group.reduce_scatter(t, everything, dist.ReduceOp.MAX), everything[rank()]),
+        (lambda t: group.scatter(t, everything if rank() == root else [], root), own),
+    ]:
+        tensor = own.clone()
+        assert call(tensor).wait()
+        torch.testing.assert_close(tensor, expected)
+    outputs = [torch.zeros(2, dtype=own.dtype) for _ in everything]
+    group.allgather(outputs, own, limit).wait()
+    assert torch.stack(outputs).equal(everyone(2))
+    outputs = [torch.zeros(2, dtype=own.dtype) for _ in everything] if rank() == root else []
+    group.gather(outputs, own, root).wait()
+    assert not outputs or torch.stack(outputs).equal(everyone(2))
+    numbers, received = torch.arange(size()), torch.zeros(size(), dtype=torch.int64)
+    group.alltoall_base(received, numbers, [], [], limit).wait()
+    assert received.eq(rank()).all()
+    assert group.barrier(timeout=limit).wait()
+    assert group.barrier(limit).wait()
+    with pytest.raises(TensorError, match="allreduce with 'sum'; after the tensors"):
+        group.allreduce(own, "sum")
 
 
 def test_flat_tensors() -> None:
