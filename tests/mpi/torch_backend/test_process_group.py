@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -310,6 +311,17 @@ def test_a_monitored_barrier_names_the_missing_ranks() -> None:
     elif rank() != 1:
         with pytest.raises(BackendError, match="rank 0"):
             again.monitored_barrier(timedelta(seconds=0.6))
+    dist.barrier()
+    if rank() == 1:
+        with pytest.raises(BackendError, match="rank 0"):
+            again.monitored_barrier(timedelta(seconds=0.1))
+    dist.barrier()
+    if rank() == 1:
+        time.sleep(0.4)
+        dist.send(torch.ones(1), 0)
+    again.monitored_barrier(timedelta(seconds=20))
+    if rank() == 0:
+        dist.irecv(torch.ones(1), 1).wait(timedelta(seconds=0.2))  # sent by rank 1 before it reached the barrier
     dist.barrier()
 
 
