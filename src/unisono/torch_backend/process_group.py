@@ -39,7 +39,7 @@ class ProcessGroup(CollectiveOperations):
 
     def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
-        members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
+        members = shared.members(creation)
         super().__init__(shared.group(name, members), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout

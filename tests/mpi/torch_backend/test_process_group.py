@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -294,7 +295,21 @@ def test_a_group_larger_than_the_mpi_job(world: World) -> None:
     from unisono.torch_backend.mpi_job import mpi_job
 
     with pytest.raises(LaunchError, match=f"mpiexec -n {world.size + 1} python"):
-        mpi_job().members(None, 0, world.size + 1, [])
+        mpi_job().members(SimpleNamespace(store=None, group_rank=0, group_size=world.size + 1))
+
+
+def test_a_group_that_a_rank_does_not_create() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    everyone = list(range(size()))
+    for _ in range(2):  # of the same name
+        dist.destroy_process_group(dist.new_group(everyone, use_local_synchronization=True))
+    for late in (False, True):
+        dist.barrier()
+        if (rank() == 1) == late:
+            with pytest.raises(BackendError, match=r"ranks \[1\] of the group have not|it has failed on another rank"):
+                dist.new_group(everyone, timedelta(seconds=0.3), use_local_synchronization=True)
+    dist.barrier()
 
 
 def test_a_monitored_barrier_names_the_missing_ranks() -> None:
