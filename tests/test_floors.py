@@ -67,7 +67,7 @@ MAX_LINES = {
     "step": 2_850,
     "tensor_parallel": 1_011,
     "testing": 1_684,
-    "torch_backend": 2_079,
+    "torch_backend": 2_090,
     "training": 7_462,
     "transports": 3_088,
     "view": 984,

@@ -42,7 +42,7 @@ class Reduction(NamedTuple):
         """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
         if self.factor is None:
             return tensor
-        return tensor * self.factor if copy else tensor.mul_(self.factor)
+        return (tensor.clone() if copy else tensor).mul_(self.factor)
 
     def after(self, tensor: torch.Tensor, ranks: int) -> None:
         """Apply the step after the exchange in place: divide an average by the number of ranks, truncating integers."""
@@ -167,7 +167,13 @@ def reduce_list(
                 f"rank {group.rank}: reduce_scatter of an own part of {own} x {name_of(output.dtype)} into "
                 f"{output.numel()}; make them equally long"
             )
-    longest = max(part.numel() for part in parts)
+    lengths = [part.numel() for part in parts]
+    longest = max(lengths)
+    if longest > min(lengths):  # padded, ranks that disagree would reduce what does not belong together
+        known = torch.empty(group.size, group.size, dtype=torch.int64, device="cpu")
+        all_gather(group, torch.tensor(lengths, device="cpu"), known)
+        if any(other != lengths for other in known.tolist()):
+            raise TensorError(f"reduce_scatter of parts of {known.tolist()} elements; give the same on all ranks")
     flat = torch.zeros(len(parts), longest, dtype=output.dtype, device="cpu")
     for row, part in zip(flat, parts, strict=True):
         row[: part.numel()] = part.detach().reshape(-1)

@@ -102,8 +102,11 @@ class Message(Work):
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
             watch = self._messages.watch
-            if watch is not None and self._peer != MPI.ANY_SOURCE and watch.has_ended(queue.calls, self._peer):
-                raise BackendError(f"{self._description}: rank {self._peer} has ended its program")
+            anyone = [rank for rank in range(queue.size) if rank != queue.rank]
+            peers = anyone if self._peer == MPI.ANY_SOURCE else [self._peer]
+            if watch is not None and peers and not [one for one in peers if not watch.has_ended(queue.calls, one)]:
+                ended = f"rank {peers[0]} has ended its program" if len(peers) == 1 else "all others have ended"
+                raise BackendError(f"{self._description}: {ended}")
 
     def _await(self, seconds: float | None) -> None:
         """Poll in this thread, instead of the background thread."""
@@ -114,7 +117,7 @@ class Message(Work):
         wait_until(lambda: self.poll() or time.monotonic() > end, lambda: None)
         if not self._ended:
             self._messages.poll_in_background(self)
-            super()._await(0)
+            raise BackendError(f"{self.name}: Timed out waiting {seconds} s; it is still under way")
 
     def source_rank(self) -> int:
         return self._peer

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import unisono  # noqa: F401 - registers the backend
-from unisono.errors import BackendError, LaunchError, TensorError
+from unisono.errors import BackendError, LaunchError, TensorError, UsageError
 from unisono.placement import place
 from unisono.torch_backend import Options
 from unisono.torch_backend.process_group import ProcessGroup
@@ -189,6 +189,23 @@ def test_every_signature_of_a_process_group() -> None:
     assert group.barrier(limit).wait()
     with pytest.raises(TensorError, match="allreduce with 'sum'; after the tensors"):
         group.allreduce(own, "sum")
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"pg_options = \{'wire': 'bfloat16'\}; it is"):
+        dist.new_group(list(range(size())), pg_options={"wire": "bfloat16"})
+    with pytest.raises(BackendError, match="can't be cast"):
+        dist.reduce(torch.ones(3, dtype=torch.int64), 0, dist._make_nccl_premul_sum(0.5))
+    if size() > 1:
+        lengths = [1 + (number + rank()) % size() for number in range(size())]
+        with pytest.raises(BackendError, match="give the same on all ranks"):
+            dist.reduce_scatter(torch.zeros(lengths[rank()]), [torch.ones(length) for length in lengths])
+        late = dist.irecv(torch.ones(1), (rank() + 1) % size())
+        with pytest.raises(BackendError, match=r"Timed out waiting 0\.1 s"):
+            late.wait(timedelta(seconds=0.1))
+        dist.barrier()
+        dist.send(torch.ones(1), (rank() - 1) % size())
+        late.wait()
 
 
 def test_flat_tensors() -> None:
