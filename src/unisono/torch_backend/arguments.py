@@ -5,12 +5,14 @@ AVG                                      sum, then divided by the number of rank
 PREMUL_SUM                               multiplied by a factor of each rank's, then sum
 [a a] [b b]  ◀── copied ──  a a b b      gathered side by side between nodes when all are as long, else each by itself
 [a] [b b b]  ── filled ──▶  a - - b b b  parts that are to be reduced are filled up to the longest
+tensor, root, op, timeout  ─────▶        [tensor], Options of PyTorch: the signatures of a ProcessGroup as one
 3:a 7:b      ── gathered ──▶             sparse elements of all ranks, added up in the order of ranks
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ from unisono.collectives.checks import Checks, check_output, check_parts
 from unisono.collectives.group import Group
 from unisono.collectives.payload import name_of
 from unisono.errors import TensorError
-from unisono.torch_backend.pytorch import ReduceOp
+from unisono.torch_backend.pytorch import ReduceOp, c10d
 
 Kind = ReduceOp.RedOpType
 
@@ -40,7 +42,7 @@ class Reduction(NamedTuple):
         """Return the input of the exchange: `tensor` itself, or with `copy` never the same memory if it is changed."""
         if self.factor is None:
             return tensor
-        return tensor * self.factor if copy else tensor.mul_(self.factor)
+        return (tensor.clone() if copy else tensor).mul_(self.factor)
 
     def after(self, tensor: torch.Tensor, ranks: int) -> None:
         """Apply the step after the exchange in place: divide an average by the number of ranks, truncating integers."""
@@ -76,6 +78,63 @@ def reduction_of(op: Any) -> Reduction:
     return REDUCTIONS[kind]
 
 
+SIGNATURES: dict[str, tuple[Sequence[int], Any]] = {
+    "allreduce": ([1], c10d.AllreduceOptions),
+    "broadcast": ([1], c10d.BroadcastOptions),
+    "reduce": ([1], c10d.ReduceOptions),
+    "allgather": ([2, 1], c10d.AllgatherOptions),
+    "gather": ([2, 1], c10d.GatherOptions),
+    "scatter": ([1, 2], c10d.ScatterOptions),
+    "reduce_scatter": ([1, 2], c10d.ReduceScatterOptions),
+    "alltoall": ([1, 1], c10d.AllToAllOptions),
+    "all_to_all_single": ([0] * 4, c10d.AllToAllOptions),
+}
+"""Operations of a ProcessGroup with further signatures: how deep their tensors lie in lists, and their options."""
+
+SETTINGS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+"""Fields of the options by the name of the argument that stands for them."""
+
+
+def in_lists(name: str, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of operation `name` in its first signature: tensors in lists, and options.
+
+    Raises TensorError where an argument after the tensors is none of the known ones.
+    """
+    if name not in SIGNATURES:
+        return arguments, named
+    depths, options = SIGNATURES[name]
+    if hasattr(arguments[-1], "asyncOp") and (not depths[0] or torch.Tensor not in map(type, arguments)):
+        return arguments, named  # as torch.distributed calls it
+    tensors = [_listed(argument, depth) for argument, depth in zip(arguments, depths, strict=False)]
+    rest = named | {_kind_of(value): value for value in arguments[len(depths) :]}
+    settings = {SETTINGS[kind]: rest.pop(kind) for kind in SETTINGS if kind in rest}
+    opts = rest.get("opts")
+    if opts is not None and not hasattr(opts, "asyncOp"):
+        raise TensorError(f"{name} with {opts!r}; after the tensors it takes {options.__name__}, or {[*SETTINGS]}")
+    if settings:
+        rest["opts"] = options()
+        for field, value in settings.items():
+            if value is not None:
+                setattr(rest["opts"], field, value)
+    return tensors, rest
+
+
+def _listed(tensors: Any, depth: int) -> Any:
+    """Return tensors in lists of that depth, or what holds none as it is."""
+    inner = tensors
+    while isinstance(inner, (list, tuple)) and inner:
+        inner, depth = inner[0], depth - 1
+    for _ in range(depth if isinstance(inner, torch.Tensor) else 0):
+        tensors = [tensors]
+    return tensors
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, (ReduceOp, Kind)):
+        return "op"
+    return "root" if isinstance(value, int) else "timeout" if isinstance(value, timedelta) else "opts"
+
+
 def gather_list(group: Group, parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
     """Gather every rank's `tensor` on all ranks: parts[r] receives rank r's. Sizes may differ between ranks."""
     if group.one_node or len(parts) != group.size or any(part.numel() != parts[0].numel() for part in parts):
@@ -108,7 +167,13 @@ def reduce_list(
                 f"rank {group.rank}: reduce_scatter of an own part of {own} x {name_of(output.dtype)} into "
                 f"{output.numel()}; make them equally long"
             )
-    longest = max(part.numel() for part in parts)
+    lengths = [part.numel() for part in parts]
+    longest = max(lengths)
+    if longest > min(lengths):  # padded, ranks that disagree would reduce what does not belong together
+        known = torch.empty(group.size, group.size, dtype=torch.int64, device="cpu")
+        all_gather(group, torch.tensor(lengths, device="cpu"), known)
+        if any(other != lengths for other in known.tolist()):
+            raise TensorError(f"reduce_scatter of parts of {known.tolist()} elements; give the same on all ranks")
     flat = torch.zeros(len(parts), longest, dtype=output.dtype, device="cpu")
     for row, part in zip(flat, parts, strict=True):
         row[: part.numel()] = part.detach().reshape(-1)

@@ -102,8 +102,11 @@ class Message(Work):
         if now - self._peer_checked > PEER_CHECK_SECONDS:
             self._peer_checked = now
             watch = self._messages.watch
-            if watch is not None and self._peer != MPI.ANY_SOURCE and watch.has_ended(queue.calls, self._peer):
-                raise BackendError(f"{self._description}: rank {self._peer} has ended its program")
+            anyone = [rank for rank in range(queue.size) if rank != queue.rank]
+            peers = anyone if self._peer == MPI.ANY_SOURCE else [self._peer]
+            if watch is not None and peers and not [one for one in peers if not watch.has_ended(queue.calls, one)]:
+                ended = f"rank {peers[0]} has ended its program" if len(peers) == 1 else "all others have ended"
+                raise BackendError(f"{self._description}: {ended}")
 
     def _await(self, seconds: float | None) -> None:
         """Poll in this thread, instead of the background thread."""
@@ -114,7 +117,7 @@ class Message(Work):
         wait_until(lambda: self.poll() or time.monotonic() > end, lambda: None)
         if not self._ended:
             self._messages.poll_in_background(self)
-            super()._await(0)
+            raise BackendError(f"{self.name}: Timed out waiting {seconds} s; it is still under way")
 
     def source_rank(self) -> int:
         return self._peer
@@ -138,6 +141,7 @@ class Messages:
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._barriers = 0  # monitored ones so far
         self._undelivered = False  # whether a message was sent that no rank will receive and that may still arrive
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int, seconds: float) -> Message:
@@ -234,8 +238,10 @@ class Messages:
             rank 2 ── arrived ──▶ rank 0
             rank 1, 2 ◀── released ── rank 0         the others raise if no message arrives
 
+        Each message is the number of the barrier: those of earlier ones, which have failed, are discarded.
         Raises BackendError otherwise. Rank 0's names the first missing rank, or with `wait_all_ranks` all of them.
         """
+        self._barriers += 1
         end, rank, milliseconds = time.monotonic() + seconds, self.queue.rank, f"{seconds * 1e3:g} ms"
         if rank:
             self._post(0, ARRIVED)
@@ -269,17 +275,17 @@ class Messages:
 
     def _post(self, other: int, what: int) -> None:
         """Send a word of a barrier without a wait."""
-        word = np.zeros(1, np.uint8)
+        word = np.array([self._barriers])
         self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
         self._posted.append((self.comm.Isend(word, other, self._highest - what), word))
 
     def _received(self, other: int, what: int, end: float) -> bool:
         """Return True if the word of another rank arrives in time."""
-        word = np.zeros(1, np.uint8)
+        word = np.zeros(1, np.int64)
         request = self.comm.Irecv(word, other, self._highest - what)
         wait_until(lambda: request.Test() or time.monotonic() > end, lambda: None)
-        if request == MPI.REQUEST_NULL or request.Test():
-            return True
-        request.Cancel()
-        request.Wait()
-        return False
+        if request != MPI.REQUEST_NULL and not request.Test():
+            request.Cancel()
+            request.Wait()
+            return False
+        return bool(word[0] >= self._barriers) or self._received(other, what, end)

@@ -19,11 +19,11 @@ from typing import Any
 from weakref import WeakSet
 
 from unisono.collectives.group import Group
-from unisono.errors import LaunchError
+from unisono.errors import BackendError, LaunchError
 from unisono.initialize import init
 from unisono.mpi import MPI
 from unisono.placement import place
-from unisono.torch_backend.messages import Messages
+from unisono.torch_backend.messages import PEER_CHECK_SECONDS, Messages
 from unisono.torch_backend.submission_queue import SubmissionQueue
 from unisono.torch_backend.work import Completions
 
@@ -46,21 +46,53 @@ class MpiJob:
         self._mpi_ranks: list[int] = []  # of each rank of the default group
         self._retirement = Retirement()
 
-    def members(self, store: Any, rank: int, size: int, ranks: Sequence[int]) -> list[int]:
-        """Return the MPI ranks of a group of `size` ranks, of which this is `rank`.
+    def members(self, creation: Any) -> list[int]:
+        """Return the MPI ranks of the group that `creation` describes, once all of them create it.
 
-        `ranks` are the group's global ranks, empty for all. Raises LaunchError where MPI has started fewer than `size`.
+        Raises LaunchError where MPI has started fewer ranks, and BackendError with the missing ranks after the time-out
+        of the group.
         """
+        store, rank, size = creation.store, creation.group_rank, creation.group_size
         if size > self.world.size:
             raise LaunchError(
                 f"a process group of {size} ranks, but MPI started {self.world.size}: start the program with "
                 f"mpiexec -n {size} python PROGRAM.py (or srun), or unisono run --ranks {size} PROGRAM.py, not with "
                 "torchrun or by itself"
             )
+        ranks: Sequence[int] = creation.global_ranks_in_group
+        members = [self._mpi_ranks[number] for number in ranks]
+        self._meet(creation, members)
         if not ranks:
-            self._mpi_ranks = self._gather_mpi_ranks(store, rank, size)
-            return self._mpi_ranks
-        return [self._mpi_ranks[number] for number in ranks]
+            self._mpi_ranks = members = self._gather_mpi_ranks(store, rank, size)
+        return members
+
+    def _meet(self, creation: Any, members: Sequence[int]) -> None:
+        """Wait in the store until all ranks create the group: MPI would wait without a limit.
+
+        `members` are their MPI ranks, if they are known: one that has ended its program is not waited for.
+        """
+        store, rank, watch, time_out = creation.store, creation.group_rank, self.world.watch, creation.timeout
+        made = store.add(f"made/{rank}", 1)  # a later group may have the same name
+        keys, failed = [f"made/{made}/{other}" for other in range(creation.group_size)], f"failed/{made}"
+        where = f"rank {rank} of {creation.group_size}: the creation of group {creation.group_id}"
+        store.set(keys[rank], "")
+        begun = checked = time.monotonic()
+        interval = 1e-4
+        while not store.check(keys):
+            now = time.monotonic()
+            over = now - begun > time_out.total_seconds()
+            if over or now - checked > PEER_CHECK_SECONDS:
+                checked, calls = now, self.world._group.calls
+                missing = [other for other, key in enumerate(keys) if not store.check([key])]
+                ended = [one for one in missing if members and watch and watch.has_ended(calls, members[one])]
+                if missing and (over or ended):
+                    why = f"ranks {ended} have ended" if ended else f"Timed out after {time_out.total_seconds():g} s"
+                    store.set(failed, "")
+                    raise BackendError(f"{where}: {why}; ranks {missing} of the group have not created it")
+            time.sleep(interval)
+            interval = min(2 * interval, MAX_POLL_INTERVAL_SECONDS)
+        if store.check([failed]):
+            raise BackendError(f"{where}: it has failed on another rank, which did not wait any longer")
 
     def _gather_mpi_ranks(self, store: Any, rank: int, size: int) -> list[int]:
         """Return the MPI rank of each rank of the default group; the two orders may differ."""

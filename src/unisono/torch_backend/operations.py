@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
 
@@ -30,12 +31,13 @@ from unisono.torch_backend.arguments import (
     Reduction,
     allreduce_sparse,
     gather_list,
+    in_lists,
     reduce_list,
     reduction_of,
     rows,
     together,
 )
-from unisono.torch_backend.pytorch import GroupBase, ReduceOp
+from unisono.torch_backend.pytorch import GroupBase, ReduceOp, c10d
 from unisono.torch_backend.register import Options
 from unisono.torch_backend.work import Work
 from unisono.wires import EXACT
@@ -51,7 +53,8 @@ def collective(name: str) -> Callable[[Callable[..., None]], Callable[..., Work]
 
     def decorate(method: Callable[..., None]) -> Callable[..., Work]:
         @wraps(method)
-        def submit(group: CollectiveOperations, filled: Any, *others: Any, **named: Any) -> Work:
+        def submit(group: CollectiveOperations, *arguments: Any, **named: Any) -> Work:
+            (filled, *others), named = in_lists(method.__name__, arguments, named)
             inputs = tensors_in(others[0] if others else None) or tensors_in(filled)
             if (beside := group.group_beside(inputs)) is not None:
                 return getattr(beside, method.__name__)(filled, *others, **named)  # type: ignore[no-any-return]
@@ -272,8 +275,12 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
             receives = rows(self._group, output, output_split_sizes)
         all_to_all_v(self._group, sends, receives)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Submit a barrier: no rank passes it before the last has reached it."""
+        timeout = opts if isinstance(opts, timedelta) else timeout
+        if timeout is not None:
+            opts = c10d.BarrierOptions()
+            opts.timeout = timeout
         return self.submit("barrier", self._group.barrier, [], [], opts)
 
     def _wire(self, tensor: torch.Tensor, reduction: Reduction) -> str | None:

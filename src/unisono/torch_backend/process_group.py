@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.collectives.staged import tensors_in
-from unisono.errors import BackendError
+from unisono.errors import BackendError, UsageError
 from unisono.torch_backend.buckets import share_buckets
 from unisono.torch_backend.messages import Messages
 from unisono.torch_backend.mpi_job import MpiJob, mpi_job
@@ -23,6 +23,8 @@ from unisono.torch_backend.work import NO_TIMEOUT, Work, profiled
 
 def create(creation: Any, options: Options | None) -> ProcessGroup:
     """Create a process group, all its ranks together; `creation` holds PyTorch's parameters of the group."""
+    if not isinstance(options, Options | None):
+        raise UsageError(f"pg_options = {options!r}; it is unisono.torch_backend.Options(...) or None")
     share_buckets()
     return ProcessGroup(mpi_job(), creation, options or Options())
 
@@ -39,7 +41,7 @@ class ProcessGroup(CollectiveOperations):
 
     def __init__(self, shared: MpiJob, creation: Any, options: Options) -> None:
         rank, size, name = creation.group_rank, creation.group_size, creation.group_id
-        members = shared.members(creation.store, rank, size, creation.global_ranks_in_group)
+        members = shared.members(creation)
         super().__init__(shared.group(name, members), options)
         self._job, self._store = shared, creation.store
         self._timeout: timedelta = creation.timeout

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import unisono  # noqa: F401 - registers the backend
-from unisono.errors import BackendError, LaunchError
+from unisono.errors import BackendError, LaunchError, TensorError, UsageError
 from unisono.placement import place
 from unisono.torch_backend import Options
 from unisono.torch_backend.process_group import ProcessGroup
@@ -154,6 +156,58 @@ def test_one_root() -> None:
         assert torch.equal(output, of(rank(), 7))
 
 
+def test_every_signature_of_a_process_group() -> None:
+    group, own, limit = dist.group.WORLD, of(rank(), 2), timedelta(seconds=50)
+    everything, total = list(everyone(2)), everyone(2).sum(0)
+    root = size() - 1
+    for call, expected in [
+        (group.allreduce, total),
+        (lambda t: group.allreduce(t, timeout=limit), total),
+        (lambda t: group.allreduce([t], dist.ReduceOp.MAX), everyone(2).amax(0)),
+        (lambda t: group.allreduce([t], op=dist.ReduceOp.MAX, timeout=limit), everyone(2).amax(0)),
+        (lambda t: group.broadcast(t, root), everything[root]),
+        (lambda t: group.broadcast(t, root=root, timeout=limit), everything[root]),
+        (lambda t: group.reduce(t, root), total if rank() == root else own),
+        (lambda t: group.reduce(t, root, dist.ReduceOp.MAX, limit), everyone(2).amax(0) if rank() == root else own),
+        (lambda t: group.reduce_scatter(t, everything), everything[rank()] * size()),
+        (lambda t: group.reduce_scatter(t, everything, dist.ReduceOp.MAX), everything[rank()]),
+        (lambda t: group.scatter(t, everything if rank() == root else [], root), own),
+    ]:
+        tensor = own.clone()
+        assert call(tensor).wait()
+        torch.testing.assert_close(tensor, expected)
+    outputs = [torch.zeros(2, dtype=own.dtype) for _ in everything]
+    group.allgather(outputs, own, limit).wait()
+    assert torch.stack(outputs).equal(everyone(2))
+    outputs = [torch.zeros(2, dtype=own.dtype) for _ in everything] if rank() == root else []
+    group.gather(outputs, own, root).wait()
+    assert not outputs or torch.stack(outputs).equal(everyone(2))
+    numbers, received = torch.arange(size()), torch.zeros(size(), dtype=torch.int64)
+    group.alltoall_base(received, numbers, [], [], limit).wait()
+    assert received.eq(rank()).all()
+    assert group.barrier(timeout=limit).wait()
+    assert group.barrier(limit).wait()
+    with pytest.raises(TensorError, match="allreduce with 'sum'; after the tensors"):
+        group.allreduce(own, "sum")
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"pg_options = \{'wire': 'bfloat16'\}; it is"):
+        dist.new_group(list(range(size())), pg_options={"wire": "bfloat16"})
+    with pytest.raises(BackendError, match="can't be cast"):
+        dist.reduce(torch.ones(3, dtype=torch.int64), 0, dist._make_nccl_premul_sum(0.5))
+    if size() > 1:
+        lengths = [1 + (number + rank()) % size() for number in range(size())]
+        with pytest.raises(BackendError, match="give the same on all ranks"):
+            dist.reduce_scatter(torch.zeros(lengths[rank()]), [torch.ones(length) for length in lengths])
+        late = dist.irecv(torch.ones(1), (rank() + 1) % size())
+        with pytest.raises(BackendError, match=r"Timed out waiting 0\.1 s"):
+            late.wait(timedelta(seconds=0.1))
+        dist.barrier()
+        dist.send(torch.ones(1), (rank() - 1) % size())
+        late.wait()
+
+
 def test_flat_tensors() -> None:
     output = torch.empty(size() * 6, dtype=torch.float64)
     dist.all_gather_single(output, of(rank(), 6))
@@ -258,7 +312,21 @@ def test_a_group_larger_than_the_mpi_job(world: World) -> None:
     from unisono.torch_backend.mpi_job import mpi_job
 
     with pytest.raises(LaunchError, match=f"mpiexec -n {world.size + 1} python"):
-        mpi_job().members(None, 0, world.size + 1, [])
+        mpi_job().members(SimpleNamespace(store=None, group_rank=0, group_size=world.size + 1))
+
+
+def test_a_group_that_a_rank_does_not_create() -> None:
+    if size() == 1:
+        pytest.skip("one rank waits for nobody")
+    everyone = list(range(size()))
+    for _ in range(2):  # of the same name
+        dist.destroy_process_group(dist.new_group(everyone, use_local_synchronization=True))
+    for late in (False, True):
+        dist.barrier()
+        if (rank() == 1) == late:
+            with pytest.raises(BackendError, match=r"ranks \[1\] of the group have not|it has failed on another rank"):
+                dist.new_group(everyone, timedelta(seconds=0.3), use_local_synchronization=True)
+    dist.barrier()
 
 
 def test_a_monitored_barrier_names_the_missing_ranks() -> None:
@@ -275,6 +343,17 @@ def test_a_monitored_barrier_names_the_missing_ranks() -> None:
     elif rank() != 1:
         with pytest.raises(BackendError, match="rank 0"):
             again.monitored_barrier(timedelta(seconds=0.6))
+    dist.barrier()
+    if rank() == 1:
+        with pytest.raises(BackendError, match="rank 0"):
+            again.monitored_barrier(timedelta(seconds=0.1))
+    dist.barrier()
+    if rank() == 1:
+        time.sleep(0.4)
+        dist.send(torch.ones(1), 0)
+    again.monitored_barrier(timedelta(seconds=20))
+    if rank() == 0:
+        dist.irecv(torch.ones(1), 1).wait(timedelta(seconds=0.2))  # sent by rank 1 before it reached the barrier
     dist.barrier()
 
 
