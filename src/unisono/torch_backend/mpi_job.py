@@ -90,7 +90,7 @@ class MpiJob:
                     store.set(failed, "")
                     raise BackendError(f"{where}: {why}; ranks {missing} of the group have not created it")
             time.sleep(interval)
-            interval = min(2 * interval, MAX_POLL_INTERVAL_SECONDS)
+            interval = min(max(1e-3, 0.1 * (now - begun)), MAX_POLL_INTERVAL_SECONDS)
         if store.check([failed]):
             raise BackendError(f"{where}: it has failed on another rank, which did not wait any longer")
 
