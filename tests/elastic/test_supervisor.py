@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,14 +191,20 @@ sys.exit(Supervisor(ElasticRun(Path(sys.argv[1]), mpiexec=Path(sys.argv[2])), 2)
 """
 
 
-def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> None:
-    launcher, started = tmp_path / "mpiexec", tmp_path / "started"
-    launcher.write_text(
-        f"#!/bin/sh\n[ $1 = --version ] && exit\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60\n"
-    )
-    launcher.chmod(0o755)
-    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path), str(launcher)]) as process:
+@contextmanager
+def launched(folder: Path, launcher: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose launcher is a script, once that has made the file `started`."""
+    script, started = folder / "mpiexec", folder / "started"
+    script.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit\n{launcher}\n")
+    script.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(folder), str(script)]) as process:
         poll_until(started.exists, bool)
+        yield process
+
+
+def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with launched(tmp_path, f"echo $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60") as process:
         watched = os.pidfd_open(int(started.read_text()))
         process.kill()
     assert select.select([watched], [], [], 10)[0], "it still runs"
@@ -205,13 +212,9 @@ def test_a_command_that_is_killed_takes_its_launcher_with_it(tmp_path: Path) -> 
 
 
 def test_ranks_that_have_finished_after_sigterm_end_the_run_well(tmp_path: Path) -> None:
-    launcher, started = tmp_path / "mpiexec", tmp_path / "started"
-    launcher.write_text(
-        f"#!/bin/sh\n[ $1 = --version ] && exit\ntrap 'exit 0' TERM\ntouch {started}\nwhile :; do sleep 0.05; done\n"
-    )
-    launcher.chmod(0o755)
-    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path), str(launcher)]) as process:
-        poll_until(started.exists, bool)
+    ends = "trap '' TERM; exit 0"  # a signal that is early is sent twice
+    waiting = f'trap "{ends}" TERM\nsleep 0.3\ntouch {tmp_path / "started"}\nwhile :; do sleep 0.05; done'
+    with launched(tmp_path, waiting) as process:
         process.terminate()
     assert process.returncode == 0
 
