@@ -63,7 +63,7 @@ $(VENV)/bin/python:
 $(VENV)/.constraints: $(VENV)/bin/python constraints.txt
 	sed -E 's/^torch==.*/torch==$(TORCH)/; /^(cuda|nvidia|setuptools|sympy|triton)/d' constraints.txt > $@
 
-$(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml hatch_build.py src/unisono/transports/_steps.c
+$(VENV)/.run: $(VENV)/bin/python $(CONSTRAINTS) pyproject.toml hatch_build.py $(wildcard src/unisono/transports/*.[ch])
 	$(PIP) -e '.[mpich]'
 	@touch $@
 

@@ -5,6 +5,7 @@ python hatch_build.py    compiles it in place
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -29,7 +30,9 @@ def compile_steps() -> str:
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = sysconfig.get_paths()["include"]
     sources = map(str, sorted(FOLDER.glob("*.c")))
-    command = [*compiler, "-O3", "-fno-math-errno", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(MODULE)]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.[ch]")))).hexdigest()
+    options = ["-O3", "-fno-math-errno", "-shared", "-fPIC", f"-I{include}", f'-DSOURCES="{digest}"']
+    command = [*compiler, *options, *sources, "-o", str(MODULE)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:

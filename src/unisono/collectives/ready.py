@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unisono.collectives.payload import is_plain
+from unisono.transports.compiled import compiled
 from unisono.transports.plan import Play, PlayAnywhere
 
 if TYPE_CHECKING:
@@ -67,12 +68,7 @@ class ReadyInPython:
         self._starts.clear()
 
 
-try:
-    from unisono.transports import _steps
-
-    Ready: Any = _steps.Ready
-except ImportError:  # installed without a compiler
-    Ready = ReadyInPython
+Ready: Any = getattr(compiled, "Ready", ReadyInPython)
 
 
 def start_ready(group: Group, parameters: Key, *tensors: torch.Tensor) -> bool:

@@ -24,12 +24,8 @@ import torch
 from unisono.errors import TensorError
 from unisono.schedules.pieces import bounds
 from unisono.transports.arithmetic import Array, NumpyArithmetic, Step
+from unisono.transports.compiled import compiled
 from unisono.transports.signals import is_compiled
-
-try:
-    from unisono.transports import _steps
-except ImportError:  # installed without a compiler
-    _steps = None
 
 BLOCK = 256
 """Numbers that share an exponent."""
@@ -88,7 +84,7 @@ def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: 
     first, last = blocks_of(start, stop)
     whole = values[first * BLOCK : last * BLOCK]
     if _compiles(whole, maxima):
-        _steps.measure(whole.itemsize, whole.data_ptr(), len(whole), weight, maxima.data_ptr())
+        compiled.measure(whole.itemsize, whole.data_ptr(), len(whole), weight, maxima.data_ptr())
         return
     rows = torch.nn.functional.pad(whole.abs(), (0, -len(whole) % BLOCK)).view(-1, BLOCK)
     maxima.copy_(torch.maximum(maxima, rows.amax(1).mul_(weight)).abs_())  # abs: NaN may have a sign
@@ -107,7 +103,7 @@ def encode(
     parameter, and `maxima` are those of its blocks, of all `summands` shares."""
     if _compiles(values, maxima, into):
         about = start % BLOCK, maxima.data_ptr(), _checked(summands), weight, into.data_ptr(), add
-        _steps.encode(values.itemsize, values.data_ptr(), len(values), *about)
+        compiled.encode(values.itemsize, values.data_ptr(), len(values), *about)
         return
     rounded = torch.mul(values, _of_each(_scales(maxima, summands)[0] * weight, start, values)).round_().to(into.dtype)
     into.copy_(into + rounded if add else rounded)
@@ -118,7 +114,7 @@ def decode(sums: torch.Tensor, start: int, maxima: torch.Tensor, summands: int, 
     memory."""
     if _compiles(sums, maxima, into):
         about = start % BLOCK, maxima.data_ptr(), _checked(summands), into.data_ptr()
-        _steps.decode(into.itemsize, sums.data_ptr(), len(sums), *about)
+        compiled.decode(into.itemsize, sums.data_ptr(), len(sums), *about)
         return
     into.copy_(sums.to(into.dtype) * _of_each(_scales(maxima, summands)[1], start, sums))
 
@@ -134,7 +130,7 @@ def checksum(integers: torch.Tensor, number: int, start: int) -> int:
     factors = _factors()
     if _compiles(integers):
         about = number, start, factors.data_ptr(), TILE
-        return int(_steps.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
+        return int(compiled.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
     at = torch.arange(start, start + len(integers), device="cpu")
     own = factors[at % TILE] * (((at // TILE + (number << 32)) << 1) + 1)
     return int((integers.long() * own).sum()) % MODULUS

@@ -40,12 +40,10 @@ from unisono.errors import MismatchError, PlaceMismatchError
 from unisono.launch import available_cores
 from unisono.mpi import MPI
 from unisono.transports.arithmetic import Array
+from unisono.transports.compiled import compiled
 from unisono.transports.window import Window
 
-try:
-    from unisono.transports._steps import Player
-except ImportError:  # installed without a compiler
-    Player = None
+Player: Any = getattr(compiled, "Player", None)
 
 VARIABLE = "UNISONO_COMPILED"
 """Environment variable: "off" plays barriers and steps by Python alone."""

@@ -29,13 +29,11 @@ from unisono.mpi import MPI
 from unisono.schedules.pieces import Cut
 from unisono.schedules.schedule import Action, Program
 from unisono.transports.arithmetic import Arithmetic, perform
+from unisono.transports.compiled import compiled
 from unisono.transports.signals import is_compiled
 from unisono.transports.steps import Row, RowKind, reduction, steps_of
 
-try:
-    from unisono.transports._steps import Messenger
-except ImportError:  # installed without a compiler
-    Messenger = None
+Messenger: Any = getattr(compiled, "Messenger", None)
 
 VARIABLE = "UNISONO_SOCKETS"
 """Environment variable: "off", on one rank at least, leaves short collectives to the MPI library; "on", on all, to

@@ -1,0 +1,26 @@
+"""Compiled code is that of the sources beside it, or says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from unisono.transports.compiled import FOLDER, check_digest, compiled, digest_of
+
+
+@pytest.mark.skipif(compiled is None, reason="this installation has no compiled code")
+def test_changed_sources_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    for source in FOLDER.glob("*.[ch]"):
+        shutil.copy(source, tmp_path)
+    check_digest(compiled.SOURCES, digest_of(tmp_path))
+    with (tmp_path / "_steps.h").open("a") as header:
+        header.write("\n")
+    with pytest.raises(ImportError, match=r"hatch_build\.py"):
+        check_digest(compiled.SOURCES, digest_of(tmp_path))
+
+
+def test_compiled_code_without_its_sources_is_taken(tmp_path: Path) -> None:
+    assert digest_of(tmp_path) == ""
+    check_digest("that of an installed wheel", digest_of(tmp_path))
