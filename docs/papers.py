@@ -82,10 +82,10 @@ def page() -> str:
     free = [row for row in rows if not row.prediction.spent]
     (plain, fitted), (plain_free, fitted_free) = (near_of(some).values() for some in (rows, free))
     near = {"plain": plain, "fitted": fitted, "plain_free": plain_free, "fitted_free": fitted_free, "free": len(free)}
-    words = READ.format(rows=len(rows), within=WITHIN, spent=len(rows) - len(free), **near)
-    parts = [HEAD.format(count=len(figures)), words]
+    text = READ.format(rows=len(rows), within=WITHIN, spent=len(rows) - len(free), **near)
+    parts = [HEAD.format(count=len(figures)), text]
     for paper in dict.fromkeys(figure.paper for figure in figures):
-        parts.append("\n".join(_of_paper([one for one in all_figures().values() if one.paper == paper])))
+        parts.append("\n".join(_of_paper([figure for figure in all_figures().values() if figure.paper == paper])))
     far = markdown_table(["place", "quantity", "theirs", "predicted", "with theirs"], list(_far_rows()), (0, 1))
     return "\n".join([*parts, "", FAR, *far, ""])
 
@@ -107,9 +107,9 @@ def _rows(figure: PaperFigure) -> Iterator[list[str]]:
     yield [name, figure.title, "", "", "", "no counterpart" if figure.none else ""]
     for row in figure.rows[:MOST_ROWS]:
         fitted = "an input" if row.prediction.spent else beside(row, row.prediction.fitted)
-        words = row.quantity if row.value is not None else f"{row.quantity}: {row.claim}"
+        quantity = row.quantity if row.value is not None else f"{row.quantity}: {row.claim}"
         cells = [beside(row, row.prediction.ours), fitted, beside(row, measured_of(figure, row))]
-        yield ["", words, theirs_in_words(row), *("" if cell == "-" else cell for cell in cells)]
+        yield ["", quantity, theirs_in_words(row), *("" if cell == "-" else cell for cell in cells)]
     if (more := len(figure.rows) - MOST_ROWS) > 0:
         yield ["", f"{more} more: `unisono papers {figure.id}`", "", "", "", ""]
 
@@ -119,9 +119,9 @@ def _notes(figure: PaperFigure) -> Iterator[str]:
     yield f"theirs: {figure.read}"
     if figure.none:
         yield figure.none
-    for words, texts in notes_of(figure):
+    for label, texts in notes_of(figure):
         if texts:
-            yield f"*{words}*: {'; '.join(texts)}"
+            yield f"*{label}*: {'; '.join(texts)}"
     if figure.differs:
         yield f"*ours*: {figure.differs}"
     if figure.measurement is not None:
@@ -165,11 +165,11 @@ def chart() -> bytes:
         for place, (_, figure, row) in enumerate(claims):
             for kind, ours in enumerate((row.prediction.ours, row.prediction.fitted, measured_of(figure, row))):
                 if (times := factor(row, ours)) is not None:
-                    at = place + 0.26 * (kind - 1)
-                    axes.barh(at, times, height=0.24, color=color_of(kind))
-                    axes.annotate(f" {times:.2f}", (times, at), va="center", fontsize=8)
+                    center = place + 0.26 * (kind - 1)
+                    axes.barh(center, times, height=0.24, color=color_of(kind))
+                    axes.annotate(f" {times:.2f}", (times, center), va="center", fontsize=8)
         axes.axvline(1, color=INK, linestyle="--", linewidth=1)
-        axes.set_yticks(range(len(claims)), [words for words, *_ in claims], fontsize=9)
+        axes.set_yticks(range(len(claims)), [label for label, *_ in claims], fontsize=9)
         axes.set_ylim(len(claims) - 0.5, -0.5)
         axes.grid(False, axis="y")
         axes.set_xlabel("ours over the paper's value; of a time, the paper's over ours")
@@ -184,7 +184,9 @@ def take(folder: Path) -> None:
     """Put what has been measured into a folder into the package."""
     path = Path(unisono.papers.__file__).with_name(MEASURED)
     known = data(MEASURED)
-    known |= {name: json.loads(one.read_text()) for name in all_figures() if (one := folder / f"{name}.json").exists()}
+    known |= {
+        name: json.loads(file.read_text()) for name in all_figures() if (file := folder / f"{name}.json").exists()
+    }
     path.write_text(json.dumps({name: known[name] for name in all_figures() if name in known}, indent=1) + "\n")
     all_figures.cache_clear()
 

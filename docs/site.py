@@ -94,8 +94,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         diagrams(Path(folder))
         made |= {f"pictures/{path.name}": path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
     for path, content in made.items():
-        if (there := files.get_file_from_path(path)) is not None:
-            files.remove(there)
+        if (replaced := files.get_file_from_path(path)) is not None:
+            files.remove(replaced)
         files.append(File.generated(config, path, content=content))
     return files
 
@@ -104,11 +104,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite links between files of the repository to links between pages of the site."""
     source = {site: name for name, site in COMPANIONS.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
-    def rewrite(found: re.Match[str]) -> str:
-        text, target = found.group(1), found.group(2)
+    def rewrite(match: re.Match[str]) -> str:
+        text, target = match.group(1), match.group(2)
         path, hash_, section = target.partition("#")
         if not path or "://" in path:
-            return found.group(0)
+            return match.group(0)
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         site = COMPANIONS.get(place, place.removeprefix("docs/"))
         if place not in COMPANIONS and not place.startswith("docs/"):

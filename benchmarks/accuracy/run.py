@@ -128,29 +128,29 @@ def carry_out(run: Run, home: Path, changes: Sequence[str]) -> None:
 
 def take_only(algorithm: str, plan: Path) -> None:
     """Leave a plan no choice where this algorithm was timed."""
-    found = json.loads(plan.read_text())
-    for machine in found:
+    machines = json.loads(plan.read_text())
+    for machine in machines:
         passes = machine["measured"].items()
         machine["measured"] = {
             key: {algorithm: times[algorithm]} if algorithm in times else times for key, times in passes
         }
-    plan.write_text(json.dumps(found))
+    plan.write_text(json.dumps(machines))
 
 
 def keep(part: str, run: Run, epochs: list[dict[str, Any]]) -> None:
     path = HERE / f"{part}.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
+    results = json.loads(path.read_text()) if path.is_file() else {}
     products = "float32" if set(PLAIN) <= set(run.changes) or not processor().bfloat16 else "bfloat16"
     machine = {"processor": processor().name, "cores": cores(), "torch": torch.__version__}
-    found[run.label] = {"ranks": run.ranks, "changes": run.changes, "products": products, **machine, "epochs": epochs}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    results[run.label] = {"ranks": run.ranks, "changes": run.changes, "products": products, **machine, "epochs": epochs}
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def plot(part: str) -> None:
     """Draw the runs of a part against time and epochs."""
     curves = []
-    for label, found in json.loads((HERE / f"{part}.json").read_text()).items():
-        epochs = found["epochs"]
+    for label, result in json.loads((HERE / f"{part}.json").read_text()).items():
+        epochs = result["epochs"]
         columns = [tuple(epoch[key] for epoch in epochs) for key in ("epoch", "elapsed", "test_accuracy")]
         curves.append(Curve(label, *columns))
     (HERE / f"{part}.svg").write_bytes(draw(curves))
@@ -168,11 +168,11 @@ def write_summary() -> None:
             "| run | products in | epochs | test accuracy | top 5 |",
             "| --- | --- | ---: | ---: | ---: |",
         ]
-        for label, found in json.loads(path.read_text()).items():
-            last = found["epochs"][-1]
+        for label, result in json.loads(path.read_text()).items():
+            last = result["epochs"][-1]
             five = f"{last['test_top5']:.2%}" if "test_top5" in last else ""
             shares = f"{last['test_accuracy']:.2%} | {five}"
-            lines.append(f"| {label} | {found['products']} | {last['epoch']} | {shares} |")
+            lines.append(f"| {label} | {result['products']} | {last['epoch']} | {shares} |")
         lines.append("")
     (HERE / "summary.md").write_text("\n".join(lines))
 

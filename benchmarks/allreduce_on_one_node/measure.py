@@ -72,10 +72,10 @@ def measure(world: unisono.World, nbytes: int) -> dict[str, dict[str, float]]:
             name = names[(repetition + turn) % len(names)]
             times[name].append(time_once(world, entries[name], calls))
     results = {}
-    for name, own in times.items():
+    for name, times_of_rank in times.items():
         spans = [
             (max(end for _, end in ranks) - min(start for start, _ in ranks)) / calls * 1e6
-            for ranks in zip(*world.all_gather_object(own), strict=True)
+            for ranks in zip(*world.all_gather_object(times_of_rank), strict=True)
         ]
         lower, median, upper = statistics.quantiles(spans, n=4)
         results[name] = {"median_us": median, "lower_us": lower, "upper_us": upper}

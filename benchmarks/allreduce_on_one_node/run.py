@@ -30,8 +30,8 @@ def run(ranks: int) -> dict[str, Any]:
         command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, str(HERE / "measure.py"), f"{folder}/store"]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=1800, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return results
 
 
 def machine() -> dict[str, Any]:
@@ -48,14 +48,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Medians, ratios and the quartiles of the window's time, a line for each size."""
     head = (
         "| bytes | window us (quartiles) | anywhere us | library us | library, tensor us | gloo us | copy us "
         "| library/window | gloo/window | copy/window | library/anywhere |"
     )
-    lines = [f"{found['ranks']} ranks, {found['library']}", "", head, "| ---: " * 11 + "|"]
-    for row in found["sizes"]:
+    lines = [f"{results['ranks']} ranks, {results['library']}", "", head, "| ---: " * 11 + "|"]
+    for row in results["sizes"]:
         median = {name: row[name]["median_us"] for name in ("window", "anywhere", *PEERS, "copy")}
         window = median["window"]
         spread = f"{row['window']['lower_us']:.1f}-{row['window']['upper_us']:.1f}"
@@ -70,8 +70,8 @@ def main() -> None:
     """Measure, write, print."""
     results = {"machine": machine(), "runs": [run(ranks) for ranks in (2, 4)]}
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    for found in results["runs"]:
-        print(table(found), end="\n\n")
+    for run_results in results["runs"]:
+        print(table(run_results), end="\n\n")
 
 
 if __name__ == "__main__":

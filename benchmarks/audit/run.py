@@ -55,33 +55,33 @@ class Steps:
     """Audited steps of a network on digits."""
 
     def __init__(self, world: World, name: str, rule: str) -> None:
-        self.world, self.model, self.found = world, network(name), list[StepHashes]()
+        self.world, self.model, self.hashes = world, network(name), list[StepHashes]()
         optimizer = torch.optim.SGD(self.model.parameters(), 0.02, momentum=0.9)
         kind = {"bsp": unisono.BSP, "sharded": unisono.Sharded}[rule]
         self.trainer = Trainer(self.model, world, kind(), optimizer, virtual_ranks=SHARES)
-        self.audit = Audit(self.trainer, 0, 1.0, self.found.append)
+        self.audit = Audit(self.trainer, 0, 1.0, self.hashes.append)
 
-    def step(self, number: int) -> tuple[Any, ...]:
+    def step(self, index: int) -> tuple[Any, ...]:
         """Make a step. Return its hashes, and those of all ranks' weights."""
         data = load_digits().train
-        rows = torch.randint(1437, (BATCH,), generator=torch.Generator().manual_seed(number))
-        mine = unisono.own_samples(self.model, BATCH)
-        inputs, labels = data.inputs[rows[mine.start : mine.stop]], data.labels[rows[mine.start : mine.stop]]
-        self.found.clear()
-        self.audit.step(number, number, rows.numpy(), inputs, labels)
+        rows = torch.randint(1437, (BATCH,), generator=torch.Generator().manual_seed(index))
+        share = unisono.own_samples(self.model, BATCH)
+        inputs, labels = data.inputs[rows[share.start : share.stop]], data.labels[rows[share.start : share.stop]]
+        self.hashes.clear()
+        self.audit.step(index, index, rows.numpy(), inputs, labels)
         weights = tuple(self.world.all_gather_object(self.audit.weights()))
-        return self.world.call_on_root(lambda: self.found[-1]), weights
+        return self.world.call_on_root(lambda: self.hashes[-1]), weights
 
     def state(self) -> dict[str, Any]:
         self.trainer.wait()
         return deepcopy({"model": self.model.state_dict(), "optimizer": self.trainer.optimizer.state_dict()})
 
-    def restore(self, state: dict[str, Any], number: int) -> None:
+    def restore(self, state: dict[str, Any], index: int) -> None:
         """Go back to a state from before a step, as if the step before had just been made."""
         self.trainer.wait()
         self.model.load_state_dict(state["model"])
         self.trainer.optimizer.load_state_dict(deepcopy(state["optimizer"]))
-        self.audit._last = number - 1, self.audit._copied()[1]
+        self.audit._last = index - 1, self.audit._copied()[1]
 
 
 def flip(tensor: torch.Tensor, draw: random.Random) -> None:
@@ -105,12 +105,12 @@ def patched(name: str, act: Callable[..., None], wanted: int) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(kind: str, layer: nn.Module, at: int, draw: random.Random) -> Iterator[None]:
-    """Change the weight of a layer before its call number `at`, or the result of that call, or of its gradient."""
+def hooked(kind: str, layer: nn.Module, call: int, draw: random.Random) -> Iterator[None]:
+    """Change the weight of a layer before its call number `call`, or the result of that call, or of its gradient."""
     calls = itertools.count()
 
     def before(_: nn.Module, __: Any) -> None:
-        if next(calls) == at:
+        if next(calls) == call:
             flip(next(layer.parameters()), draw)
 
     def change(gradient: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def hooked(kind: str, layer: nn.Module, at: int, draw: random.Random) -> Iterato
         return changed
 
     def after(_: nn.Module, __: Any, output: torch.Tensor) -> None:
-        if next(calls) != at:
+        if next(calls) != call:
             return
         if kind == "forward":
             flip(output, draw)
@@ -136,16 +136,16 @@ def planted(kind: str, steps: Steps, draw: random.Random) -> AbstractContextMana
     """Change one bit in the step that is made in the context, on this rank."""
     virtual, memory = steps.trainer.reducer.programs.virtual, steps.trainer.reducer.memory
     assert virtual is not None
-    layers = [one for one in steps.model.modules() if not [*one.children()] and [*one.parameters()]]
-    at, key = draw.randrange(2 * len(virtual.own)), draw.choice(memory.keys)  # shares of another rank come first
+    layers = [module for module in steps.model.modules() if not [*module.children()] and [*module.parameters()]]
+    call, key = draw.randrange(2 * len(virtual.own)), draw.choice(memory.keys)  # shares of another rank come first
 
     def gradient(_: HashedSums, __: int, terms: Any) -> None:
-        number, _, part = draw.choice([piece for piece in memory.pieces(key) if piece[1].start < piece[1].stop])
-        flip(memory.in_order(draw.choice(terms)[1][number], number)[part], draw)
+        parameter, _, part = draw.choice([piece for piece in memory.pieces(key) if piece[1].start < piece[1].stop])
+        flip(memory.in_order(draw.choice(terms)[1][parameter], parameter)[part], draw)
 
     def message(sums: HashedSums, _: int, start: int, stop: int) -> None:
         parts = [range(max(start, here.start), min(stop, here.stop)) for _, here, _ in memory.pieces(key)]
-        part = draw.choice([one for one in parts if one])
+        part = draw.choice([each for each in parts if each])
         flip(sums.integers(key)[part.start : part.stop], draw)
 
     if kind == "weight" and (steps.world.size == 2 or draw.random() < 0.5):
@@ -154,7 +154,7 @@ def planted(kind: str, steps: Steps, draw: random.Random) -> AbstractContextMana
     if kind == "gradient":
         return patched("measure", gradient, key)
     if kind != "message":
-        return hooked(kind, draw.choice(layers), at, draw)
+        return hooked(kind, draw.choice(layers), call, draw)
     if steps.world.size > 2 and draw.random() < 0.1:
         return patched("pack", lambda sums, *_: flip(sums.maxima(key), draw), key)
     return patched("decode", message, key)
@@ -162,37 +162,37 @@ def planted(kind: str, steps: Steps, draw: random.Random) -> AbstractContextMana
 
 def flips(world: World, count: int, seed: int) -> dict[str, Any]:
     """Plant flips until `count` of them have changed a bit of a hash. Return each, and clean comparisons."""
-    draw, found, comparisons, alarms = random.Random(seed), list[dict[str, Any]](), 0, list[str]()
-    number, effective, steps = 0, 0, None
+    draw, rows, comparisons, alarms = random.Random(seed), list[dict[str, Any]](), 0, list[str]()
+    trial, effective, steps = 0, 0, None
     while effective < count:
-        if steps is None or number % PER_NETWORK == 0:
-            which = number // PER_NETWORK
+        if steps is None or trial % PER_NETWORK == 0:
+            which = trial // PER_NETWORK
             steps = Steps(world, NETWORKS[which % 3], ("bsp", "sharded")[which // 3 % 2])
-        number += 1
-        kind, wrong = KINDS[number % len(KINDS)], draw.randrange(world.size)
+        trial += 1
+        kind, wrong = KINDS[trial % len(KINDS)], draw.randrange(world.size)
         state, compared = steps.state(), steps.audit.compared
         clean = None
         try:
-            clean = steps.step(number)
+            clean = steps.step(trial)
         except AuditError as error:
             alarms.append(str(error))
         comparisons += steps.audit.compared - compared
         after = steps.state()
-        steps.restore(state, number)
+        steps.restore(state, trial)
         row: dict[str, Any] = {"kind": kind, "rank": wrong, "ranks": world.size, "result": "masked"}
         inside = random.Random(draw.random())
         with planted(kind, steps, inside) if world.rank == wrong else nullcontext():
             try:
-                changed = steps.step(number) != clean
+                changed = steps.step(trial) != clean
                 row["result"] = "missed" if changed else "masked"
             except AuditError as error:
                 named = re.match(r"step \d+, (?:share \d+, )?ranks? ([\d, and]+):", str(error))
                 right = named is not None and named[1] == str(wrong)
                 row |= {"result": "found" if right else "wrong rank", "error": str(error)}
         effective += row["result"] != "masked"
-        found.append(row)
-        steps.restore(after, number + 1)
-    return {"flips": found, "comparisons": comparisons, "alarms": alarms}
+        rows.append(row)
+        steps.restore(after, trial + 1)
+    return {"flips": rows, "comparisons": comparisons, "alarms": alarms}
 
 
 def clean(world: World, count: int) -> dict[str, Any]:
@@ -200,11 +200,11 @@ def clean(world: World, count: int) -> dict[str, Any]:
     alarms, comparisons = list[str](), 0
     for name in NETWORKS:
         for rule in ("bsp", "sharded"):
-            steps, number = Steps(world, name, rule), 0
+            steps, index = Steps(world, name, rule), 0
             while steps.audit.compared < count / 6:
-                number += 1
+                index += 1
                 try:
-                    steps.step(number)
+                    steps.step(index)
                 except AuditError as error:
                     alarms.append(str(error))
                     break
@@ -215,7 +215,7 @@ def clean(world: World, count: int) -> dict[str, Any]:
 def costs(world: World) -> list[dict[str, Any]]:
     """Milliseconds of a step: without an audit, with one that has nothing to do, with a chain, and with one share that
     each rank computes again; all take turns."""
-    found, data, batch = [], load_digits().train, 128
+    results, data, batch = [], load_digits().train, 128
     for name, images in (("small_convnet", data.inputs), ("resnet8", data.inputs), ("resnet8", None)):
         inputs = torch.rand(batch, 1, 32, 32) if images is None else images[:batch]
         runs, trainers, folder = dict[str, Callable[[int], object]](), dict[str, Trainer](), Path(tempfile.mkdtemp())
@@ -246,28 +246,28 @@ def costs(world: World) -> list[dict[str, Any]]:
                     act(step)
                 trainers[kind].wait()  # else the next kind would pay for the last update
                 seconds[kind].append((time.perf_counter() - began) / STEPS_OF_A_TURN)
-        mine = {kind: 1e3 * statistics.median(several[2:]) for kind, several in seconds.items()}
-        everyone = world.all_gather_object(mine)
+        medians = {kind: 1e3 * statistics.median(several[2:]) for kind, several in seconds.items()}
+        everyone = world.all_gather_object(medians)
         row: dict[str, Any] = {"network": name, "side": inputs.shape[-1], "samples": batch}
-        row |= {kind: max(one[kind] for one in everyone) for kind in mine}
+        row |= {kind: max(of_rank[kind] for of_rank in everyone) for kind in medians}
         chance = 0.01 * SHARES / world.size  # of a step in which each rank computes a share again
         row["at 0.01"] = row["idle"] + chance * (row["one share"] - row["idle"])
-        found.append(row)
-    return found
+        results.append(row)
+    return results
 
 
 def on_ranks(task: str, count: str, output: str) -> None:
     """Do a task on this rank; rank 0 writes what was found."""
     world = unisono.init()
     torch.set_num_threads(1)
-    found = (
+    result = (
         costs(world)
         if task == "costs"
         else clean(world, int(count))
         if task == "clean"
         else flips(world, int(count), 0)
     )
-    world.call_on_root(lambda: Path(output).write_text(json.dumps(found)))
+    world.call_on_root(lambda: Path(output).write_text(json.dumps(result)))
 
 
 def launched(ranks: int, task: str, count: int = 0) -> Any:
@@ -300,15 +300,15 @@ def main(wanted: str = "300", comparisons: str = "10000", folder: str = str(HERE
         if name not in content:
             content[name] = launched(ranks, task, count)
             target.write_text(json.dumps(content, indent=1) + "\n")
-    rows = [one for name in ("on 3 ranks", "on 2 ranks") for one in content[name]["flips"]]
+    rows = [row for name in ("on 3 ranks", "on 2 ranks") for row in content[name]["flips"]]
     for kind in (*KINDS, None):
-        several = Counter(one["result"] for one in rows if kind in (one["kind"], None))
+        several = Counter(row["result"] for row in rows if kind in (row["kind"], None))
         print(f"{kind or 'all'}: {dict(several)}")
     compared = sum(content[name]["comparisons"] for name in ("on 3 ranks", "on 2 ranks", "clean"))
     alarms = sum(len(content[name]["alarms"]) for name in ("on 3 ranks", "on 2 ranks", "clean"))
     print(f"clean comparisons: {compared}, false alarms: {alarms}")
-    for one in content["costs"]:
-        print({key: round(value, 3) if isinstance(value, float) else value for key, value in one.items()})
+    for row in content["costs"]:
+        print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
 
 
 if __name__ == "__main__":

@@ -62,18 +62,18 @@ def turn(name: str, setting: str, settings: Mapping[str, Sequence[Any]], output:
         raise UsageError(f"not done after {TURN_SECONDS:g} s") from error
     if done.returncode:
         raise UsageError(f"exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(output.read_text())
-    return found
+    results: dict[str, Any] = json.loads(output.read_text())
+    return results
 
 
 def measure(setting: str, rounds: int, settings: Mapping[str, Sequence[Any]], peers: Sequence[str]) -> dict[str, Any]:
     """Return all rows of a setting; a peer that fails is named and left out of all rounds."""
     runs: dict[str, list[Any]] = {name: [] for name in (OURS, *peers)}
     failed: dict[str, str] = {}
-    for number, name in plan_turns(peers, rounds):
+    for index, name in plan_turns(peers, rounds):
         if name in failed:
             continue
-        print(f"{setting}, round {number} of {rounds}: {name}", flush=True)
+        print(f"{setting}, round {index} of {rounds}: {name}", flush=True)
         with TemporaryDirectory() as folder:
             try:
                 runs[name].append(turn(name, setting, settings, Path(folder) / "results.json"))
@@ -94,19 +94,19 @@ def least(setting: str, collective: str, nbytes: int) -> float:
     return bound(collective, Placement(each, of), network, nbytes) * 1e6 if nbytes else 0.0
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Return a Markdown table: medians in milliseconds back to back, ours beside the best peer and the bound."""
-    names = list(dict.fromkeys(name for row in found["rows"] for name in row["us"] if name != COPY))
+    names = list(dict.fromkeys(name for row in results["rows"] for name in row["us"] if name != COPY))
     head = ["collective", "bytes", *names, "bound", "ours / best peer", "windows / best peer", "ours / bound"]
-    lines = [f"### {found['setting']}", "", f"| {' | '.join(head)} |"]
+    lines = [f"### {results['setting']}", "", f"| {' | '.join(head)} |"]
     lines += ["| --- |" + " ---: |" * (len(head) - 1)]
-    for row in found["rows"]:
+    for row in results["rows"]:
         ms = {name: median(us[BACK_TO_BACK]) / 1e3 for name, us in row["us"].items() if name != COPY}
-        links = least(found["setting"], row["collective"], row["bytes"]) / 1e3
-        own, windows, *others = ms.values()
+        links = least(results["setting"], row["collective"], row["bytes"]) / 1e3
+        ours, windows, *peers = ms.values()
         cells = [row["collective"], str(row["bytes"]), *(f"{ms[name]:.3f}" if name in ms else "" for name in names)]
         cells.append(f"{links:.3f}")
-        cells += [f"{own / min(others):.2f}", f"{windows / min(others):.2f}", f"{own / links:.2f}" if links else ""]
+        cells += [f"{ours / min(peers):.2f}", f"{windows / min(peers):.2f}", f"{ours / links:.2f}" if links else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -123,18 +123,18 @@ def main() -> None:
     for peer in asked.peers:
         install(peer, print)
     path = HERE / "lab_libraries.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    known = json.loads(path.read_text()) if path.exists() else {}
     for setting in asked.setting:
         new = measure(setting, asked.rounds, {"collectives": asked.collectives, "sizes": asked.sizes}, asked.peers)
         measured = {(row["collective"], row["bytes"]) for row in new["rows"]}
         kept = [
-            row for row in found.get(setting, {"rows": []})["rows"] if (row["collective"], row["bytes"]) not in measured
+            row for row in known.get(setting, {"rows": []})["rows"] if (row["collective"], row["bytes"]) not in measured
         ]
-        order = {name: number for number, name in enumerate(COLLECTIVES)}
+        order = {name: index for index, name in enumerate(COLLECTIVES)}
         rows = sorted([*kept, *new["rows"]], key=lambda row: (order[row["collective"]], row["bytes"]))
-        found[setting] = {**new, "rows": rows}
-        path.write_text(json.dumps(found) + "\n")
-    text = "\n\n".join(table(found[setting]) for setting in SETTINGS if setting in found)
+        known[setting] = {**new, "rows": rows}
+        path.write_text(json.dumps(known) + "\n")
+    text = "\n\n".join(table(known[setting]) for setting in SETTINGS if setting in known)
     (HERE / "lab_libraries.md").write_text(text + "\n")
     print(text)
 

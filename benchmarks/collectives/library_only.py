@@ -19,10 +19,10 @@ def times(nbytes: int) -> list[float]:
     world = MPI.COMM_WORLD
     payload = np.zeros(nbytes // 4, np.float32)
     world.Allreduce(MPI.IN_PLACE, payload)
-    found: list[float] = []
+    samples: list[float] = []
     repeat = 1
     spent = 0.0
-    while len(found) < 3 or (len(found) < 31 and spent < BUDGET):
+    while len(samples) < 3 or (len(samples) < 31 and spent < BUDGET):
         world.Barrier()
         start = time.perf_counter()
         for _ in range(repeat):
@@ -31,18 +31,18 @@ def times(nbytes: int) -> list[float]:
         if repeat == 1 and took < 1e-3:
             repeat = max(2, min(200, int(4e-3 / took)))
             continue
-        found.append(took)
+        samples.append(took)
         spent += took * repeat
-    return found
+    return samples
 
 
 def main() -> None:
     """Write {bytes: median microseconds} to the file named first, for the sizes named after it."""
     path, *sizes = sys.argv[1:]
-    found = {size: statistics.median(times(int(size))) * 1e6 for size in sizes}
+    medians = {size: statistics.median(times(int(size))) * 1e6 for size in sizes}
     if MPI.COMM_WORLD.rank == 0:
         version = MPI.Get_library_version().splitlines()[0].split(",")[0].strip()
-        Path(path).write_text(json.dumps({"library": version, "median_us": found}) + "\n")
+        Path(path).write_text(json.dumps({"library": version, "median_us": medians}) + "\n")
 
 
 if __name__ == "__main__":

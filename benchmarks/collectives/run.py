@@ -47,8 +47,8 @@ def lab(setting: Setting, command: list[str], mpiexec: Path | None = None, **env
     """Run a command in the lab, one rank on each host or several."""
     options = [f"--supernodes={setting.supernodes}", f"--hosts={setting.hosts}", "--rate=200mbit", "--oversubscribe=4"]
     options += [f"--ranks-per-host={setting.ranks_per_host}", *([f"--mpiexec={mpiexec}"] if mpiexec else [])]
-    whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
-    subprocess.run(whole, env={**os.environ, **environment}, check=True)
+    launch = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
+    subprocess.run(launch, env={**os.environ, **environment}, check=True)
 
 
 def open_mpi() -> Path:
@@ -78,12 +78,12 @@ def in_the_lab(setting: Setting) -> dict[str, Any]:
     chosen = [f"--algorithms={setting.algorithms}"] if setting.algorithms else []
     bench = [*unisono, "bench", "collectives", f"--output={folder}", "--rate=200mbit", *chosen]
     lab(setting, bench, UNISONO_TABLE=str(choices))
-    other = open_mpi()
-    script = [str(other / "bin" / "python"), str(HERE / "library_only.py"), str(folder / "open_mpi.json")]
-    lab(setting, [*script, *map(str, SIZES)], other / "bin" / "mpiexec")
-    found = _with_name(folder, setting.name)
-    found["open_mpi"] = json.loads((folder / "open_mpi.json").read_text())
-    return found
+    prefix = open_mpi()
+    script = [str(prefix / "bin" / "python"), str(HERE / "library_only.py"), str(folder / "open_mpi.json")]
+    lab(setting, [*script, *map(str, SIZES)], prefix / "bin" / "mpiexec")
+    results = _with_name(folder, setting.name)
+    results["open_mpi"] = json.loads((folder / "open_mpi.json").read_text())
+    return results
 
 
 def untuned(setting: Setting) -> str:
@@ -107,21 +107,21 @@ def untuned(setting: Setting) -> str:
 
 
 def _with_name(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return {"name": name, **found}
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return {"name": name, **results}
 
 
-def judged(found: dict[str, Any]) -> list[str]:
+def judged(results: dict[str, Any]) -> list[str]:
     """Lines that hold the results of a setting in the lab against what was asked for."""
     lines = []
-    for row in found["sizes"]:
+    for row in results["sizes"]:
         median = {name: entry["median_us"] for name, entry in row["contenders"].items()}
-        other = found.get("open_mpi", {}).get("median_us", {}).get(str(row["bytes"]))
-        best = min(peer for peer in (median[LIBRARY], median[GLOO], other) if peer)
+        open_mpi_us = results.get("open_mpi", {}).get("median_us", {}).get(str(row["bytes"]))
+        best = min(peer for peer in (median[LIBRARY], median[GLOO], open_mpi_us) if peer)
         bound = bound_of(row)
         assert bound is not None, "in the lab the links are the bound"
         cells = [f"{row['bytes']}", row["auto"], f"{median[AUTO] / 1e3:.3f}", f"{median[AUTO] / bound:.2f}"]
-        cells += [f"{peer / median[AUTO]:.2f}" if peer else "" for peer in (median[LIBRARY], other, median[GLOO])]
+        cells += [f"{peer / median[AUTO]:.2f}" if peer else "" for peer in (median[LIBRARY], open_mpi_us, median[GLOO])]
         cells += [f"{median[AUTO] / best:.2f}"]
         for name in ("auto bfloat16", "auto float16"):
             cells.append(f"{median[AUTO] / median[name]:.2f}" if name in median else "")
@@ -151,10 +151,10 @@ def simulated(results: dict[str, Any]) -> list[tuple[str, int, float]]:
 def summary(settings: list[dict[str, Any]]) -> str:
     """What the lab says, as Markdown."""
     parts = []
-    for found in settings:
-        parts += [f"### {found['name'].replace('_', ' ')}", "", HEAD, "| ---: " * HEAD.count(" | ") + "| ---: |"]
-        parts += judged(found)
-        if off := [(abs(ratio - 1), name, size, ratio) for name, size, ratio in simulated(found)]:
+    for results in settings:
+        parts += [f"### {results['name'].replace('_', ' ')}", "", HEAD, "| ---: " * HEAD.count(" | ") + "| ---: |"]
+        parts += judged(results)
+        if off := [(abs(ratio - 1), name, size, ratio) for name, size, ratio in simulated(results)]:
             _, name, size, ratio = max(off)
             median = statistics.median(entry[0] for entry in off)
             parts += [
@@ -162,7 +162,7 @@ def summary(settings: list[dict[str, Any]]) -> str:
                 f"Simulated against measured, 1 MB and more: off by {median:.1%} in the median; worst {name} ",
             ]
             parts[-1] += f"at {size >> 20} MB, {ratio:.2f} of what was measured."
-        parts += ["", f"![{found['name']}]({found['name']}/plot.svg)", ""]
+        parts += ["", f"![{results['name']}]({results['name']}/plot.svg)", ""]
     return "\n".join(parts)
 
 
@@ -170,9 +170,9 @@ def main() -> None:
     """Measure everything, or what is named; write results.json and summary.md."""
     wanted = sys.argv[1:]
     if wanted == ["untuned"]:
-        found = [untuned(setting) for setting in SETTINGS if setting.ranks_per_host == 1]
-        (HERE / "untuned.md").write_text("\n\n".join(found) + "\n")
-        print(*found, sep="\n\n")
+        tables = [untuned(setting) for setting in SETTINGS if setting.ranks_per_host == 1]
+        (HERE / "untuned.md").write_text("\n\n".join(tables) + "\n")
+        print(*tables, sep="\n\n")
         return
     for ranks in (2, 4):
         if not wanted or f"one_node_{ranks}_ranks" in wanted:

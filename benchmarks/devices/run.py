@@ -87,19 +87,19 @@ def rank_main(out: Path, parts: list[str]) -> None:
     device = torch.zeros(1, device=torch.accelerator.current_accelerator()).device  # before MPI: it looks for a context
     world = unisono.init()
     shared = len(world.node_world().all_gather_object(0)) > count
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "ranks": world.size,
         "device": name_of(device),
         "by": library_version().splitlines()[0],
     }
     transports = world.device_transports(device)
-    found |= {"transport": str(transports) if world.size > 1 else "alone", "stays": transports.stays}
+    results |= {"transport": str(transports) if world.size > 1 else "alone", "stays": transports.stays}
     if "exchange" in parts:
-        found["exchange"] = [exchange(world, device, nbytes) for nbytes in SIZES]
+        results["exchange"] = [exchange(world, device, nbytes) for nbytes in SIZES]
     if "step" in parts:
-        found["step"] = {name: step(world, device, name, batch, shared) for name, batch in NETWORKS.items()}
+        results["step"] = {name: step(world, device, name, batch, shared) for name, batch in NETWORKS.items()}
     if world.rank == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(results))
 
 
 def library_version() -> str:
@@ -119,7 +119,7 @@ def exchange(world: unisono.World, device: torch.device, nbytes: int) -> dict[st
     tensor = torch.zeros(nbytes // 4, device=device)  # a sum of ones would grow from call to call
     host = host_memory(nbytes // 4, torch.float32, device)
     host.zero_()
-    found = timed(
+    seconds = timed(
         world,
         device,
         {
@@ -129,8 +129,8 @@ def exchange(world: unisono.World, device: torch.device, nbytes: int) -> dict[st
             "exchange": lambda: world.allreduce(tensor),
         },
     )
-    bound = max(found[name] for name in ("to host", "to device", "sum on the host"))
-    return {"bytes": nbytes, **found, "of the bound": found["exchange"] / bound}
+    bound = max(seconds[name] for name in ("to host", "to device", "sum on the host"))
+    return {"bytes": nbytes, **seconds, "of the bound": seconds["exchange"] / bound}
 
 
 def step(world: unisono.World, device: torch.device, name: str, batch: int, shared: bool) -> dict[str, float]:
@@ -182,18 +182,18 @@ def timed(
 ) -> dict[str, float]:
     """Return the median seconds of each contender on the slowest rank, in turns."""
     module: Any = module_of(device)
-    for one in contenders.values():
+    for contender in contenders.values():
         for _ in range(warm_up):
-            one()
+            contender()
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
-        for name, one in contenders.items():
+        for name, contender in contenders.items():
             calls = 3
             module.synchronize(device)
             world.barrier()
             began = time.perf_counter()
             for _ in range(calls):
-                one()
+                contender()
             module.synchronize(device)
             took = torch.tensor([(time.perf_counter() - began) / calls], dtype=torch.float64)
             seconds[name].append(world.allreduce(took, op="maximum").item())
@@ -222,25 +222,25 @@ def ended(command: list[str], limit: float, folder: Path) -> tuple[int, str, flo
         return process.returncode, output, time.perf_counter() - began
 
 
-def measured(number: int, folder: Path) -> dict[str, Any]:
+def measured(ranks: int, folder: Path) -> dict[str, Any]:
     """Return the findings of so many ranks, which are printed."""
-    out = folder / f"{number}.json"
-    command = [str(find_mpiexec()), "-n", str(number), sys.executable, __file__, "rank", str(out), "exchange,step"]
+    out = folder / f"{ranks}.json"
+    command = [str(find_mpiexec()), "-n", str(ranks), sys.executable, __file__, "rank", str(out), "exchange,step"]
     code, output, _ = ended([*command, *(["--dry"] if DRY else [])], LIMIT_OF_RANKS, folder)
     if code or not out.is_file():
-        print(number, "ranks: failed,", output[-2000:])
-        return {"ranks": number, "failed": output[-2000:]}
-    found: dict[str, Any] = json.loads(out.read_text())
-    print(number, "ranks:", found["by"], found["transport"])
-    for row in found["exchange"]:
-        print(number, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
-    for name, row in found["step"].items():
-        print(number, "ranks:", name, {key: f"{value * 1e3:.1f} ms" for key, value in row.items()}, flush=True)
-    long = [row["of the bound"] for row in found["exchange"] if row["bytes"] >= LONG_BYTES]
-    if number > 1 and not found["stays"] and not DRY:
-        found["overlaps"] = max(long) <= WITHIN_BOUND
-        print(number, f"ranks: long staged exchanges take {max(long):.2f} x the longest of copies and sum")
-    return found
+        print(ranks, "ranks: failed,", output[-2000:])
+        return {"ranks": ranks, "failed": output[-2000:]}
+    results: dict[str, Any] = json.loads(out.read_text())
+    print(ranks, "ranks:", results["by"], results["transport"])
+    for row in results["exchange"]:
+        print(ranks, "ranks:", {key: f"{value:.3g}" for key, value in row.items()}, flush=True)
+    for name, row in results["step"].items():
+        print(ranks, "ranks:", name, {key: f"{value * 1e3:.1f} ms" for key, value in row.items()}, flush=True)
+    long = [row["of the bound"] for row in results["exchange"] if row["bytes"] >= LONG_BYTES]
+    if ranks > 1 and not results["stays"] and not DRY:
+        results["overlaps"] = max(long) <= WITHIN_BOUND
+        print(ranks, f"ranks: long staged exchanges take {max(long):.2f} x the longest of copies and sum")
+    return results
 
 
 def pack_noise(folder: Path) -> None:
@@ -255,7 +255,7 @@ def pack_noise(folder: Path) -> None:
     images = [draw.integers(0, 256, 3 * 224 * 224, np.uint8).tobytes() for _ in range(16)]
     source = Source(
         RAW, [str(label) for label in range(10)], list(map(str, range(IMAGES))), labels, sizes,
-        lambda number: images[number % 16], shape,
+        lambda index: images[index % 16], shape,
     )  # fmt: skip
     for part in ("train", "test"):
         pack(source, folder / part, PackOptions(stripes=2), 4, lambda: None)
@@ -263,8 +263,10 @@ def pack_noise(folder: Path) -> None:
 
 def trained(name: str, changes: list[str], folder: Path, limit: float) -> dict[str, Any]:
     """Return how the run of a recipe ended, which is printed."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    device = "cpu" if found is None else f"{found.type}:0" if torch.accelerator.device_count() < 2 else "auto"
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    device = (
+        "cpu" if accelerator is None else f"{accelerator.type}:0" if torch.accelerator.device_count() < 2 else "auto"
+    )
     command = [sys.executable, "-m", "unisono", "train", name, "--ranks", "2", "--run", str(folder / name), *changes]
     command += ["--set", f"compute.device={device}"]
     if name != "digits":
@@ -292,13 +294,17 @@ def summed_by_nccl(ranks: int, mode: str, folder: Path, limit: float) -> dict[st
 
 def main() -> None:
     """Measure with all numbers of ranks, run the recipes and the tests, and write what was found."""
-    arguments = [one for one in sys.argv[1:] if one != "--dry"]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--dry"]
     if arguments[0] == "rank":
         rank_main(Path(arguments[1]), arguments[2].split(","))
         return
-    began, out, ranks = time.monotonic(), Path(arguments[0]).resolve(), [int(one) for one in arguments[1:]] or [1, 2, 4]
+    began, out, ranks = (
+        time.monotonic(),
+        Path(arguments[0]).resolve(),
+        [int(count) for count in arguments[1:]] or [1, 2, 4],
+    )
     environment = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-    found: dict[str, Any] = {"environment": environment, "runs": [], "recipes": {}}
+    results: dict[str, Any] = {"environment": environment, "runs": [], "recipes": {}}
 
     def left() -> float:
         return LIMIT_SECONDS - (time.monotonic() - began)
@@ -307,14 +313,14 @@ def main() -> None:
         folder = Path(temporary)
         pack_noise(folder / "noise")
         for name, changes in RECIPES.items():
-            found["recipes"][name] = trained(name, changes, folder, min(LIMIT_OF_A_RECIPE, left()))
-            out.write_text(json.dumps(found, indent=1) + "\n")
-        for number in ranks:
-            found["runs"].append(measured(number, folder))
-            out.write_text(json.dumps(found, indent=1) + "\n")
+            results["recipes"][name] = trained(name, changes, folder, min(LIMIT_OF_A_RECIPE, left()))
+            out.write_text(json.dumps(results, indent=1) + "\n")
+        for count in ranks:
+            results["runs"].append(measured(count, folder))
+            out.write_text(json.dumps(results, indent=1) + "\n")
         if torch.cuda.is_available():
             modes = (2, "one"), (4, "nodes"), (2, "late")
-            found["shared NCCL"] = [summed_by_nccl(*mode, folder, left()) for mode in modes]
+            results["shared NCCL"] = [summed_by_nccl(*mode, folder, left()) for mode in modes]
         tests = [
             "tests/measure/test_probes.py" if DRY else "tests",
             "-m",
@@ -326,11 +332,11 @@ def main() -> None:
             "no:cacheprovider",
         ]
         code, output, seconds = ended([sys.executable, "-m", "pytest", *tests], left(), ROOT)
-    found["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-15:]}
-    print("tests:", *found["tests"]["said"], sep="\n  ")
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    failed = [run for run in found["runs"] if "failed" in run or not run.get("overlaps", True)]
-    sys.exit(bool(failed or code or any(run["returncode"] for run in found["recipes"].values())))
+    results["tests"] = {"returncode": code, "seconds": seconds, "said": output.splitlines()[-15:]}
+    print("tests:", *results["tests"]["said"], sep="\n  ")
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    failed = [run for run in results["runs"] if "failed" in run or not run.get("overlaps", True)]
+    sys.exit(bool(failed or code or any(run["returncode"] for run in results["recipes"].values())))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def different_sums(world: World, device: torch.device) -> int:
         for dtype in dtypes:
             for seed in range(10):
                 here = ((torch.arange(LENGTH) + seed) % 3 + world.rank % 2).to(dtype)
-                found = world.allreduce(here.to(device).mul(2), op=op).mul(1)
-                wrong += not torch.equal(found.cpu(), world.allreduce(here.mul(2), op=op))
+                result = world.allreduce(here.to(device).mul(2), op=op).mul(1)
+                wrong += not torch.equal(result.cpu(), world.allreduce(here.mul(2), op=op))
     return wrong
 
 
@@ -89,7 +89,7 @@ def trained(world: World, transport: str, device: torch.device) -> list[torch.Te
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-    return [one.detach().cpu() for one in model.parameters()]
+    return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def main() -> None:
         os._exit(0)
     wrong = different_sums(world, device)
     pairs = zip(trained(world, "nccl", device), trained(world, "staged", device), strict=True)
-    largest = max(float((one - other).abs().max()) for one, other in pairs)
+    largest = max(float((by_nccl - staged).abs().max()) for by_nccl, staged in pairs)
     if world.rank == 0:
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
         print(f"{world.size} ranks, {world.nodes} nodes: {transports}")

@@ -48,10 +48,10 @@ def lines_of(home: Path) -> list[dict[str, Any]]:
 
 def ranks_of(run: ElasticRun) -> list[int]:
     """Return the processes of the ranks, which standbys have forked: both have the same command line."""
-    every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    found = [one for one in every if read_process(one, "cmdline").split(b"\0")[3:4] == [run.standby.encode()]]
-    children = {int(child) for one in found for child in read_process(one, f"task/{one}/children").split()}
-    return [one for one in found if one in children]
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    processes = [pid for pid in pids if read_process(pid, "cmdline").split(b"\0")[3:4] == [run.standby.encode()]]
+    children = {int(child) for pid in processes for child in read_process(pid, f"task/{pid}/children").split()}
+    return [pid for pid in processes if pid in children]
 
 
 def link(host: str, state: str) -> None:
@@ -110,7 +110,7 @@ def rate_of(home: Path) -> float:
 def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, disturbed: bool) -> dict[str, Any]:
     """Train once; return times, disturbances and the hash of the weights. One that is there already, or under way,
     is only read when it has ended."""
-    names = [f"h{number}" for number in range(hosts)]
+    names = [f"h{host}" for host in range(hosts)]
     settings = [word for change in (*SETTINGS, f"training.epochs={epochs}") for word in ("--set", change)]
     command = [sys.executable, "-m", "unisono", "train", "digits", "--elastic", "--run", str(home), *settings]
     command += ["--hosts", ",".join(names), "--ranks", str(hosts)]
@@ -123,26 +123,29 @@ def measure(home: Path, options: argparse.Namespace, hosts: int, epochs: int, di
         time.sleep(1)
     first = [line["time"] for line in lines if "first_step" in line]
     newest = max((home / "checkpoints").iterdir())
-    steps, made = int(newest.name.partition("-")[2]), [one for one in disturber.made if one["time"] < lines[-1]["time"]]
-    for one in made:
-        one["seconds"] = min((at for at in first if at > one["time"]), default=math.inf) - one["time"]
+    steps, made = (
+        int(newest.name.partition("-")[2]),
+        [event for event in disturber.made if event["time"] < lines[-1]["time"]],
+    )
+    for event in made:
+        event["seconds"] = min((moment for moment in first if moment > event["time"]), default=math.inf) - event["time"]
     ends = [line["time"] for line in lines if "generation" in line]
     lost = {"noticing": 0.0, "between_generations": 0.0}
     for before, end in pairwise(ends):
-        lost["between_generations"] += min([end, *(at for at in first if at > before)]) - before
-    for one in made:  # a host that is back is asked while the others train
-        ended = min((at for at in ends if at > one["time"]), default=one["time"])
-        lost["noticing"] += (ended - one["time"]) * (one["kind"] != "host back")
+        lost["between_generations"] += min([end, *(moment for moment in first if moment > before)]) - before
+    for event in made:  # a host that is back is asked while the others train
+        ended = min((moment for moment in ends if moment > event["time"]), default=event["time"])
+        lost["noticing"] += (ended - event["time"]) * (event["kind"] != "host back")
     return {
         "lost_seconds": lost,
         "code": lines[-1]["code"],
         "hosts": hosts,
         "seconds": lines[-1]["time"] - first[0],
         "seconds_without_a_host": sum(
-            min([other["time"] for other in made[index:] if other["kind"] == "host back"] or [lines[-1]["time"]])
-            - one["time"]
-            for index, one in enumerate(made)
-            if one["kind"] == "host gone"
+            min([later["time"] for later in made[index:] if later["kind"] == "host back"] or [lines[-1]["time"]])
+            - event["time"]
+            for index, event in enumerate(made)
+            if event["kind"] == "host gone"
         ),
         "generations": sum("generation" in line for line in lines),
         "steps": steps,
@@ -156,30 +159,30 @@ def inside(options: argparse.Namespace) -> None:
     os.environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": f"{HOME}/enter", "OMP_NUM_THREADS": "1"}
     folder, count = options.out.with_suffix(""), options.hosts
     folder.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"processor": processor().name, "hosts": count, "every": options.every}
+    results: dict[str, Any] = {"processor": processor().name, "hosts": count, "every": options.every}
     rates: list[list[float]] = []
     for when in ("before", "after"):  # a machine's speed changes in half an hour
         if when == "after":
-            found["disturbed"] = measure(folder / "disturbed", options, count, options.epochs, disturbed=True)
+            results["disturbed"] = measure(folder / "disturbed", options, count, options.epochs, disturbed=True)
         homes = {hosts: folder / f"{hosts}-hosts-{when}" for hosts in (count, count - 1)}
         for hosts, home in homes.items():
             measure(home, options, hosts, RATE_EPOCHS, disturbed=False)
         rates.append([*map(rate_of, homes.values())])
-    disturbed, found["steps_per_second"] = found["disturbed"], rates
+    disturbed, results["steps_per_second"] = results["disturbed"], rates
     rate, rate_without = map(statistics.mean, zip(*rates, strict=True))
-    found["undisturbed"] = measure(folder / "undisturbed", options, 1, options.epochs, disturbed=False)
+    results["undisturbed"] = measure(folder / "undisturbed", options, 1, options.epochs, disturbed=False)
     without = disturbed["seconds_without_a_host"]
     possible = rate * (disturbed["seconds"] - without) + rate_without * without
-    found["useful"] = disturbed["steps"] / possible
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    same = found["undisturbed"]["sha256"] == disturbed["sha256"]
+    results["useful"] = disturbed["steps"] / possible
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+    same = results["undisturbed"]["sha256"] == disturbed["sha256"]
     print(f"{disturbed['steps']} steps in {disturbed['seconds']:.0f} s; same bits as on one rank, undisturbed: {same}")
-    print(f"{found['useful']:.1%} of the {possible:.0f} steps that the hosts that were there could make")
-    lost = {**disturbed["lost_seconds"], "all": disturbed["seconds"] - disturbed["seconds"] * found["useful"]}
+    print(f"{results['useful']:.1%} of the {possible:.0f} steps that the hosts that were there could make")
+    lost = {**disturbed["lost_seconds"], "all": disturbed["seconds"] - disturbed["seconds"] * results["useful"]}
     print("seconds lost: " + ", ".join(f"{seconds:.1f} {kind.replace('_', ' ')}" for kind, seconds in lost.items()))
     made = disturbed["disturbances"]
-    for kind in [*sorted({one["kind"] for one in made}), "all"]:
-        seconds = [one["seconds"] for one in made if kind in (one["kind"], "all")]
+    for kind in [*sorted({event["kind"] for event in made}), "all"]:
+        seconds = [event["seconds"] for event in made if kind in (event["kind"], "all")]
         median, most = statistics.median(seconds), max(seconds)
         print(f"{kind}: {len(seconds)} times; seconds to the next step: median {median:.2f}, most {most:.2f}")
 

@@ -87,12 +87,12 @@ def train(group: int, options: argparse.Namespace) -> None:
             rows = order.split(SAMPLES)[step % per_epoch * options.hosts + group]
             optimizer.zero_grad()
             cross_entropy(model(data.inputs[rows]), data.labels[rows]).backward()
-            gradients = [one.grad for one in model.parameters()]
+            gradients = [parameter.grad for parameter in model.parameters()]
             manager.allreduce(together := parameters_to_vector(gradients)).wait()
             vector_to_parameters(together, gradients)
             optimizer.step()
             if (made := manager.current_step()) > step:
-                weights = (one.numpy().tobytes() for one in model.state_dict().values())
+                weights = (tensor.numpy().tobytes() for tensor in model.state_dict().values())
                 sha256 = "-" if made % HASH_EVERY else hashlib.sha256(b"".join(weights)).hexdigest()
                 log.write(f"{time.time()} {made} {manager.num_participants()} {manager._quorum_id} {sha256}\n")
 
@@ -121,8 +121,8 @@ class Groups:
 
     def play(self, seconds: float, disturbed: bool = False) -> None:
         """Let the groups train for so long after the first step, and until all are there."""
-        end = due = whole = float("inf")
-        while time.time() < end or time.time() < whole + SETTLED_SECONDS or self._later:
+        end = due = whole_since = float("inf")
+        while time.time() < end or time.time() < whole_since + SETTLED_SECONDS or self._later:
             time.sleep(0.05)
             for group, process in enumerate(self.processes):
                 if process.poll() is not None and group != self.away:
@@ -137,10 +137,10 @@ class Groups:
                 end, due = now + seconds, now + self._chance.expovariate(1 / self._every)
             last = self.commits[-1] if self.commits else Commit(now, 0, 0, 0, "-", 0)
             if self._later or last.groups < self._hosts or now > last.time + 1:
-                whole = now
-            elif disturbed and due < now < end and now > whole + SETTLED_SECONDS:
+                whole_since = now
+            elif disturbed and due < now < end and now > whole_since + SETTLED_SECONDS:
                 self._disturb()
-                whole, due = now, now + self._chance.expovariate(1 / self._every)
+                whole_since, due = now, now + self._chance.expovariate(1 / self._every)
 
     def _disturb(self) -> None:
         kind = self._chance.choice(["kill", "kill", "stop", "stop", "host"])
@@ -170,22 +170,22 @@ class Groups:
         for process in (*self.processes, self._lighthouse):
             process.kill()
             process.wait()
-        for one in self.made:
-            at, kind = one["time"], one["kind"]
-            old = max(commit.quorum for commit in self.commits if commit.time < at)
-            new = [commit for commit in self.commits if commit.time > at and commit.quorum > old]
+        for event in self.made:
+            moment, kind = event["time"], event["kind"]
+            old = max(commit.quorum for commit in self.commits if commit.time < moment)
+            new = [commit for commit in self.commits if commit.time > moment and commit.quorum > old]
             if kind != "host back":
-                one["others"] = min(commit.time for commit in new if commit.group != one["group"]) - at
+                event["others"] = min(commit.time for commit in new if commit.group != event["group"]) - moment
             if kind != "host gone":
-                one["all"] = min(commit.time for commit in new if commit.groups == self._hosts) - at
+                event["all"] = min(commit.time for commit in new if commit.groups == self._hosts) - moment
         by_step = {commit.step: commit for commit in self.commits}
-        times = [one.time for one in self.commits]
+        times = [commit.time for commit in self.commits]
         return {
             "seconds": max(times) - min(times),
-            "seconds_without_a_host": AWAY_SECONDS * sum(one["kind"] == "host gone" for one in self.made),
+            "seconds_without_a_host": AWAY_SECONDS * sum(event["kind"] == "host gone" for event in self.made),
             "steps": len(by_step),
             "shares": sum(commit.groups for commit in by_step.values()),
-            "sha256": {one.step: one.sha256 for one in by_step.values() if one.sha256 != "-"},
+            "sha256": {commit.step: commit.sha256 for commit in by_step.values() if commit.sha256 != "-"},
             "disturbances": self.made,
         }
 
@@ -193,30 +193,30 @@ class Groups:
 def inside(options: argparse.Namespace) -> None:
     """Measure in the lab's head."""
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    folder, found = options.out.with_suffix(""), dict[str, Any]()
+    folder, results = options.out.with_suffix(""), dict[str, Any]()
     times = {"without": 20.0, "disturbed": options.minutes * 60, "undisturbed": options.check}
     for name, seconds in times.items():
         groups = Groups(folder / name, options, options.hosts - (name == "without"))
         groups.play(seconds, name == "disturbed")
-        found[name] = groups.end()
-    disturbed, undisturbed = found["disturbed"], found["undisturbed"]
-    rate, rate_without = (one["shares"] / one["seconds"] for one in (undisturbed, found["without"]))
+        results[name] = groups.end()
+    disturbed, undisturbed = results["disturbed"], results["undisturbed"]
+    rate, rate_without = (run["shares"] / run["seconds"] for run in (undisturbed, results["without"]))
     without = disturbed["seconds_without_a_host"]
     common = max(disturbed["sha256"].keys() & undisturbed["sha256"].keys())
-    found["useful"] = disturbed["shares"] / (rate * (disturbed["seconds"] - without) + rate_without * without)
-    found |= {"compared_step": common, "same": disturbed["sha256"][common] == undisturbed["sha256"][common]}
+    results["useful"] = disturbed["shares"] / (rate * (disturbed["seconds"] - without) + rate_without * without)
+    results |= {"compared_step": common, "same": disturbed["sha256"][common] == undisturbed["sha256"][common]}
     for name in times:
-        found[name]["sha256"] = found[name]["sha256"].get(common)
+        results[name]["sha256"] = results[name]["sha256"].get(common)
     for kind in ("kill", "stop", "host gone", "host back", "all"):
         for until in ("others", "all"):
-            chosen = [one for one in disturbed["disturbances"] if kind in (one["kind"], "all") and until in one]
-            if values := [one[until] for one in chosen]:
+            chosen = [event for event in disturbed["disturbances"] if kind in (event["kind"], "all") and until in event]
+            if values := [event[until] for event in chosen]:
                 median, most = statistics.median(values), max(values)
                 print(f"{kind}: {len(values)}; seconds to a step of {until}: {median:.2f}, at most {most:.2f}")
-    found["environment"] = {"processor": processor().name, "cores": os.cpu_count(), "load": os.getloadavg()}
-    found["environment"] |= {"torch": torch.__version__, "torchft": version("torchft"), "rate": options.rate}
-    options.out.write_text(json.dumps(found) + "\n")
-    print(f"{found['useful']:.1%} useful; same bits at step {common}: {found['same']}")
+    results["environment"] = {"processor": processor().name, "cores": os.cpu_count(), "load": os.getloadavg()}
+    results["environment"] |= {"torch": torch.__version__, "torchft": version("torchft"), "rate": options.rate}
+    options.out.write_text(json.dumps(results) + "\n")
+    print(f"{results['useful']:.1%} useful; same bits at step {common}: {results['same']}")
 
 
 def main() -> None:

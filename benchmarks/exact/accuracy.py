@@ -47,18 +47,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    found = json.loads(OUT.read_text()) if OUT.is_file() else {"epochs": options.epochs, "runs": []}
-    made = {(run["kind"], run["seed"]) for run in found["runs"]}
+    results = json.loads(OUT.read_text()) if OUT.is_file() else {"epochs": options.epochs, "runs": []}
+    made = {(run["kind"], run["seed"]) for run in results["runs"]}
     for seed in options.seeds:
         for kind, (ranks, changes) in KINDS.items():
             if (kind, seed) not in made:
-                accuracy = accuracy_of(options.pack.resolve(), seed, found["epochs"], ranks, changes)
+                accuracy = accuracy_of(options.pack.resolve(), seed, results["epochs"], ranks, changes)
                 run = {"kind": kind, "seed": seed, "accuracy": accuracy, "processor": processor().name}
-                found["runs"].append(run)
-                OUT.write_text(json.dumps(found, indent=1) + "\n")
+                results["runs"].append(run)
+                OUT.write_text(json.dumps(results, indent=1) + "\n")
     for kind in KINDS:
-        of_kind = [run["accuracy"] for run in found["runs"] if run["kind"] == kind]
-        print(f"{kind}: {', '.join(f'{one:.2%}' for one in of_kind)}; mean {statistics.mean(of_kind):.2%}")
+        of_kind = [run["accuracy"] for run in results["runs"] if run["kind"] == kind]
+        print(f"{kind}: {', '.join(f'{value:.2%}' for value in of_kind)}; mean {statistics.mean(of_kind):.2%}")
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ IMAGES, CLASSES = 2, 1000
 
 def sums(world: World) -> list[dict[str, Any]]:
     """Return the costs of sums of tensors."""
-    found = []
+    costs = []
     for nbytes, rounds in SUMS.items():
         tensor = torch.randn(nbytes // 4)
         plain, exact = partial(world.allreduce, tensor), partial(world.allreduce, tensor, wire="exact")
         what = f"allreduce of {nbytes >> 10} KiB"
-        found.append(compared(world, what, plain, exact, partial(tensor.mul_, 0.1), rounds))
-    return found
+        costs.append(compared(world, what, plain, exact, partial(tensor.mul_, 0.1), rounds))
+    return costs
 
 
 def steps(world: World, name: str, rounds: int) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def steps(world: World, name: str, rounds: int) -> dict[str, Any]:
 def main(output: str, *names: str) -> None:
     """Measure sums, and the steps of all networks or of some."""
     torch.set_num_threads(1)
-    world, found = unisono.init(), list[dict[str, Any]]()
-    found += sums(world)
+    world, costs = unisono.init(), list[dict[str, Any]]()
+    costs += sums(world)
     for name, rounds in STEPS.items():
         if not names or name in names:
-            found.append(steps(world, name, rounds))
+            costs.append(steps(world, name, rounds))
             gc.collect()
     if world.rank == 0:
-        print(*found, sep="\n")
-        Path(output).write_text(json.dumps({"ranks": world.size, "costs": found}, indent=1) + "\n")
+        print(*costs, sep="\n")
+        Path(output).write_text(json.dumps({"ranks": world.size, "costs": costs}, indent=1) + "\n")
     world.barrier()
 
 

@@ -66,8 +66,8 @@ def trained(world: World, setting: dict[str, Any]) -> str:
         unisono.parallel(model, world, rule, optimizer, virtual_ranks=SHARES)
     for step in range(STEPS):
         rows = order[step * BATCH : step * BATCH + (29 if step == STEPS // 2 else BATCH)]
-        mine = unisono.own_samples(model, len(rows))
-        inputs, labels = data.inputs[rows[mine.start : mine.stop]], data.labels[rows[mine.start : mine.stop]]
+        share = unisono.own_samples(model, len(rows))
+        inputs, labels = data.inputs[rows[share.start : share.stop]], data.labels[rows[share.start : share.stop]]
         if setting["trainer"]:
             trainer.step(inputs, labels, len(rows))
             continue
@@ -77,7 +77,7 @@ def trained(world: World, setting: dict[str, Any]) -> str:
     if setting["trainer"]:
         trainer.wait()
     state = model.state_dict().values()
-    return hashlib.sha256(b"".join(one.contiguous().numpy().tobytes() for one in state)).hexdigest()
+    return hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in state)).hexdigest()
 
 
 def compared(
@@ -91,31 +91,31 @@ def compared(
     """Median milliseconds of both, which take turns, the slowest rank's of each round, and the ratios of the rounds."""
     seconds: dict[str, list[float]] = {"plain": [], "exact": []}
     pair = ("plain", plain), ("exact", exact)
-    for number in range(rounds):
-        for name, act in pair if number % 2 else pair[::-1]:
+    for index in range(rounds):
+        for name, act in pair if index % 2 else pair[::-1]:
             before()
             world.barrier()
             began = time.perf_counter()
             act()
             seconds[name].append(max(world.all_gather_object(time.perf_counter() - began)))
-    own = {name: 1e3 * statistics.median(found[3:]) for name, found in seconds.items()}
+    medians = {name: 1e3 * statistics.median(times[3:]) for name, times in seconds.items()}
     ratios = [late / early for early, late in zip(seconds["plain"][3:], seconds["exact"][3:], strict=True)]
-    return {"what": what, **own, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return {"what": what, **medians, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 def costs(world: World) -> list[dict[str, Any]]:
     """Sums of tensors that were just written, and steps of networks, with V = p."""
-    found = []
+    results = []
     for kibibytes in (64, 1024, 16_384):
         source = torch.randn(kibibytes << 8)
-        for memory, one in (("shared", world.empty(len(source), torch.float32)), ("own", torch.empty(len(source)))):
-            found.append(
+        for memory, tensor in (("shared", world.empty(len(source), torch.float32)), ("own", torch.empty(len(source)))):
+            results.append(
                 compared(
                     world,
                     f"allreduce of {kibibytes} KiB in {memory} memory",
-                    lambda one=one: world.allreduce(one),  # type: ignore[misc]
-                    lambda one=one: world.allreduce(one, wire="exact"),  # type: ignore[misc]
-                    lambda one=one, source=source: one.copy_(source),  # type: ignore[misc]
+                    lambda tensor=tensor: world.allreduce(tensor),  # type: ignore[misc]
+                    lambda tensor=tensor: world.allreduce(tensor, wire="exact"),  # type: ignore[misc]
+                    lambda tensor=tensor, source=source: tensor.copy_(source),  # type: ignore[misc]
                 )
             )
     data = load_digits().train
@@ -133,14 +133,14 @@ def costs(world: World) -> list[dict[str, Any]]:
                 trainer.wait()
 
             steps.append(step)
-        found.append(compared(world, f"step of {name}, {BATCH} samples a rank", *steps, lambda: None))
-    return found
+        results.append(compared(world, f"step of {name}, {BATCH} samples a rank", *steps, lambda: None))
+    return results
 
 
 def errors() -> list[dict[str, Any]]:
     """Largest and mean error of sums of the shares' gradients in the steps of a run: exact ones, and float32's in the
     order of ranks; beside sums in float64."""
-    found, data = [], load_digits().train
+    rows, data = [], load_digits().train
     order = torch.randperm(1437, generator=torch.Generator().manual_seed(1))
     for name in ("small_convnet", "resnet8", "gpt"):
         model, apart = network(name), dict[str, list[torch.Tensor]](exact=[], serial=[])
@@ -150,13 +150,13 @@ def errors() -> list[dict[str, Any]]:
             terms = []
             for share in order[step * BATCH : (step + 1) * BATCH].chunk(SHARES):
                 loss = nn.functional.cross_entropy(model(data.inputs[share]), data.labels[share])
-                terms.append([one / SHARES for one in torch.autograd.grad(loss, parameters)])
+                terms.append([gradient / SHARES for gradient in torch.autograd.grad(loss, parameters)])
             for parameter, *shares in zip(parameters, *terms, strict=True):
-                flat = torch.stack([one.flatten() for one in shares])
+                flat = torch.stack([gradient.flatten() for gradient in shares])
                 true, serial, exact = flat.double().sum(0), torch.zeros_like(flat[0]), torch.empty_like(flat[0])
-                for one in flat:
-                    serial += one
-                arrays = [one.numpy() for one in flat]
+                for term in flat:
+                    serial += term
+                arrays = [term.numpy() for term in flat]
                 perform(ExactArithmetic(torch.float32).reduce(arrays, exact.numpy()))
                 for kind, total in (("exact", exact), ("serial", serial)):
                     apart[kind].append((total - true).abs())
@@ -164,14 +164,14 @@ def errors() -> list[dict[str, Any]]:
                 parameter.grad = exact.view_as(parameter)
             optimizer.step()
         row: dict[str, Any] = {"network": name, "mean": float(torch.cat(magnitudes).mean())}
-        for kind, every in apart.items():
-            row |= {f"{kind} largest": float(torch.cat(every).max()), f"{kind} mean": float(torch.cat(every).mean())}
-        found.append(row)
-    return found
+        for kind, values in apart.items():
+            row |= {f"{kind} largest": float(torch.cat(values).max()), f"{kind} mean": float(torch.cat(values).mean())}
+        rows.append(row)
+    return rows
 
 
 def main(task: str, given: str, output: str) -> None:
-    world, found = unisono.init(), list[Any]()
+    world, results = unisono.init(), list[Any]()
     torch.set_num_threads(1)
     for setting in json.loads(Path(given).read_text()):
         two = setting["nodes"] == 2 and world.size > 1
@@ -179,12 +179,12 @@ def main(task: str, given: str, output: str) -> None:
         table = world.table
         if (piece := setting["piece_bytes"]) is not None:
             table = replace(table, network=replace(table.network, beta=PIECE_SECONDS / piece))
-        own = World(world.comm.Dup(), placement, table)
-        found.append(trained(own, setting))
-        own.free()
+        run_world = World(world.comm.Dup(), placement, table)
+        results.append(trained(run_world, setting))
+        run_world.free()
     if task == "measure":
-        found = [costs(world), errors()]
-    world.call_on_root(lambda: Path(output).write_text(json.dumps(found)))
+        results = [costs(world), errors()]
+    world.call_on_root(lambda: Path(output).write_text(json.dumps(results)))
 
 
 if __name__ == "__main__":

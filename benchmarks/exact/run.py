@@ -35,9 +35,9 @@ def settings(runs: int, ranks: list[int]) -> list[dict[str, Any]]:
     draw = random.Random(0)
     return [
         {
-            "network": NETWORKS[number % 3],
-            "ranks": ranks[number % len(ranks)],
-            "library": ("mpich", "openmpi")[number // 15 % 2],
+            "network": NETWORKS[index % 3],
+            "ranks": ranks[index % len(ranks)],
+            "library": ("mpich", "openmpi")[index // 15 % 2],
             "rule": draw.choice(("bsp", "sharded")),
             "algorithm": draw.choice(("auto", "ring", "direct", "library")),
             "bucket_bytes": draw.choice((None, 2_000, 30_000, 1 << 20)),
@@ -46,7 +46,7 @@ def settings(runs: int, ranks: list[int]) -> list[dict[str, Any]]:
             "nodes": draw.choice((1, 2)),
             "trainer": draw.random() < 0.5,
         }
-        for number in range(runs)
+        for index in range(runs)
     ]
 
 
@@ -61,43 +61,46 @@ def launched(library: str, ranks: int, task: str, content: Any) -> Any:
         packages = [*folder.glob("lib/python*/site-packages"), *site.getsitepackages()]
         environment["PYTHONPATH"] = os.pathsep.join(map(str, [HERE.parents[1] / "src", *packages]))
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "given.json", Path(folder) / "found.json"
+        given, result = Path(folder) / "given.json", Path(folder) / "found.json"
         given.write_text(json.dumps(content))
-        command = [python, str(HERE / "ranks.py"), task, str(given), str(found)]
+        command = [python, str(HERE / "ranks.py"), task, str(given), str(result)]
         subprocess.run([str(mpiexec), "-n", str(ranks), *command], env=environment, check=True)
-        return json.loads(found.read_text())
+        return json.loads(result.read_text())
 
 
 def main(runs: str = "60", ranks: str = RANKS, folder: str = str(HERE)) -> None:
     """Train all runs, measure the sums on two ranks, and write `results.json` and `summary.md` to a folder."""
-    numbers, digests, kept = [int(one) for one in ranks.split(",")], defaultdict(list), Path(folder, "results.json")
+    numbers, digests, kept = [int(count) for count in ranks.split(",")], defaultdict(list), Path(folder, "results.json")
     content = json.loads(kept.read_text()) if kept.exists() else {}
     planned, done = settings(int(runs), numbers), content.get("runs", [])
-    have = [{key: value for key, value in one.items() if key != "sha256"} for one in done]
-    left = sorted((one for one in planned if one not in have), key=_launch)
-    for (library, number), several in groupby(left, _launch):
-        for one in (mine := list(several)):
-            print(one, flush=True)
-        digests_of = launched(library, number, "train", mine)
-        done += [{**one, "sha256": digest} for one, digest in zip(mine, digests_of, strict=True)]
+    have = [{key: value for key, value in run.items() if key != "sha256"} for run in done]
+    left = sorted((run for run in planned if run not in have), key=_launch)
+    for (library, size), several in groupby(left, _launch):
+        for run in (batch := list(several)):
+            print(run, flush=True)
+        digests_of = launched(library, size, "train", batch)
+        done += [{**run, "sha256": digest} for run, digest in zip(batch, digests_of, strict=True)]
         kept.write_text(json.dumps({"runs": done}, indent=1) + "\n")
     if "costs" not in content:
         content["costs"], content["errors"] = launched("mpich", 2, "measure", [])
     costs, errors = content["costs"], content["errors"]
-    for one in done:
-        digests[one["network"]].append(one["sha256"])
+    for run in done:
+        digests[run["network"]].append(run["sha256"])
     equal = sum(max(map(several.count, several)) for several in digests.values())
     kept.write_text(json.dumps({"runs": done, "costs": costs, "errors": errors}, indent=1) + "\n")
     lines = ["# Exact sums", "", f"**{equal} of {len(done)} runs have the bits of the others** of their network.", ""]
     lines += ["| network | runs | sha256 |", "| --- | ---: | --- |"]
-    lines += [f"| {name} | {len(own)} | {', '.join(sorted({d[:16] for d in own}))} |" for name, own in digests.items()]
+    lines += [
+        f"| {name} | {len(hashes)} | {', '.join(sorted({d[:16] for d in hashes}))} |"
+        for name, hashes in digests.items()
+    ]
     lines += ["", "| 2 ranks, one node | plain, ms | exact, ms | ratio |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {one['what']} | {one['plain']:.3f} | {one['exact']:.3f} | {one['ratio']:.2f} |" for one in costs]
+    lines += [f"| {cost['what']} | {cost['plain']:.3f} | {cost['exact']:.3f} | {cost['ratio']:.2f} |" for cost in costs]
     head = "sums of 8 shares | exact: largest error | mean | float32 in rank order: largest | mean | mean sum"
     lines += ["", f"| {head} |"]
     columns = "exact largest", "exact mean", "serial largest", "serial mean", "mean"
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
-    lines += [f"| {one['network']} | {' | '.join(f'{one[key]:.2e}' for key in columns)} |" for one in errors]
+    lines += [f"| {error['network']} | {' | '.join(f'{error[key]:.2e}' for key in columns)} |" for error in errors]
     cores = f"{os.cpu_count()} cores ({platform.processor() or platform.machine()})"
     lines += ["", f"PyTorch {torch.__version__}, Python {platform.python_version()}, {cores}."]
     Path(folder, "summary.md").write_text("\n".join(lines) + "\n")

@@ -26,7 +26,7 @@ def main(output: str) -> None:
     labels = torch.randint(0, 1000, (BATCH,))
     model, alone = alexnet(torch.float32), alexnet(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-    other = torch.optim.SGD(alone.parameters(), 1e-3, momentum=0.9)
+    alone_optimizer = torch.optim.SGD(alone.parameters(), 1e-3, momentum=0.9)
     rule = unisono.BSP(unisono.Exchange(bucket_bytes=8 << 20), "chain")
     trainer = unisono.Trainer(model=model, world=world, rule=rule, optimizer=optimizer)
 
@@ -35,18 +35,18 @@ def main(output: str) -> None:
         trainer.wait()
 
     def without() -> None:
-        other.zero_grad()
+        alone_optimizer.zero_grad()
         torch.nn.functional.cross_entropy(alone(images), labels).backward()
-        other.step()
+        alone_optimizer.step()
 
     calls: dict[str, Callable[[], None]] = {"step": ours, "alone": without}
     took: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(2 + STEPS):
+    for step in range(2 + STEPS):
         for name, call in calls.items():
             world.barrier()
             begun = time.perf_counter()
             call()
-            if number >= 2:
+            if step >= 2:
                 took[name].append(max(world.comm.allgather(time.perf_counter() - begun)))
     if world.rank == 0:
         Path(output).write_text(json.dumps(took))

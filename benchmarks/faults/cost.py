@@ -92,9 +92,9 @@ def collectives(ranks: int, source: Path, folder: Path, setting: Setting) -> tup
     run(source, folder, [*MODULE, "bench", "collectives", *options])
     ours, peers = {}, {}
     for row in json.loads((folder / "results.json").read_text())["sizes"]:
-        for name, found in row["contenders"].items():
+        for name, contender in row["contenders"].items():
             items = ours if name == "auto" else peers
-            items[f"allreduce, {row['bytes']} B, {ranks} ranks, {name}"] = found["median_us"] / 1e6
+            items[f"allreduce, {row['bytes']} B, {ranks} ranks, {name}"] = contender["median_us"] / 1e6
     return ours, peers
 
 
@@ -113,8 +113,8 @@ def alexnet(source: Path, folder: Path, _: Setting) -> tuple[dict[str, float], d
     """Steps of AlexNet on 2 ranks of this machine, computing for real: the median, with and without exchange."""
     output = folder / "steps.json"
     run(source, folder, [str(find_mpiexec()), "-n", "2", sys.executable, str(HERE / "alexnet_step.py"), str(output)])
-    found = {name: statistics.median(seconds) for name, seconds in json.loads(output.read_text()).items()}
-    return {"AlexNet, step, 2 ranks": found["step"]}, {"AlexNet without exchange": found["alone"]}
+    medians = {name: statistics.median(seconds) for name, seconds in json.loads(output.read_text()).items()}
+    return {"AlexNet, step, 2 ranks": medians["step"]}, {"AlexNet without exchange": medians["alone"]}
 
 
 Measure = Callable[[Path, Path, Setting], tuple[dict[str, float], dict[str, float]]]
@@ -134,13 +134,13 @@ def measure(names: Sequence[str], trees: tuple[Path, Path], pairs: int, setting:
     parts = {name: Part() for name in names}
     for pair in range(pairs):
         for name, part in parts.items():
-            found = {}
+            by_tree = {}
             for tree in (0, 1) if pair % 2 == 0 else (1, 0):
                 with tempfile.TemporaryDirectory(prefix="cost-") as folder:
-                    found[tree] = PARTS[name](trees[tree], Path(folder), setting)
-            for number, into in enumerate((part.seconds, part.peers)):
-                for item, before in found[0][number].items():
-                    into.setdefault(item, []).append((before, found[1][number][item]))
+                    by_tree[tree] = PARTS[name](trees[tree], Path(folder), setting)
+            for index, into in enumerate((part.seconds, part.peers)):
+                for item, before in by_tree[0][index].items():
+                    into.setdefault(item, []).append((before, by_tree[1][index][item]))
             print(f"pair {pair + 1} of {pairs}: {name}: {np.exp(logs(part.seconds)[:, -1].mean()):.3f}", flush=True)
     return parts
 
@@ -169,9 +169,9 @@ def table(parts: dict[str, Part]) -> tuple[str, set[str]]:
     """The table in Markdown, and the flagged items."""
     lines, flagged = ["| what | after / before | 95% interval | |", "| --- | ---: | --- | --- |"], set()
     everything, draws_of_all, peers = [], [], []
-    for number, (name, part) in enumerate(parts.items()):
+    for index, (name, part) in enumerate(parts.items()):
         rows = logs(part.seconds)
-        draws = drawn(rows, number)
+        draws = drawn(rows, index)
         for item, row, draw in zip(part.seconds, rows, draws, strict=True):
             text, slow = line(item, float(np.exp(row.mean())), draw)
             lines.append(text)
@@ -200,21 +200,21 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=16 << 20, help="bytes of the largest allreduce")
     parser.add_argument("--hosts", type=int, default=4, help="of the lab")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the launches as well
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # ends the launches as well
     trees, setting = (given.before.resolve(), given.after.resolve()), Setting(given.largest, given.hosts)
     names = [name for name in given.parts.split(",") if name]
     if unknown := set(names) - PARTS.keys():
         sys.exit(f"no parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     parts = measure(names, trees, given.pairs, setting)
     text, flagged = table(parts)
-    found = {"pairs": given.pairs, "first": {name: vars(part) for name, part in parts.items()}}
+    results = {"pairs": given.pairs, "first": {name: vars(part) for name, part in parts.items()}}
     if flagged:
         print(f"\n{text}\n\nmeasured again: {', '.join(sorted(flagged))}", flush=True)
         again = measure([name for name in names if flagged & parts[name].seconds.keys()], trees, given.pairs, setting)
         repeated, twice = table(again)
         text, flagged = f"{text}\n\nAgain:\n\n{repeated}", flagged & twice
-        found["again"] = {name: vars(part) for name, part in again.items()}
-    (HERE / "cost.json").write_text(json.dumps(found, indent=1) + "\n")
+        results["again"] = {name: vars(part) for name, part in again.items()}
+    (HERE / "cost.json").write_text(json.dumps(results, indent=1) + "\n")
     (HERE / "cost.md").write_text(text + "\n")
     print(f"\n{text}\n\nslower twice: {', '.join(sorted(flagged)) or 'nothing'}")
     sys.exit(1 if flagged else 0)

@@ -23,12 +23,12 @@ def main(output: str, rate: str, steps: str, network: str, ratio: str) -> None:
     link = 2 * (world.size - 1) / world.size * 8 * TOTAL / float(rate)
     trainer = ours(Network(NETWORKS[network], link / float(ratio)), world, "chain", None, 1 << 20)
     step, took = trainer_step(trainer), list[float]()
-    for number in range(3 + int(steps)):  # the first find what each takes
+    for index in range(3 + int(steps)):  # the first find what each takes
         world.barrier()
         begun = time.perf_counter()
         step()
         trainer.wait()
-        if number >= 3:
+        if index >= 3:
             took.append(max(world.comm.allgather(time.perf_counter() - begun)))
     if world.rank == 0:
         Path(output).write_text(json.dumps(took))

@@ -50,8 +50,8 @@ def own_shared_folders() -> None:
 
 def shared_files() -> set[str]:
     """Names in /dev/shm and /tmp: all where these folders are private, else those that may come from a launch."""
-    found = {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()}
-    return found if PRIVATE in os.environ else {path for path in found if Path(path).name.startswith(OURS)}
+    paths = {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir()}
+    return paths if PRIVATE in os.environ else {path for path in paths if Path(path).name.startswith(OURS)}
 
 
 class Launch:
@@ -59,8 +59,8 @@ class Launch:
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.mark, self.begun = f"{MARK}={uuid.uuid4().hex}", time.monotonic()
-        number = len(list(folder.glob("*.err")))
-        self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
+        index = len(list(folder.glob("*.err")))
+        self._out, self._err = folder / f"{index}.out", folder / f"{index}.err"
         name, _, value = self.mark.partition("=")
         variables = {**os.environ, "COLUMNS": "200", **(environment or {}), name: value}
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -88,12 +88,12 @@ class Launch:
 
     def processes(self) -> list[Process]:
         """All processes of this launch that have not ended."""
-        found = []
+        processes = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 with suppress(OSError, ValueError):  # it has ended, or is somebody else's
-                    found += self._read(folder)
-        return found
+                    processes += self._read(folder)
+        return processes
 
     def _read(self, folder: Path) -> list[Process]:
         lines = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
@@ -107,20 +107,20 @@ class Launch:
 
     def ranks(self) -> dict[int, Process]:
         """The process of each rank, not those that a rank has started."""
-        found = {process.pid: process for process in self.processes() if process.rank is not None}
+        by_pid = {process.pid: process for process in self.processes() if process.rank is not None}
         return {
             process.rank: process
-            for process in found.values()
-            if process.parent not in found and process.rank is not None
+            for process in by_pid.values()
+            if process.parent not in by_pid and process.rank is not None
         }
 
-    def signal(self, process: Process, number: int) -> bool:
+    def signal(self, process: Process, signum: int) -> bool:
         """Send a signal to a process of this launch, never to another that has got its number since."""
         with suppress(ProcessLookupError, OSError):
             descriptor = os.pidfd_open(process.pid)
             try:
                 if self._read(Path(f"/proc/{process.pid}")):
-                    signal.pidfd_send_signal(descriptor, number)
+                    signal.pidfd_send_signal(descriptor, signum)
                     return True
             finally:
                 os.close(descriptor)

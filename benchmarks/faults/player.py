@@ -45,22 +45,22 @@ def worlds_of(base: World, where: str) -> dict[str, World]:
 
 def play(program: Program, worlds: dict[str, World], base: World, say: Say) -> str:
     """Make this rank's calls until one raises or gives wrong numbers; say which."""
-    number = -1
+    index = -1
     try:
-        for number, call in enumerate(program.of(base.rank)):
-            say(seed=program.seed, call=number)
+        for index, call in enumerate(program.of(base.rank)):
+            say(seed=program.seed, call=index)
             if not carry_out(call, worlds[call.world], base.rank, base.size):
-                return say_end(say, program, "wrong", number, str(call))
+                return say_end(say, program, "wrong", index, str(call))
     except UnisonoError as error:
-        return say_end(say, program, "raised", number, f"{type(error).__name__}: {error}")
+        return say_end(say, program, "raised", index, f"{type(error).__name__}: {error}")
     except Exception as error:  # noqa: BLE001 - whatever else is raised is what is looked for
-        return say_end(say, program, "crashed", number, f"{type(error).__name__}: {error}")
-    return say_end(say, program, "right", number, "")
+        return say_end(say, program, "crashed", index, f"{type(error).__name__}: {error}")
+    return say_end(say, program, "right", index, "")
 
 
-def say_end(say: Say, program: Program, outcome: str, number: int, words: str) -> str:
+def say_end(say: Say, program: Program, outcome: str, index: int, detail: str) -> str:
     """Tell what came of a program on this rank."""
-    say(seed=program.seed, outcome=outcome, call=number, words=words)
+    say(seed=program.seed, outcome=outcome, call=index, words=detail)
     return outcome
 
 
@@ -92,8 +92,8 @@ def end_early(base: World, end: str, seed: int, folder: Path) -> None:
     """Play a program as all should, but for one rank that ends as planted; the last call waits for it at the latest."""
     program = random_program(seed, base.size)
     worlds = worlds_of(base, "node")
-    for number, call in enumerate((*program.calls, Call(0, "whole", "barrier"))):
-        if number == program.place and base.rank == program.rank:
+    for index, call in enumerate((*program.calls, Call(0, "whole", "barrier"))):
+        if index == program.place and base.rank == program.rank:
             (folder / "planted").write_text(f"{base.rank} {call.name}")
             if end == "end":
                 return

@@ -117,20 +117,20 @@ def ranks_in(world: str, rank: int, ranks: int) -> tuple[int, int]:
 
 def numbers(call: Call, rank: int, length: int) -> torch.Tensor:
     """What a rank gives."""
-    found = np.random.default_rng((call.seed, rank)).integers(*RANGES[call.op], length)
-    return torch.from_numpy(found).to(getattr(torch, call.dtype))
+    integers = np.random.default_rng((call.seed, rank)).integers(*RANGES[call.op], length)
+    return torch.from_numpy(integers).to(getattr(torch, call.dtype))
 
 
 def reduced(call: Call, members: range) -> torch.Tensor:
     """What the numbers of all are reduced to, in order."""
     rows = torch.stack([numbers(call, rank, call.length).to(torch.int64) for rank in members])
-    found = {
+    result = {
         "sum": lambda: rows.sum(0),
         "product": lambda: rows.prod(0),
         "minimum": lambda: rows.amin(0),
         "maximum": lambda: rows.amax(0),
     }[call.op]()
-    return found.to(getattr(torch, call.dtype))
+    return result.to(getattr(torch, call.dtype))
 
 
 def pair(call: Call, source: int, target: int) -> torch.Tensor:
@@ -143,29 +143,29 @@ def carry_out(call: Call, world: World, rank: int, ranks: int) -> bool:
     first, size = ranks_in(call.world, rank, ranks)
     members, length = range(first, first + size), call.length
     start, stop = (length * (rank - first + more) // size for more in (0, 1))
-    mine = numbers(call, rank, length) if call.dtype else torch.empty(0)
+    given = numbers(call, rank, length) if call.dtype else torch.empty(0)
     match call.name:
         case "barrier":
             world.barrier()
-            found = right = mine
+            result = right = given
         case "exchange":
-            receives = [torch.empty_like(pair(call, other, rank)) for other in members]
-            world.all_to_all_v([pair(call, rank, other) for other in members], receives)
-            found, right = torch.cat(receives), torch.cat([pair(call, other, rank) for other in members])
+            receives = [torch.empty_like(pair(call, peer, rank)) for peer in members]
+            world.all_to_all_v([pair(call, rank, peer) for peer in members], receives)
+            result, right = torch.cat(receives), torch.cat([pair(call, peer, rank) for peer in members])
         case "all_to_all":
-            found = world.all_to_all(numbers(call, rank, length * size))
-            right = torch.cat([numbers(call, other, length * size).chunk(size)[rank - first] for other in members])
+            result = world.all_to_all(numbers(call, rank, length * size))
+            right = torch.cat([numbers(call, peer, length * size).chunk(size)[rank - first] for peer in members])
         case "broadcast":
-            found, right = world.broadcast(mine, call.root), numbers(call, first + call.root, length)
+            result, right = world.broadcast(given, call.root), numbers(call, first + call.root, length)
         case "reduce":
-            world.reduce(mine, call.root, call.op)
-            found, right = mine, reduced(call, members) if rank == first + call.root else numbers(call, rank, length)
+            world.reduce(given, call.root, call.op)
+            result, right = given, reduced(call, members) if rank == first + call.root else numbers(call, rank, length)
         case "allreduce":
-            found, right = world.allreduce(mine, call.algorithm, None, call.op), reduced(call, members)
+            result, right = world.allreduce(given, call.algorithm, None, call.op), reduced(call, members)
         case "reduce_scatter":
-            found = world.reduce_scatter(mine, call.algorithm, None, call.op)
+            result = world.reduce_scatter(given, call.algorithm, None, call.op)
             right = reduced(call, members)[start:stop]
         case _:
             right = numbers(call, first, length)
-            found = world.all_gather(right[start:stop].clone(), torch.zeros_like(right), call.algorithm)
-    return torch.equal(found, right)
+            result = world.all_gather(right[start:stop].clone(), torch.zeros_like(right), call.algorithm)
+    return torch.equal(result, right)

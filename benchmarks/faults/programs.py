@@ -59,14 +59,14 @@ def launch(ranks: int, folder: Path, *arguments: object, timeout: float) -> Laun
 
 def read(folder: Path, ranks: int) -> list[dict[int, dict[str, Any]]]:
     """For each rank the last line of each program's seed."""
-    found: list[dict[int, dict[str, Any]]] = []
+    by_rank: list[dict[int, dict[str, Any]]] = []
     for rank in range(ranks):
         path, said = folder / f"{rank}.jsonl", {}
         for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
             if line.endswith("\n"):
                 said[json.loads(line)["seed"]] = json.loads(line)
-        found.append(said)
-    return found
+        by_rank.append(said)
+    return by_rank
 
 
 def judge(outcome: Outcome, said: Sequence[dict[str, Any]]) -> None:
@@ -131,13 +131,13 @@ def resident(where: str, ranks: int, seeds: range, grace: float, work: Path) -> 
             for seed in batch:
                 outcome = Outcome(where, ERRORS[seed % len(ERRORS)], ranks, seed)
                 lines = [lines.get(seed) for lines in said]
-                whole = [line for line in lines if line is not None and "outcome" in line]
-                if len(whole) == ranks:
-                    judge(outcome, whole)
+                complete = [line for line in lines if line is not None and "outcome" in line]
+                if len(complete) == ranks:
+                    judge(outcome, complete)
                 else:
                     judge_end(outcome, run, ended, lines)
                 yield outcome
-                if len(whole) < ranks:
+                if len(complete) < ranks:
                     break
         seed += 1
 
@@ -198,8 +198,8 @@ def measure(node: int, across: int, each: int, seed: int, grace: float) -> tuple
 
     with tempfile.TemporaryDirectory(prefix="faults-") as work:
         for where, count in (("node", node), ("across", across)):
-            for number, ranks in enumerate(RANKS):
-                share = range(seed + count * number // len(RANKS), seed + count * (number + 1) // len(RANKS))
+            for index, ranks in enumerate(RANKS):
+                share = range(seed + count * index // len(RANKS), seed + count * (index + 1) // len(RANKS))
                 for outcome in resident(where, ranks, share, grace, Path(work)):
                     add(outcome)
                 print(f"{where}, {ranks} ranks: {len(share)} programs played", flush=True)

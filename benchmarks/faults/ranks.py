@@ -56,8 +56,8 @@ class Fault:
         return code not in (None, 0)
 
 
-KINDS = [(number, False) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGINT)]
-KINDS += [(number, True) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)]
+KINDS = [(signum, False) for signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGINT)]
+KINDS += [(signum, True) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)]
 
 
 @dataclass
@@ -102,13 +102,13 @@ def steps(folder: Path) -> list[int]:
 
 def digest(folder: Path) -> str:
     """The last checkpoint: its step, and the SHA-256 of weights and optimizer."""
-    if not (found := steps(folder)):
+    if not (saved := steps(folder)):
         return "no checkpoint"
-    last = folder / "checkpoints" / f"step-{found[-1]:09d}"
+    last = folder / "checkpoints" / f"step-{saved[-1]:09d}"
     sums = [
         hashlib.sha256((last / f"{name}.safetensors").read_bytes()).hexdigest() for name in ("weights", "optimizer")
     ]
-    return " ".join([str(found[-1]), *sums])
+    return " ".join([str(saved[-1]), *sums])
 
 
 def undisturbed(work: Path) -> Reference:
@@ -169,13 +169,13 @@ def send(run: Launch, fault: Fault, rank: int) -> bool:
 def watch(run: Launch, fault: Fault, rank: int, outcome: Outcome, before: tuple[int, int]) -> None:
     """Wait for the end of all, and note when the rank is named: after what had been said `before` the signal."""
     sent = time.monotonic()
-    words = re.compile(rf"\branks? (?:\d+(?:, | and ))*{rank}\b")
+    mention = re.compile(rf"\branks? (?:\d+(?:, | and ))*{rank}\b")
 
     def named() -> bool:
         said = run.errors[before[1] :]
         if fault.signal is signal.SIGTERM:  # obeyed: no error
             said += run.output[before[0] :]
-        if outcome.named is None and words.search(said):
+        if outcome.named is None and mention.search(said):
             outcome.named = time.monotonic() - sent
         return False
 
@@ -233,18 +233,20 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def measure(runs: int, startup: int, only: str, seed: int) -> tuple[str, list[dict[str, Any]]]:
     """All faults: `runs` times each while it trains, `startup` of any kind before. The table, and each outcome."""
-    faults = [(Fault(*kind), number) for kind in KINDS for number in range(seed, seed + runs)]
-    faults += [(Fault(*KINDS[number % len(KINDS)], startup=True), number) for number in range(seed, seed + startup)]
+    faults = [(Fault(*kind), run_seed) for kind in KINDS for run_seed in range(seed, seed + runs)]
+    faults += [
+        (Fault(*KINDS[run_seed % len(KINDS)], startup=True), run_seed) for run_seed in range(seed, seed + startup)
+    ]
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="faults-") as work:
         reference = undisturbed(Path(work))
         print(f"undisturbed: {reference.to_begin:.1f} s to begin, {reference.to_end:.1f} s to the end", flush=True)
-        for fault, number in faults:
+        for fault, run_seed in faults:
             if only not in fault.name:
                 continue
-            outcome = disturb(fault, number, Path(work), reference)
+            outcome = disturb(fault, run_seed, Path(work), reference)
             outcomes.append(outcome)
-            print(f"{fault.name}, seed {number}: {'; '.join(outcome.failures) or 'as promised'}", flush=True)
+            print(f"{fault.name}, seed {run_seed}: {'; '.join(outcome.failures) or 'as promised'}", flush=True)
             if outcome.failures:
                 print(outcome.said, flush=True)
     return table(outcomes), [asdict(outcome) for outcome in outcomes]

@@ -34,7 +34,7 @@ def main() -> None:
     given = parser.parse_args()
     own_shared_folders()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background, and launches inherit that
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the launches as well
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # ends the launches as well
     if given.kind == "ranks":
         table, outcomes = ranks.measure(given.runs, given.startup, given.only, given.seed)
     else:

@@ -35,9 +35,9 @@ def busy_loops(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in loops:
-            one.kill()
-            one.wait()
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def train(folder: Path) -> tuple[float, float]:
@@ -70,7 +70,7 @@ def facts_of(folder: Path, first: float, epoch: float) -> dict[str, Any]:
     epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     step, program = measured["step"]["median"], sealed["program"]
     return {
-        "samples_per_second": median(one["samples_per_second"] for one in epochs),
+        "samples_per_second": median(record["samples_per_second"] for record in epochs),
         "overlap": program["overlap"],
         "bucket_bytes": program["bucket_bytes"],
         "buckets": program["buckets"],
@@ -80,7 +80,7 @@ def facts_of(folder: Path, first: float, epoch: float) -> dict[str, Any]:
         "measured": step,
         "covered": sealed["low"] <= step <= sealed["high"],
         "doubt": sealed["doubt"],
-        "taken": [sum(one["processor"][key] for key in ("others", "stolen")) for one in (sealed, measured)],
+        "taken": [sum(part["processor"][key] for key in ("others", "stolen")) for part in (sealed, measured)],
         "first_line": first,
         "first_epoch": epoch,
     }
@@ -93,28 +93,28 @@ def table(runs: dict[str, dict[str, Any]], loops: int) -> str:
         f"| run | {' | '.join(heads)} | first line | first epoch |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: |",
     ]
-    for name, one in runs.items():
+    for name, run in runs.items():
         cells = [
-            f"{one['samples_per_second']:,.0f}",
-            f"{one['overlap']}, {one['buckets']} of {one['bucket_bytes'] / (1 << 20):g} MiB",
-            f"{one['predicted'] * 1e3:.1f} ms",
-            f"{one['low'] * 1e3:.1f} - {one['high'] * 1e3:.1f} ms",
-            f"{one['measured'] * 1e3:.1f} ms",
-            f"{one['measured'] / one['predicted'] - 1:+.0%}",
-            "yes" if one["covered"] else "no",
-            f"{one['taken'][0]:.0%}, then {one['taken'][1]:.0%}",
-            f"{one['first_line']:.1f} s",
-            f"{one['first_epoch']:.1f} s",
+            f"{run['samples_per_second']:,.0f}",
+            f"{run['overlap']}, {run['buckets']} of {run['bucket_bytes'] / (1 << 20):g} MiB",
+            f"{run['predicted'] * 1e3:.1f} ms",
+            f"{run['low'] * 1e3:.1f} - {run['high'] * 1e3:.1f} ms",
+            f"{run['measured'] * 1e3:.1f} ms",
+            f"{run['measured'] / run['predicted'] - 1:+.0%}",
+            "yes" if run["covered"] else "no",
+            f"{run['taken'][0]:.0%}, then {run['taken'][1]:.0%}",
+            f"{run['first_line']:.1f} s",
+            f"{run['first_epoch']:.1f} s",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines.append("")
-    for kind, words in (("alone", "alone"), ("busy", f"beside {loops} busy loops")):
-        found = [one for name, one in runs.items() if name.startswith(kind)]
-        rate, covered = median(one["samples_per_second"] for one in found), sum(one["covered"] for one in found)
-        off = median(abs(one["measured"] / one["predicted"] - 1) for one in found)
-        starts = [median(one[key] for one in found) for key in ("first_line", "first_epoch")]
+    for kind, label in (("alone", "alone"), ("busy", f"beside {loops} busy loops")):
+        chosen = [run for name, run in runs.items() if name.startswith(kind)]
+        rate, covered = median(run["samples_per_second"] for run in chosen), sum(run["covered"] for run in chosen)
+        off = median(abs(run["measured"] / run["predicted"] - 1) for run in chosen)
+        starts = [median(run[key] for run in chosen) for key in ("first_line", "first_epoch")]
         lines.append(
-            f"{words}: {rate:,.0f} samples/s, error {off:.0%} in the median, {covered} of {len(found)} covered; "
+            f"{label}: {rate:,.0f} samples/s, error {off:.0%} in the median, {covered} of {len(chosen)} covered; "
             f"first line after {starts[0]:.1f} s, first epoch after {starts[1]:.1f} s"
         )
     return "\n".join(lines) + "\n"
@@ -125,17 +125,17 @@ def main(runs: str, loops: str, folder: str) -> None:
     home = Path(folder).absolute()
     home.mkdir(parents=True, exist_ok=True)
     path = home / "busy.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    for number in range(1, int(runs) + 1):
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    for index in range(1, int(runs) + 1):
         for kind, count in (("alone", 0), ("busy", int(loops))):
-            if (name := f"{kind}-{number}") not in found:
+            if (name := f"{kind}-{index}") not in results:
                 shutil.rmtree(home / name, ignore_errors=True)  # of a run that was stopped
                 with busy_loops(count):
                     first, epoch = train(home / name)
-                found[name] = facts_of(home / name, first, epoch)
-                path.write_text(json.dumps(found, indent=1) + "\n")
-                print(f"{name}: {found[name]['samples_per_second']:,.0f} samples/s", flush=True)
-    lines = table(found, int(loops))
+                results[name] = facts_of(home / name, first, epoch)
+                path.write_text(json.dumps(results, indent=1) + "\n")
+                print(f"{name}: {results[name]['samples_per_second']:,.0f} samples/s", flush=True)
+    lines = table(results, int(loops))
     (home / "busy.md").write_text(lines)
     print(lines, end="")
 

@@ -24,12 +24,12 @@ SHARE = 0.9
 
 def predicted_again(seed: int, folder: Path, entry: LedgerEntry) -> LedgerEntry:
     """Return the entry with the prediction of the present code."""
-    number, place = int(entry.labels["cluster"]), int(entry.labels["place"])
-    cluster, kind = draw(seed)[number], entry.labels["kind"]
+    index, place = int(entry.labels["cluster"]), int(entry.labels["place"])
+    cluster, kind = draw(seed)[index], entry.labels["kind"]
     rule, _, wire = entry.labels["choice"].rpartition(" ")
-    probed = find_machine(str(folder / f"cluster-{number}.toml"))
-    found = predict(probed, cluster, Contender(place, cluster.runs[place], kind, rule, wire))
-    return replace(entry, prediction=replace(found, sealed="after the run, to calibrate"))
+    probed = find_machine(str(folder / f"cluster-{index}.toml"))
+    prediction = predict(probed, cluster, Contender(place, cluster.runs[place], kind, rule, wire))
+    return replace(entry, prediction=replace(prediction, sealed="after the run, to calibrate"))
 
 
 def main(seed: str, folder: str) -> None:
@@ -37,13 +37,15 @@ def main(seed: str, folder: str) -> None:
     home = Path(folder)
     path = home / "calibration.jsonl"
     path.unlink(missing_ok=True)
-    entries = [predicted_again(int(seed), home, one) for one in read(home / LEDGER)[0]]
-    for one in entries:
-        append(path, one)
-        step = one.prediction.step
-        words = f"{one.labels['hosts']} {one.labels['rate']} {one.prediction.run.model} {one.labels['choice']}"
-        print(f"{words}: {step:.3f} {one.measurement.step.median:.3f} {step / one.measurement.step.median - 1:+.1%}")
-    errors = [abs(one.measurement.step.median / one.prediction.step - 1) for one in entries]
+    entries = [predicted_again(int(seed), home, entry) for entry in read(home / LEDGER)[0]]
+    for entry in entries:
+        append(path, entry)
+        step = entry.prediction.step
+        label = f"{entry.labels['hosts']} {entry.labels['rate']} {entry.prediction.run.model} {entry.labels['choice']}"
+        print(
+            f"{label}: {step:.3f} {entry.measurement.step.median:.3f} {step / entry.measurement.step.median - 1:+.1%}"
+        )
+    errors = [abs(entry.measurement.step.median / entry.prediction.step - 1) for entry in entries]
     print(
         f"{SHARE:.0%} of {len(errors)} errors, relative to the prediction, are at most {np.quantile(errors, SHARE):.4f}"
     )

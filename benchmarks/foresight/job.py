@@ -61,14 +61,14 @@ def train(job: JobDraw, machine: MachineFacts, steps: int, checkpoint: Path) -> 
     world.call_on_root(lambda: torch.save(state, checkpoint))
 
 
-def main(what: str, seed: str, number: str, folder: str) -> None:
+def main(what: str, seed: str, index: str, folder: str) -> None:
     """Predict a job, or train."""
-    home, job = Path(folder), draw_jobs(int(seed))[int(number)]
-    machine, path = find_machine(str(home / f"hosts-{job.hosts}.toml")), home / f"job-{number}.json"
+    home, job = Path(folder), draw_jobs(int(seed))[int(index)]
+    machine, path = find_machine(str(home / f"hosts-{job.hosts}.toml")), home / f"job-{index}.json"
     if what == "predict":
         predict(job, machine, path)
     else:
-        train(job, machine, json.loads(path.read_text())["steps"], home / f"job-{number}.pt")
+        train(job, machine, json.loads(path.read_text())["steps"], home / f"job-{index}.pt")
 
 
 if __name__ == "__main__":

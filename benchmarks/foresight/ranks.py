@@ -60,22 +60,22 @@ class Contender(NamedTuple):
 
 def contenders(cluster: Cluster, all_choices: bool) -> list[Contender]:
     """Return the runs that are measured: those drawn, one of them again, and with `all_choices` each choice."""
-    found = []
+    chosen = []
     for place, run in enumerate(cluster.runs):
-        found.append(Contender(place, run, "drawn", run.rule, run.wire))
+        chosen.append(Contender(place, run, "drawn", run.rule, run.wire))
         if place == 0:
-            found.append(Contender(place, run, "repeated", run.rule, run.wire))
+            chosen.append(Contender(place, run, "repeated", run.rule, run.wire))
         if all_choices:
-            found += [Contender(place, run, "choice", *choice) for choice in CHOICES]
-    return found
+            chosen += [Contender(place, run, "choice", *choice) for choice in CHOICES]
+    return chosen
 
 
-def rule_named(words: str, wire: str) -> BaseRule:
+def rule_named(label: str, wire: str) -> BaseRule:
     """Return the rule that a contender names."""
     exchange = Exchange(wire=wire or None)
-    if words == "bsp without overlap":
+    if label == "bsp without overlap":
         return BSP(exchange, overlap="none")
-    name, _, every = words.partition(":")
+    name, _, every = label.partition(":")
     return find_rule(name)(exchange, **({"every": int(every)} if every else {}))
 
 
@@ -99,14 +99,16 @@ def slept_machine(probed: MachineFacts, layers: list[TracedLayer], cluster: Clus
     return replace(probed, node=node, efficiency=EfficiencyFacts(), products=())
 
 
-def predict(probed: MachineFacts, cluster: Cluster, one: Contender) -> SealedPrediction:
+def predict(probed: MachineFacts, cluster: Cluster, contender: Contender) -> SealedPrediction:
     """Return the prediction for a contender."""
-    layers = small_layers(one.run, cluster)
-    machine = slept_machine(probed, layers, cluster, one.run.late)
-    rule = rule_named(one.rule, one.wire)
-    samples = one.run.batch * cluster.ranks
+    layers = small_layers(contender.run, cluster)
+    machine = slept_machine(probed, layers, cluster, contender.run.late)
+    rule = rule_named(contender.rule, contender.wire)
+    samples = contender.run.batch * cluster.ranks
     run = PlannedRun(machine, layers, TRACED, rule, samples, cluster.ranks)
-    facts = RunFacts("", one.run.network, one.rule, cluster.ranks, cluster.ranks, samples, machine=machine.name)
+    facts = RunFacts(
+        "", contender.run.network, contender.rule, cluster.ranks, cluster.ranks, samples, machine=machine.name
+    )
     return planned_prediction(run, facts)
 
 
@@ -131,10 +133,10 @@ def slept_run(world: World, probed: MachineFacts, cluster: Cluster, run: Run) ->
     return trainer, network
 
 
-def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contender, step: float) -> Measurement:
+def measured(world: World, probed: MachineFacts, cluster: Cluster, contender: Contender, step: float) -> Measurement:
     """Return the measurement of a contender whose step is predicted to take `step` seconds."""
     group = world.split(0)
-    trainer, _ = slept_run(group, probed, cluster, replace(one.run, rule=one.rule, wire=one.wire))
+    trainer, _ = slept_run(group, probed, cluster, replace(contender.run, rule=contender.rule, wire=contender.wire))
     rule = trainer.reducer.rule
     inputs, labels = torch.ones(1, 1), torch.zeros(1)
     searched = rule.traits.period == 1 and rule.overlap == "auto"
@@ -148,52 +150,52 @@ def measured(world: World, probed: MachineFacts, cluster: Cluster, one: Contende
     trainer.wait()
     everyone = np.stack(world.all_gather_object(trainer.recorder.take_steps()))
     group.free()
-    found = measure(everyone, KINDS, WARM_UP, rule.traits.period)
-    assert found is not None, "there are steps behind the first"
-    return found
+    measurement = measure(everyone, KINDS, WARM_UP, rule.traits.period)
+    assert measurement is not None, "there are steps behind the first"
+    return measurement
 
 
-def sealed_predictions(path: Path, probed: MachineFacts, cluster: Cluster, every: list[Contender]) -> list[Any]:
+def sealed_predictions(path: Path, probed: MachineFacts, cluster: Cluster, chosen: list[Contender]) -> list[Any]:
     """Return the predictions in a file of seals, which is written where there is none."""
     if not path.exists():
         lines = "".join(
-            json.dumps([one._asdict() | {"run": asdict(one.run)}, asdict(predict(probed, cluster, one))]) + "\n"
-            for one in every
+            json.dumps([case._asdict() | {"run": asdict(case.run)}, asdict(predict(probed, cluster, case))]) + "\n"
+            for case in chosen
         )
         with path.open("w") as file:
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
-        print(f"sealed {len(every)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
+        print(f"sealed {len(chosen)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
     lines = path.read_text().splitlines()
     return [parse(SealedPrediction, json.loads(line)[1], str(path), UsageError, strict=False) for line in lines]
 
 
 def is_measured(ledger: Path, labels: dict[str, str]) -> bool:
     """Return True where a ledger has a run with these labels."""
-    return ledger.exists() and any(dict(one.labels) == labels for one in read(ledger)[0])
+    return ledger.exists() and any(dict(entry.labels) == labels for entry in read(ledger)[0])
 
 
-def main(name: str, seed: str, number: str, folder: str, kinds: str) -> None:
+def main(name: str, seed: str, index: str, folder: str, kinds: str) -> None:
     """Seal all predictions of a cluster, then measure its runs of these kinds that were not measured yet."""
     world = unisono.init()
-    cluster, home = DRAWS[name](int(seed))[int(number)], Path(folder)
-    probed, ledger = find_machine(str(home / f"cluster-{number}.toml")), home / LEDGER
-    every = contenders(cluster, name == "drawn" and int(number) < CHOICES_ON)
-    sealed = world.call_on_root(lambda: sealed_predictions(home / f"sealed-{number}.jsonl", probed, cluster, every))
-    for one, prediction in zip(every, sealed, strict=True):
-        labels = {"cluster": number, "place": str(one.number), "kind": one.kind, "batch": str(one.run.batch)}
-        labels |= {"late": f"{one.run.late:g}", "slow": f"{cluster.slow_host:g}", "choice": f"{one.rule} {one.wire}"}
+    cluster, home = DRAWS[name](int(seed))[int(index)], Path(folder)
+    probed, ledger = find_machine(str(home / f"cluster-{index}.toml")), home / LEDGER
+    chosen = contenders(cluster, name == "drawn" and int(index) < CHOICES_ON)
+    sealed = world.call_on_root(lambda: sealed_predictions(home / f"sealed-{index}.jsonl", probed, cluster, chosen))
+    for case, prediction in zip(chosen, sealed, strict=True):
+        labels = {"cluster": index, "place": str(case.number), "kind": case.kind, "batch": str(case.run.batch)}
+        labels |= {"late": f"{case.run.late:g}", "slow": f"{cluster.slow_host:g}", "choice": f"{case.rule} {case.wire}"}
         labels |= {"hosts": f"{cluster.supernodes} x {cluster.hosts}", "rate": f"{cluster.megabits}"}
-        if one.kind not in kinds.split(",") or world.call_on_root(partial(is_measured, ledger, labels)):
+        if case.kind not in kinds.split(",") or world.call_on_root(partial(is_measured, ledger, labels)):
             continue
-        found = measured(world, probed, cluster, one, prediction.step)
+        result = measured(world, probed, cluster, case, prediction.step)
         if world.rank == 0:
-            append(ledger, LedgerEntry(prediction, found, version("unisono"), labels))
-            off = prediction.step / found.step.median - 1
-            inside = "in" if prediction.low <= found.step.median <= prediction.high else "OUT"
-            words = f"{one.kind:8} {one.run.network:9} {one.run.batch:3} {one.rule} {one.wire}"
-            print(f"{words}: {prediction.step:.3f} {found.step.median:.3f} {off:+.1%} {inside} {found.disturbed}")
+            append(ledger, LedgerEntry(prediction, result, version("unisono"), labels))
+            off = prediction.step / result.step.median - 1
+            inside = "in" if prediction.low <= result.step.median <= prediction.high else "OUT"
+            label = f"{case.kind:8} {case.run.network:9} {case.run.batch:3} {case.rule} {case.wire}"
+            print(f"{label}: {prediction.step:.3f} {result.step.median:.3f} {off:+.1%} {inside} {result.disturbed}")
             sys.stdout.flush()
 
 

@@ -26,14 +26,14 @@ def in_lab(cluster: Cluster, *command: str) -> None:
     )
 
 
-def measure(number: int, cluster: Cluster, home: Path, arguments: list[str], kinds: str) -> None:
+def measure(index: int, cluster: Cluster, home: Path, arguments: list[str], kinds: str) -> None:
     """Probe a cluster that was not probed yet, and measure its runs of these kinds."""
-    print(f"cluster {number}: {' '.join(cluster.options)}", flush=True)
-    machine = home / f"cluster-{number}.toml"
+    print(f"cluster {index}: {' '.join(cluster.options)}", flush=True)
+    machine = home / f"cluster-{index}.toml"
     if not machine.exists():
         unisono = str(Path(sys.executable).with_name("unisono"))
         in_lab(cluster.probed, unisono, "probe", str(machine), f"--seconds={PROBE_SECONDS}")
-    in_lab(cluster, sys.executable, str(HERE / "ranks.py"), *arguments, str(number), str(home), kinds)
+    in_lab(cluster, sys.executable, str(HERE / "ranks.py"), *arguments, str(index), str(home), kinds)
 
 
 def main(name: str, seed: str, folder: str, *numbers: str) -> None:
@@ -43,13 +43,13 @@ def main(name: str, seed: str, folder: str, *numbers: str) -> None:
     """
     home, clusters = Path(folder).absolute(), DRAWS[name](int(seed))
     home.mkdir(parents=True, exist_ok=True)
-    wanted = [int(number) for number in numbers or range(len(clusters))]
-    for number in wanted:
-        measure(number, clusters[number], home, [name, seed], "drawn,repeated")
+    wanted = [int(index) for index in numbers or range(len(clusters))]
+    for index in wanted:
+        measure(index, clusters[index], home, [name, seed], "drawn,repeated")
     write_summary(home)
-    for number in wanted:
-        if name == "drawn" and number < CHOICES_ON:
-            measure(number, clusters[number], home, [name, seed], "choice")
+    for index in wanted:
+        if name == "drawn" and index < CHOICES_ON:
+            measure(index, clusters[index], home, [name, seed], "choice")
     write_summary(home)
 
 

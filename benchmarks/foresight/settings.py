@@ -90,9 +90,9 @@ class Cluster:
     @property
     def options(self) -> list[str]:
         """Options of `unisono lab`."""
-        found = [f"--supernodes={self.supernodes}", f"--hosts={self.hosts}", f"--rate={self.megabits}mbit"]
-        found += [f"--oversubscribe={self.oversubscribe}"] if self.supernodes > 1 else []
-        return found + ([f"--slow-host={self.ranks - 1}:{self.slow_host:g}"] if self.slow_host else [])
+        options = [f"--supernodes={self.supernodes}", f"--hosts={self.hosts}", f"--rate={self.megabits}mbit"]
+        options += [f"--oversubscribe={self.oversubscribe}"] if self.supernodes > 1 else []
+        return options + ([f"--slow-host={self.ranks - 1}:{self.slow_host:g}"] if self.slow_host else [])
 
     @property
     def probed(self) -> Cluster:
@@ -113,7 +113,9 @@ def draw(seed: int) -> list[Cluster]:
     while len(late) < LATE_RUNS:
         place = chance.randrange(CLUSTERS), chance.randrange(RUNS)
         late |= {place} if place[0] != slow else set()
-    return [_cluster(chance, number == slow, {run for one, run in late if one == number}) for number in range(CLUSTERS)]
+    return [
+        _cluster(chance, index == slow, {run for cluster, run in late if cluster == index}) for index in range(CLUSTERS)
+    ]
 
 
 def draw_more(seed: int) -> list[Cluster]:
@@ -176,5 +178,5 @@ def _cluster(chance: random.Random, slow: bool, late: set[int]) -> Cluster:
         rate,
         chance.choice((1, 2, 4)),
         factor if slow else 0.0,
-        tuple(_run(chance, number in late) for number in range(RUNS)),
+        tuple(_run(chance, run in late) for run in range(RUNS)),
     )

@@ -19,21 +19,19 @@ from torch import nn
 
 class _Sleeping(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: SleptNetwork, number: int
-    ) -> torch.Tensor:
-        ctx.shape, ctx.network, ctx.number = weight.shape, network, number
-        if number == 0:
+    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: SleptNetwork, layer: int) -> torch.Tensor:
+        ctx.shape, ctx.network, ctx.layer = weight.shape, network, layer
+        if layer == 0:
             network.begin()
-        network.sleep(network.forward_seconds[number])
+        network.sleep(network.forward_seconds[layer])
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         network = ctx.network
-        if ctx.number == len(network.forward_seconds) - 1:
+        if ctx.layer == len(network.forward_seconds) - 1:
             network.begin()
-        network.sleep(network.backward_seconds[ctx.number])
+        network.sleep(network.backward_seconds[ctx.layer])
         return gradient, torch.ones(ctx.shape), None, None
 
 
@@ -60,6 +58,6 @@ class SleptNetwork(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return one score for each sample."""
         value = inputs * self.value
-        for number, weight in enumerate(self.weights):
-            value = _Sleeping.apply(value, weight, self, number)
+        for layer, weight in enumerate(self.weights):
+            value = _Sleeping.apply(value, weight, self, layer)
         return value.sum(dim=1)

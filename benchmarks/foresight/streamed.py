@@ -74,34 +74,34 @@ def noise(folder: Path) -> None:
     """Write a pack of grey images of random bytes, 90 kB each."""
     for part, count in (("train", SAMPLES), ("test", 100)):
         labels, sizes = np.arange(count) * 10 // count, np.full(count, SIDE * SIDE)
-        keys = [str(number) for number in range(count)]
+        keys = [str(index) for index in range(count)]
 
-        def read(number: int) -> bytes:
-            return np.random.default_rng(number).bytes(SIDE * SIDE)
+        def read(index: int) -> bytes:
+            return np.random.default_rng(index).bytes(SIDE * SIDE)
 
         source = Source(RAW, tuple("0123456789"), keys, labels, sizes, read, (SIDE, SIDE))
         pack(source, folder / part, PackOptions(), 2, lambda: None)
 
 
-def predict(one: StreamedRun, probed: MachineFacts) -> dict[str, float]:
+def predict(streamed: StreamedRun, probed: MachineFacts) -> dict[str, float]:
     """Return the predicted step in seconds, its interval, and the step without loading."""
-    layers = small_layers(one.run, CLUSTER)
+    layers = small_layers(streamed.run, CLUSTER)
     machine = slept_machine(probed, layers, CLUSTER, 0.0)
     flops = machine.node.flops
     assert flops is not None
     machine = replace(machine, node=replace(machine.node, flops=RANKS * flops))
-    rule, minibatch = rule_named("bsp", ""), RANKS * one.run.batch
+    rule, minibatch = rule_named("bsp", ""), RANKS * streamed.run.batch
     run = PlannedRun(machine, layers, TRACED, rule, minibatch, ranks_per_node=RANKS)
     alone = predict_run(run).row
     row = predict_run(replace(run, samples=SampleFacts(nbytes=SIDE * SIDE, from_disk=True))).row
     return {"step": row.step, "low": row.low, "high": row.high, "alone": alone.step, "reading": row.reading}
 
 
-def measure(one: StreamedRun, probed: MachineFacts, folder: Path, output: Path) -> None:
+def measure(streamed: StreamedRun, probed: MachineFacts, folder: Path, output: Path) -> None:
     """Write the mean step of the second epoch: what the first leaves in the shuffle buffer comes before it."""
     world = unisono.init()
-    trainer, _ = slept_run(world, probed, CLUSTER, one.run)
-    batch, inputs, labels = RANKS * one.run.batch, torch.ones(1, 1), torch.zeros(1)
+    trainer, _ = slept_run(world, probed, CLUSTER, streamed.run)
+    batch, inputs, labels = RANKS * streamed.run.batch, torch.ones(1, 1), torch.zeros(1)
     with Loader(folder, world, batch, storage="streamed", buffer_megabytes=BUFFER_MEGABYTES) as loader:
         for _ in range(2):
             world.call_on_root(lambda: forget(folder))
@@ -129,9 +129,9 @@ def forget(folder: Path) -> None:
 def seal(path: Path, runs: list[StreamedRun], home: Path) -> list[dict[str, float]]:
     """Return the predictions of all runs, from a file that is written before the first of them."""
     if not path.exists():
-        every = [predict(one, find_machine(str(home / f"disk-{one.megabytes}.toml"))) for one in runs]
-        pairs = zip(runs, every, strict=True)
-        lines = "".join(json.dumps([asdict(one), each]) + "\n" for one, each in pairs)
+        predictions = [predict(run, find_machine(str(home / f"disk-{run.megabytes}.toml"))) for run in runs]
+        pairs = zip(runs, predictions, strict=True)
+        lines = "".join(json.dumps([asdict(run), each]) + "\n" for run, each in pairs)
         path.write_text(lines)
         print(f"sealed {len(runs)} predictions: {hashlib.sha256(lines.encode()).hexdigest()}", flush=True)
     return [json.loads(line)[1] for line in path.read_text().splitlines()]
@@ -139,8 +139,8 @@ def seal(path: Path, runs: list[StreamedRun], home: Path) -> list[dict[str, floa
 
 def table(runs: list[StreamedRun], sealed: list[dict[str, float]], measured: list[float]) -> str:
     """Return the runs beside their predictions, as Markdown."""
-    errors = [each["step"] / found - 1 for each, found in zip(sealed, measured, strict=True)]
-    within = sum(each["low"] <= found <= each["high"] for each, found in zip(sealed, measured, strict=True))
+    errors = [each["step"] / step - 1 for each, step in zip(sealed, measured, strict=True)]
+    within = sum(each["low"] <= step <= each["high"] for each, step in zip(sealed, measured, strict=True))
     median = float(np.median(np.abs(errors)))
     lines = [
         "# Streamed runs and their predictions",
@@ -151,9 +151,9 @@ def table(runs: list[StreamedRun], sealed: list[dict[str, float]], measured: lis
         "| MB/s | network | samples a rank | without loading, ms | reading | predicted | measured | error |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for one, each, found, error in zip(runs, sealed, measured, errors, strict=True):
-        times = [f"{1e3 * seconds:.0f}" for seconds in (each["alone"], each["reading"], each["step"], found)]
-        cells = [str(one.megabytes), one.run.network, str(one.run.batch), *times, f"{error:+.1%}"]
+    for streamed, each, step, error in zip(runs, sealed, measured, errors, strict=True):
+        times = [f"{1e3 * seconds:.0f}" for seconds in (each["alone"], each["reading"], each["step"], step)]
+        cells = [str(streamed.megabytes), streamed.run.network, str(streamed.run.batch), *times, f"{error:+.1%}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -166,28 +166,28 @@ def main(seed: str, folder: str) -> None:
     if not (home / "pack").exists():
         noise(home / "pack")
     unisono_program = str(Path(sys.executable).with_name("unisono"))
-    for megabytes in sorted({one.megabytes for one in runs}):
+    for megabytes in sorted({run.megabytes for run in runs}):
         machine = home / f"disk-{megabytes}.toml"
         options = [f"--ranks={RANKS}", f"--seconds={PROBE_SECONDS}", f"--disk={home}"]
         if not machine.exists():
             limited(megabytes, [unisono_program, "probe", str(machine), *options])
     sealed = seal(home / "sealed.jsonl", runs, home)
-    for number, one in enumerate(runs):
-        output = home / f"run-{number}.json"
+    for index, run in enumerate(runs):
+        output = home / f"run-{index}.json"
         ranks = [str(find_mpiexec()), "-n", str(RANKS), sys.executable, str(Path(__file__).absolute())]
         if not output.exists():
-            limited(one.megabytes, [*ranks, "measure", seed, str(number), str(home)])
-        print(f"run {number}: {output.read_text().strip()}, predicted {sealed[number]['step']:.3f}", flush=True)
-    measured = [json.loads((home / f"run-{number}.json").read_text())["measured"] for number in range(len(runs))]
+            limited(run.megabytes, [*ranks, "measure", seed, str(index), str(home)])
+        print(f"run {index}: {output.read_text().strip()}, predicted {sealed[index]['step']:.3f}", flush=True)
+    measured = [json.loads((home / f"run-{index}.json").read_text())["measured"] for index in range(len(runs))]
     (home / "streamed.md").write_text(table(runs, sealed, measured))
     print(table(runs, sealed, measured))
 
 
-def measure_one(seed: str, number: str, folder: str) -> None:
+def measure_one(seed: str, index: str, folder: str) -> None:
     """Measure one run, on each of its ranks."""
-    home, one = Path(folder), draw(int(seed))[int(number)]
-    probed = find_machine(str(home / f"disk-{one.megabytes}.toml"))
-    measure(one, probed, home / "pack", home / f"run-{number}.json")
+    home, run = Path(folder), draw(int(seed))[int(index)]
+    probed = find_machine(str(home / f"disk-{run.megabytes}.toml"))
+    measure(run, probed, home / "pack", home / f"run-{index}.json")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"measure": measure_one}

@@ -50,14 +50,14 @@ def read(path: str) -> Any:
 def allreduce(setting: str) -> dict[int, dict[str, float]]:
     """Return milliseconds by bytes and contender; "bound" is the link's, where there is one."""
     names = {"auto": "Unisono", "MPI library": "MPICH", "gloo": "gloo", "auto bfloat16": "bfloat16"}
-    found: dict[int, dict[str, float]] = {}
+    by_size: dict[int, dict[str, float]] = {}
     for row in read(f"collectives/{setting}/results.json")["sizes"]:
-        times = {names[name]: one["median_us"] / 1e3 for name, one in row["contenders"].items() if name in names}
-        found[row["bytes"]] = times | ({"bound": row["bound_us"] / 1e3} if row["bound_us"] else {})
+        times = {names[name]: entry["median_us"] / 1e3 for name, entry in row["contenders"].items() if name in names}
+        by_size[row["bytes"]] = times | ({"bound": row["bound_us"] / 1e3} if row["bound_us"] else {})
     if (BENCHMARKS / f"collectives/{setting}/open_mpi.json").exists():
         for nbytes, took in open_mpi(setting).items():
-            found[nbytes]["Open MPI"] = took
-    return found
+            by_size[nbytes]["Open MPI"] = took
+    return by_size
 
 
 def one_node() -> dict[int, dict[str, float]]:
@@ -82,17 +82,17 @@ def one_node() -> dict[int, dict[str, float]]:
 
 def open_mpi(setting: str) -> dict[int, float]:
     """Return milliseconds by bytes."""
-    found = read(f"collectives/{setting}/open_mpi.json")["median_us"]
-    return {int(nbytes): took / 1e3 for nbytes, took in found.items()}
+    medians = read(f"collectives/{setting}/open_mpi.json")["median_us"]
+    return {int(nbytes): took / 1e3 for nbytes, took in medians.items()}
 
 
 def steps(hosts: int) -> dict[tuple[str, float], dict[str, float]]:
     """Return seconds of a training step by network and communication / computing, with the link's bound."""
-    found = {}
+    seconds = {}
     for row in read(f"overlaps/lab_{hosts}.json")["rows"]:
         times = {"Unisono": row["step_s"]["auto"], "DDP on gloo": row["step_s"]["DDP on gloo"]}
-        found[row["network"], row["ratio"]] = times | {"bound": row["float32"]["bound_of_link_s"]}
-    return found
+        seconds[row["network"], row["ratio"]] = times | {"bound": row["float32"]["bound_of_link_s"]}
+    return seconds
 
 
 class Figure(NamedTuple):
@@ -106,54 +106,56 @@ class Figure(NamedTuple):
 
 def listed() -> list[str]:
     """Return all figures as a list in Markdown, which a narrow screen shows whole."""
-    return [f"- **{one.what}**: {one.ours}. Peers: {one.peers}. Bound: {one.bound}." for one in figures()]
+    return [
+        f"- **{figure.what}**: {figure.ours}. Peers: {figure.peers}. Bound: {figure.bound}." for figure in figures()
+    ]
 
 
 def figures() -> Iterator[Figure]:
     """Yield all figures."""
     node = one_node()
     for nbytes, said in ((4096, "4 KiB"), (256 << 10, "256 KiB"), (1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
-        one = node[nbytes]
-        peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("Intel MPI", "Open MPI", "MPICH", "gloo"))
-        ours = f"{_ms(one['Unisono'])}; in shared memory {_ms(one['shared'])}"
-        yield Figure(f"allreduce of {said}, one node, 2 ranks", ours, peers, f"copy {_ms(one['copy'])}")
+        times = node[nbytes]
+        peers = ", ".join(f"{name} {_ms(times[name])}" for name in ("Intel MPI", "Open MPI", "MPICH", "gloo"))
+        ours = f"{_ms(times['Unisono'])}; in shared memory {_ms(times['shared'])}"
+        yield Figure(f"allreduce of {said}, one node, 2 ranks", ours, peers, f"copy {_ms(times['copy'])}")
     far = allreduce("supernodes")
     for nbytes, said in ((1 << 20, "1 MiB"), (64 << 20, "64 MiB")):
-        one = far[nbytes]
-        peers = ", ".join(f"{name} {_ms(one[name])}" for name in ("MPICH", "Open MPI", "gloo"))
-        ours = f"{_ms(one['Unisono'])}; {_ms(one['bfloat16'])} in bfloat16"
-        yield Figure(f"allreduce of {said}, 8 hosts, 2 switches", ours, peers, f"link, float32: {_ms(one['bound'])}")
+        times = far[nbytes]
+        peers = ", ".join(f"{name} {_ms(times[name])}" for name in ("MPICH", "Open MPI", "gloo"))
+        ours = f"{_ms(times['Unisono'])}; {_ms(times['bfloat16'])} in bfloat16"
+        yield Figure(f"allreduce of {said}, 8 hosts, 2 switches", ours, peers, f"link, float32: {_ms(times['bound'])}")
     for network in NETWORKS:
-        one = steps(4)[network, 1.0]
-        what, peers = f"emulated step, layers of {network}, 4 hosts", f"DDP on gloo {one['DDP on gloo']:.2f} s"
-        yield Figure(what, f"{one['Unisono']:.2f} s", peers, f"overlapped fully {one['bound']:.2f} s")
+        times = steps(4)[network, 1.0]
+        what, peers = f"emulated step, layers of {network}, 4 hosts", f"DDP on gloo {times['DDP on gloo']:.2f} s"
+        yield Figure(what, f"{times['Unisono']:.2f} s", peers, f"overlapped fully {times['bound']:.2f} s")
     yield from (split_layers("VGG-A"), split_layers("AlexNet"), slow_link(), slow_worker(), loading(), foresight())
 
 
 def split_layers(network: str) -> Figure:
     """Return the figure of a step whose layers are split."""
     rows = [row for row in read("tensor_parallel/hybrid.json") if row["network"] == network]
-    found = max(rows, key=lambda row: row["hosts"])
-    step, hosts = found["step_s"], found["hosts"]
-    ours, whole = step[f"hybrid, groups of {hosts}"], step["data parallel"]
+    row = max(rows, key=lambda row: row["hosts"])
+    step, hosts = row["step_s"], row["hosts"]
+    ours, parallel = step[f"hybrid, groups of {hosts}"], step["data parallel"]
     peers = ", ".join(f"{name} {step[f'{name}, gloo']:.2f} s" for name in ("DTensor", "FSDP2"))
     return Figure(
-        f"step of a narrow {network}, {hosts} hosts, {found['rate_bits'] / 1e6:.0f} Mbit/s",
-        f"hybrid {ours:.2f} s; data parallel {whole:.2f} s",
+        f"step of a narrow {network}, {hosts} hosts, {row['rate_bits'] / 1e6:.0f} Mbit/s",
+        f"hybrid {ours:.2f} s; data parallel {parallel:.2f} s",
         f"on gloo: {peers}",
-        f"computing {found['computing_s']:.2f} s",
+        f"computing {row['computing_s']:.2f} s",
     )
 
 
 def slow_link() -> Figure:
     """Return the figure of the time to an accuracy over a slow link."""
-    found = read("rules/to_accuracy.json")
+    results = read("rules/to_accuracy.json")
     ours, bsp, steps = (
-        statistics.median(row[name][key] for row in found["seeds"].values())
+        statistics.median(row[name][key] for row in results["seeds"].values())
         for name, key in (("diloco", "seconds"), ("bsp", "seconds"), ("bsp", "steps"))
     )
-    rate, bound = found["rate_bits"] / 1e6, steps * found["computing_s"]
-    what = f"Fashion-MNIST to 85%, {found['hosts']} hosts, {rate:.0f} Mbit/s"
+    rate, bound = results["rate_bits"] / 1e6, steps * results["computing_s"]
+    what = f"Fashion-MNIST to 85%, {results['hosts']} hosts, {rate:.0f} Mbit/s"
     return Figure(
         what, f"DiLoCo, 4 bits: {ours:.1f} s", f"BSP, float32: {bsp:.1f} s", f"BSP's computing: {bound:.1f} s"
     )
@@ -161,9 +163,9 @@ def slow_link() -> Figure:
 
 def slow_worker() -> Figure:
     """Return the figure of the steps of workers beside a slow one."""
-    found = read("rules/slow_worker.json")["steps_a_second"]
-    ours, bsp = (statistics.median(found[name]["slow"]) for name in ("EASGD", "BSP"))
-    alone = statistics.median(found["EASGD"]["equal"])
+    rates = read("rules/slow_worker.json")["steps_a_second"]
+    ours, bsp = (statistics.median(rates[name]["slow"]) for name in ("EASGD", "BSP"))
+    alone = statistics.median(rates["EASGD"]["equal"])
     what = "steps a second beside a worker half as fast"
     return Figure(what, f"EASGD {ours:.1f}", f"BSP {bsp:.1f}", f"none slow: {alone:.1f}")
 
@@ -179,10 +181,10 @@ def loading() -> Figure:
 def foresight() -> Figure:
     """Return the figure of sealed predictions."""
     entries = ledger.read(BENCHMARKS / "foresight/sealed/ledger.jsonl")[0]
-    drawn = {place_of(one): one for one in entries if one.labels["kind"] == "drawn"}
-    median, high = np.percentile([one.error for one in drawn.values()], [50, 95])
-    again = [one for one in entries if one.labels["kind"] == "repeated"]
-    apart = [abs(one.measurement.step.median / drawn[place_of(one)].measurement.step.median - 1) for one in again]
+    drawn = {place_of(entry): entry for entry in entries if entry.labels["kind"] == "drawn"}
+    median, high = np.percentile([entry.error for entry in drawn.values()], [50, 95])
+    again = [entry for entry in entries if entry.labels["kind"] == "repeated"]
+    apart = [abs(entry.measurement.step.median / drawn[place_of(entry)].measurement.step.median - 1) for entry in again]
     return Figure(
         f"error of a predicted step, {len(drawn)} sealed runs, 2 to 8 hosts",
         f"median {median:.1%}; of 95% at most {high:.1%}",
@@ -205,17 +207,17 @@ def _ms(milliseconds: float) -> str:
 def draw(figure: Figure) -> None:
     """Draw three panels: one node, the network, the training step."""
     node, network, step = figure.subplots(1, 3)
-    found = one_node()
+    by_size = one_node()
     for name in ("gloo", "MPICH", "Open MPI", "Intel MPI"):
-        ratios = [one[name] / one["Unisono"] for one in found.values()]
-        node.plot(list(found), ratios, "o-", color=COLORS[name], label=name, markersize=3)
+        ratios = [times[name] / times["Unisono"] for times in by_size.values()]
+        node.plot(list(by_size), ratios, "o-", color=COLORS[name], label=name, markersize=3)
     node.axhline(1, color=COLORS["Unisono"], label="Unisono")
     node.set(yscale="log", title="allreduce on one node, 2 ranks:\ntime over Unisono's")
     node.yaxis.set_major_formatter("{x:g}")
-    found = {nbytes: one for nbytes, one in allreduce("supernodes").items() if nbytes >= 1 << 18}
+    by_size = {nbytes: times for nbytes, times in allreduce("supernodes").items() if nbytes >= 1 << 18}
     for name in ("Unisono", "MPICH", "Open MPI", "gloo"):
-        reached = [one["bound"] / one[name] for one in found.values()]
-        network.plot(list(found), reached, "o-", color=COLORS[name], label=name, markersize=3)
+        reached = [times["bound"] / times[name] for times in by_size.values()]
+        network.plot(list(by_size), reached, "o-", color=COLORS[name], label=name, markersize=3)
     network.set(ylim=(0, 1.05), title="allreduce on 8 hosts of 2 switches:\nshare of the link's limit")
     network.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     for axes, base in ((node, 64), (network, 4)):
@@ -223,8 +225,8 @@ def draw(figure: Figure) -> None:
         axes.xaxis.set_major_formatter(lambda nbytes, _: format_bytes(nbytes))
         axes.minorticks_off()
     for place, name in enumerate(("Unisono", "DDP on gloo")):
-        heights = [steps(4)[one, 1.0][name] / steps(4)[one, 1.0]["bound"] for one in NETWORKS]
-        places = [number + 0.4 * place - 0.2 for number in range(len(NETWORKS))]
+        heights = [steps(4)[model, 1.0][name] / steps(4)[model, 1.0]["bound"] for model in NETWORKS]
+        places = [index + 0.4 * place - 0.2 for index in range(len(NETWORKS))]
         step.bar(places, heights, 0.38, color=COLORS[name], label=name)
     step.axhline(1, color=INK, linestyle=":", label="limit")
     step.set(ylim=(0, 1.9), title="training step on 4 hosts:\ntime over the limit")

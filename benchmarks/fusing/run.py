@@ -67,31 +67,31 @@ def measure(channels: int, size: int, dtype: torch.dtype, rate: float) -> dict[s
     fused = torch.compile(tail, dynamic=False, fullgraph=True)
     contenders: dict[str, Fused] = {"one after another": tail, "torch.compile": fused}
     for _ in range(2):
-        for one in contenders.values():
-            passes(one, inputs, short, slope)
+        for contender in contenders.values():
+            passes(contender, inputs, short, slope)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(TIMES):
-        for name, one in contenders.items():
-            taken[name].append(passes(one, inputs, short, slope))
+        for name, contender in contenders.items():
+            taken[name].append(passes(contender, inputs, short, slope))
     bounds = {name: count * inputs.nbytes / rate for name, count in LEAST.items()}
     seconds = {name: dict(zip(LEAST, map(list, zip(*each, strict=True)), strict=True)) for name, each in taken.items()}
     return {"channels": channels, "size": size, "seconds": seconds, "bounds": bounds}
 
 
-def as_markdown(found: dict[str, Any]) -> str:
+def as_markdown(facts: dict[str, Any]) -> str:
     """Milliseconds of each pass, median (range), and how many times the bound that is."""
-    about = (
-        f"{found['processor']}, {found['threads']} threads, PyTorch {found['torch']}, {found['dtype']}, batch {BATCH}"
+    setup = (
+        f"{facts['processor']}, {facts['threads']} threads, PyTorch {facts['torch']}, {facts['dtype']}, batch {BATCH}"
     )
     lines = [
         "# Fusing: what was measured",
         "",
-        f"{about}; ms, median (range), and how many times the bound that is",
+        f"{setup}; ms, median (range), and how many times the bound that is",
         "",
     ]
-    head = [f"{name}, {which}" for which in LEAST for name in found["rows"][0]["seconds"]]
+    head = [f"{name}, {which}" for which in LEAST for name in facts["rows"][0]["seconds"]]
     lines += [f"| shape | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
-    for row in found["rows"]:
+    for row in facts["rows"]:
         cells = []
         for which in LEAST:
             for each in row["seconds"].values():
@@ -110,10 +110,10 @@ def main() -> None:
     for channels, size in SHAPES:
         print(f"{channels} x {size} x {size}", flush=True)
         rows.append(measure(channels, size, dtype, rate))
-    about = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    found = {**about, "dtype": str(dtype), "bytes_per_second": rate, "rows": rows}
-    (HERE / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    (HERE / "summary.md").write_text(as_markdown(found))
+    setup = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    facts = {**setup, "dtype": str(dtype), "bytes_per_second": rate, "rows": rows}
+    (HERE / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (HERE / "summary.md").write_text(as_markdown(facts))
 
 
 if __name__ == "__main__":

@@ -81,17 +81,19 @@ def losses(loader: Loader, step: Step, world: World) -> list[float]:
 def compare_losses(pack: str, model: nn.Module, world: World) -> dict[str, object]:
     """Return the losses of unisono on all ranks and of a plain loop on one rank, in float64 on the same order."""
     alone = world.split(world.rank)
-    found: dict[str, list[float]] = {}
+    curves: dict[str, list[float]] = {}
     for name, ranks in (("unisono", world), ("plain", alone)):
-        own = copy.deepcopy(model).double()
+        duplicate = copy.deepcopy(model).double()
         step = (
-            plain(own, own) if name == "plain" else unisono.Trainer(own, world, unisono.BSP(), optimizer_of(own)).step
+            plain(duplicate, duplicate)
+            if name == "plain"
+            else unisono.Trainer(duplicate, world, unisono.BSP(), optimizer_of(duplicate)).step
         )
         with Loader(pack, ranks, BATCH) as loader:
-            found[name] = losses(loader, step, ranks)
-    apart = max(abs(one / other - 1) for one, other in zip(found["unisono"], found["plain"], strict=True))
+            curves[name] = losses(loader, step, ranks)
+    apart = max(abs(ours / bare - 1) for ours, bare in zip(curves["unisono"], curves["plain"], strict=True))
     alone.free()
-    return {"steps": STEPS, "largest relative difference": apart, **found}
+    return {"steps": STEPS, "largest relative difference": apart, **curves}
 
 
 def batches_of(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
@@ -115,11 +117,11 @@ def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object
     with Loader(pack, world, BATCH) as loader:
         source, names, warmup = batches_of(loader), list(contenders), 0
         while warmup < 2 or trainer.reducer.programs.tuning.state() is None:
-            for one in contenders.values():
-                time_round(one, source, world)
+            for contender in contenders.values():
+                time_round(contender, source, world)
             warmup += 1
-        for number in range(ROUNDS):
-            first = number % len(names)
+        for index in range(ROUNDS):
+            first = index % len(names)
             for name in names[first:] + names[:first]:
                 rounds[name].append(time_round(contenders[name], source, world))
         window = loader.channels
@@ -128,7 +130,7 @@ def compare_speed(pack: str, model: nn.Module, world: World) -> dict[str, object
         "tokens of a step": BATCH * window,
         "steps before": warmup * STEPS_OF_ROUND,
         "setting": {"overlap": setting.overlap, "bucket_bytes": setting.bucket_bytes},
-        "rounds": {name: [one._asdict() for one in each] for name, each in rounds.items()},
+        "rounds": {name: [times._asdict() for times in each] for name, each in rounds.items()},
     }
 
 
@@ -153,13 +155,13 @@ def main(pack: str, output: str) -> None:
     with Loader(pack, world, BATCH) as loader:
         torch.manual_seed(0)
         model = make_network("gpt_small", "", loader.classes, loader.channels)
-    found = {
+    results = {
         "ranks": world.size,
         "loss": compare_losses(pack, model, world),
         "speed": compare_speed(pack, model, world),
     }
     if world.rank == 0:
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
     world.barrier()
     dist.destroy_process_group()
 

@@ -37,7 +37,7 @@ def pack_text(folder: Path) -> Path:
 
 def summary() -> str:
     """Return the results as tables in Markdown."""
-    found = [json.loads((HERE / f"ranks_{ranks}.json").read_text()) for ranks in RANKS]
+    results = [json.loads((HERE / f"ranks_{ranks}.json").read_text()) for ranks in RANKS]
     lines = [
         "# gpt_small on text",
         "",
@@ -45,10 +45,10 @@ def summary() -> str:
         "",
     ]
     lines += ["| ranks | steps | first loss | last loss | largest relative difference |", "| ---: |" + " ---: |" * 4]
-    for one in found:
-        loss = one["loss"]
-        apart, own = loss["largest relative difference"], loss["unisono"]
-        lines.append(f"| {one['ranks']} | {loss['steps']} | {own[0]:.4f} | {own[-1]:.4f} | {apart:.1e} |")
+    for result in results:
+        loss = result["loss"]
+        apart, losses = loss["largest relative difference"], loss["unisono"]
+        lines.append(f"| {result['ranks']} | {loss['steps']} | {losses[0]:.4f} | {losses[-1]:.4f} | {apart:.1e} |")
     lines += [
         "",
         "Steps in float32: median (quartiles) over rounds in which the contenders take turns, of tokens/s, of each",
@@ -57,14 +57,14 @@ def summary() -> str:
         "| ranks | contender | tokens/s | beside DDP | processor ms a step |",
         "| ---: | --- | ---: | ---: | ---: |",
     ]
-    for one in found:
-        lines += speed_rows(one["ranks"], one["speed"])
+    for result in results:
+        lines += speed_rows(result["ranks"], result["speed"])
     lines += [""]
     lines += [
-        f"With ranks = {one['ranks']}, each contender had made {one['speed']['steps before']} steps before; "
-        f"the Trainer's overlap was then {one['speed']['setting']['overlap']}, in buckets of at most "
-        f"{one['speed']['setting']['bucket_bytes'] / 2**20:g} MiB."
-        for one in found
+        f"With ranks = {result['ranks']}, each contender had made {result['speed']['steps before']} steps before; "
+        f"the Trainer's overlap was then {result['speed']['setting']['overlap']}, in buckets of at most "
+        f"{result['speed']['setting']['bucket_bytes'] / 2**20:g} MiB."
+        for result in results
     ]
     lines += ["", f"PyTorch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores.", ""]
     return "\n".join(lines)
@@ -74,9 +74,9 @@ def speed_rows(ranks: int, speed: dict[str, Any]) -> list[str]:
     """Return a row for each contender on so many ranks."""
     rows, peer = [], speed["rounds"]["DDP on gloo"]
     for name, rounds in speed["rounds"].items():
-        rates = spread([speed["tokens of a step"] / one["wall"] for one in rounds], ",.0f")
-        ratios = spread([other["wall"] / one["wall"] for one, other in zip(rounds, peer, strict=True)], ".2f")
-        processor = spread([1e3 * one["processor"] for one in rounds], ".1f")
+        rates = spread([speed["tokens of a step"] / ours["wall"] for ours in rounds], ",.0f")
+        ratios = spread([theirs["wall"] / ours["wall"] for ours, theirs in zip(rounds, peer, strict=True)], ".2f")
+        processor = spread([1e3 * ours["processor"] for ours in rounds], ".1f")
         rows.append(f"| {ranks} | {name} | {rates} | {ratios} | {processor} |")
     return rows
 

@@ -46,7 +46,7 @@ class OneProcess:
 
     def samples(self, numbers: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """The bytes of samples."""
-        return [self.each[number] for number in numbers.tolist()]
+        return [self.each[index] for index in numbers.tolist()]
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):
@@ -62,25 +62,25 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def augmentation(self, number: int, width: int, height: int) -> ImageAugmentation:
+    def augmentation(self, index: int, width: int, height: int) -> ImageAugmentation:
         """Augmentation of this image in this round, as ours has it."""
-        return choose_augmentation(self.options, width, height, numbers_of(self.round, number))
+        return choose_augmentation(self.options, width, height, numbers_of(self.round, index))
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        image = torch.from_numpy(self.read(self.files[number], self, number)).permute(2, 0, 1)
-        return image.float().div_(255).sub_(self.mean).div_(self.std), self.labels[number]
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = torch.from_numpy(self.read(self.files[index], self, index)).permute(2, 0, 1)
+        return image.float().div_(255).sub_(self.mean).div_(self.std), self.labels[index]
 
 
-def numbers_of(turn: int, number: int) -> CounterRNG:
+def numbers_of(turn: int, index: int) -> CounterRNG:
     """Random numbers of this image in this round, as ours has them."""
-    return CounterRNG(uniform_numbers(0, turn, np.array([number]), DRAWS_PER_SAMPLE)[0].tolist())
+    return CounterRNG(uniform_numbers(0, turn, np.array([index]), DRAWS_PER_SAMPLE)[0].tolist())
 
 
-def by_pillow(file: Path, files: Files, number: int) -> Any:
+def by_pillow(file: Path, files: Files, index: int) -> Any:
     """As most training scripts do."""
     with Image.open(file) as image:
         colored = image.convert("RGB")
-    augmentation = files.augmentation(number, *colored.size)
+    augmentation = files.augmentation(index, *colored.size)
     x, y, width, height = augmentation.box
     size = files.options.size
     scaled = colored.resize((size, size), Image.Resampling.BILINEAR, (x, y, x + width, y + height))
@@ -89,10 +89,10 @@ def by_pillow(file: Path, files: Files, number: int) -> Any:
     return np.array(scaled)
 
 
-def by_opencv(file: Path, files: Files, number: int) -> Any:
+def by_opencv(file: Path, files: Files, index: int) -> Any:
     """As those do that are in a hurry."""
     image = cv2.imread(str(file))
-    augmentation = files.augmentation(number, image.shape[1], image.shape[0])
+    augmentation = files.augmentation(index, image.shape[1], image.shape[0])
     x, y, width, height = augmentation.box
     size = files.options.size
     scaled = cv2.resize(image[y : y + height, x : x + width], (size, size), interpolation=cv2.INTER_LINEAR)
@@ -132,12 +132,12 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
 
     def bare(turn: int) -> float:
         parts = []
-        for number in numbers.tolist():
-            file = memory.each[number].tobytes()
+        for sample in numbers.tolist():
+            file = memory.each[sample].tobytes()
             header = decoder.header(file)
             assert header is not None
             assert header.block is not None
-            box = choose_augmentation(options, header.width, header.height, numbers_of(turn, number)).box
+            box = choose_augmentation(options, header.width, header.height, numbers_of(turn, sample)).box
             parts.append((file, part_of(box, header.width, header.height, header.block, options.size)[0]))
         begun = time.perf_counter()
         for file, part in parts:
@@ -159,8 +159,8 @@ def main(output: str, pack: str, folder: str, size: str) -> None:
                 seconds[name].append(took)
     medians = {name: len(numbers) / statistics.median(each) for name, each in seconds.items()}
     spread = {name: [len(numbers) / max(each), len(numbers) / min(each)] for name, each in seconds.items()}
-    found = {"images": len(numbers), "size": int(size), "images_per_second": medians, "spread": spread}
-    Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    results = {"images": len(numbers), "size": int(size), "images_per_second": medians, "spread": spread}
+    Path(output).write_text(json.dumps(results, indent=1) + "\n")
     loader.close()
 
 

@@ -74,12 +74,12 @@ def main(output: str, pack: str, folder: str) -> None:
             del batches
             if world.rank == 0:
                 print(f"{name}: {seconds[name][-1]:.1f} s, waits {waited[name][-1]:.1%}", flush=True)
-    found = {
+    results = {
         "ranks": world.size,
         "epoch_s": {name: statistics.median(each) for name, each in seconds.items()},
         "waited_for_data": {name: statistics.median(each) for name, each in waited.items()},
         "seconds": seconds,
     }
     if world.rank == 0:
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
     feed.close()

@@ -24,14 +24,14 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        with Image.open(self.folder / self.keys[number]) as image:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self.folder / self.keys[index]) as image:
             pixels = np.array(image.convert("RGB"))
-        chosen = choose_augmentation(self.options, pixels.shape[1], pixels.shape[0], Random(number))
+        chosen = choose_augmentation(self.options, pixels.shape[1], pixels.shape[0], Random(index))
         pixels = shifted(
             np.ascontiguousarray(pixels[:, ::-1]) if chosen.mirrored else pixels,
             chosen.right,
             chosen.down,
         )
         image = torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255)
-        return image.sub_(self.mean).div_(self.std), self.labels[number]
+        return image.sub_(self.mean).div_(self.std), self.labels[index]

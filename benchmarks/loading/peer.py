@@ -78,8 +78,8 @@ class Files(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.each)
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        file, label = self.each[number]
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        file, label = self.each[index]
         return self.read(file), label
 
 
@@ -135,8 +135,8 @@ def streaming(data: Path, cores: int) -> Construct:
     from streaming import StreamingDataset  # noqa: PLC0415  is not in every environment
 
     class Shards(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
-            sample = super().__getitem__(at)
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            sample = super().__getitem__(index)
             return by_opencv(sample["jpeg"]), sample["label"]
 
     def construct() -> Epoch:
@@ -195,8 +195,8 @@ def no_torchvision() -> None:
 
 def memory() -> int:
     """Return the bytes of this process and its workers, shared pages in proportion."""
-    own = str(os.getpid())
-    processes = [own, *Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+    pid = str(os.getpid())
+    processes = [pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     total = 0
     for process in processes:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
@@ -221,8 +221,8 @@ def main(name: str, data: str, cores: str) -> None:
         images += len(inputs)
         assert tuple(inputs.shape[1:]) == (3, SIZE, SIZE)
     seconds = time.perf_counter() - begun
-    found = {"first_batch_s": first, "images_per_second": images / seconds, "bytes": middle - before, "images": images}
-    print("found " + json.dumps(found), flush=True)
+    facts = {"first_batch_s": first, "images_per_second": images / seconds, "bytes": middle - before, "images": images}
+    print("found " + json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def prepare(data: Path) -> None:
         (data / "tars").mkdir()
         each = -(-len(samples) // TARS)
         with wds.ShardWriter(str(data / "tars" / "%03d.tar"), maxcount=each, verbose=0) as writer:
-            for number, (file, label) in enumerate(samples):
-                writer.write({"__key__": f"{number:06}", "jpg": file.read_bytes(), "cls": label})
+            for index, (file, label) in enumerate(samples):
+                writer.write({"__key__": f"{index:06}", "jpg": file.read_bytes(), "cls": label})
 
 
 def installed(package: str) -> str:
@@ -60,7 +60,7 @@ def load(name: str, data: Path, cores: int) -> dict[str, float]:
 def main(output: str, pack: str, folder: str) -> None:
     """Run all loaders by turns on one core and on two, and write medians and spreads."""
     names = [name for name in LOADERS if name not in NEEDS or installed(NEEDS[name])]
-    found: dict[str, Any] = {"versions": {NEEDS[name]: installed(NEEDS[name]) for name in NEEDS}, "cores": {}}
+    results: dict[str, Any] = {"versions": {NEEDS[name]: installed(NEEDS[name]) for name in NEEDS}, "cores": {}}
     with tempfile.TemporaryDirectory() as room:
         data = Path(room)
         (data / "pack").symlink_to(Path(pack).absolute())
@@ -71,10 +71,10 @@ def main(output: str, pack: str, folder: str) -> None:
             for _ in range(ROUNDS):
                 for name in names:
                     rounds[name].append(load(name, data, cores))
-            found["cores"][cores] = {
-                name: {key: spread([one[key] for one in each]) for key in each[0]} for name, each in rounds.items()
+            results["cores"][cores] = {
+                name: {key: spread([run[key] for run in each]) for key in each[0]} for name, each in rounds.items()
             }
-    Path(output).write_text(json.dumps(found, indent=1) + "\n")
+    Path(output).write_text(json.dumps(results, indent=1) + "\n")
 
 
 def spread(values: list[float]) -> list[float]:

@@ -44,23 +44,23 @@ def packed(source: Path, folder: Path, side: int = 0) -> Path:
 def numbers(count: int, length: int, folder: Path) -> Path:
     """A pack of so many samples of random bytes."""
     data = np.random.default_rng(0).integers(0, 256, (count, length), np.uint8)
-    keys = [str(number) for number in range(count)]
+    keys = [str(index) for index in range(count)]
     labels = np.arange(count) * 10 // count
     sizes = np.full(count, length)
     classes = tuple("0123456789")
-    source = Source(RAW, classes, keys, labels, sizes, lambda number: data[number].tobytes(), (length, 1))
+    source = Source(RAW, classes, keys, labels, sizes, lambda index: data[index].tobytes(), (length, 1))
     pack(source, folder, PackOptions(), 2, lambda: None)
     return folder
 
 
-def joined(one: Source, other: Source) -> Source:
+def joined(first: Source, second: Source) -> Source:
     """Two parts of a data set as one."""
-    keys, labels, sizes = ([*getattr(one, name), *getattr(other, name)] for name in ("keys", "labels", "sizes"))
+    keys, labels, sizes = ([*getattr(first, name), *getattr(second, name)] for name in ("keys", "labels", "sizes"))
 
-    def read(number: int) -> bytes:
-        return one.read(number) if number < len(one) else other.read(number - len(one))
+    def read(index: int) -> bytes:
+        return first.read(index) if index < len(first) else second.read(index - len(first))
 
-    return Source(one.kind, one.classes, keys, np.array(labels), np.array(sizes), read, one.shape)
+    return Source(first.kind, first.classes, keys, np.array(labels), np.array(sizes), read, first.shape)
 
 
 def decoding(data: Path, room: Path) -> None:
@@ -123,15 +123,15 @@ def summary() -> str:
     """All results as Markdown."""
     lines = ["# Data: decoding, shuffle, training from memory", ""]
     if (path := HERE / "decoding.json").exists():
-        found = json.loads(path.read_text())
-        speed = found["images_per_second"]
+        result = json.loads(path.read_text())
+        speed = result["images_per_second"]
         lines += [
-            f"## {found['images']} photographs, parts of any scale to {found['size']} x {found['size']}, one core",
+            f"## {result['images']} photographs, parts of any scale to {result['size']} x {result['size']}, one core",
             "",
         ]
         lines += ["| | images/s | spread | ours is |", "| --- | ---: | ---: | ---: |"]
         for name, each in speed.items():
-            low, high = found["spread"][name]
+            low, high = result["spread"][name]
             lines.append(f"| {name} | {each:,.0f} | {low:,.0f} to {high:,.0f} | {speed['ours'] / each:.2f} |")
         lines.append("")
     if (path := HERE / "peers.json").exists():
@@ -143,36 +143,36 @@ def summary() -> str:
         heads += ["memory above the share", "epoch"]
         lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for path in rows:
-        found = json.loads(path.read_text())
-        ours, peer, link = found["shuffle_s"], found["alltoallv_s"], found["link_s"]
-        share = found["peak_above_partition_bytes"] / found["partition_bytes"]
-        cells = [f"{found['samples']:,}", found["ranks"], f"{found['bytes'] / 1e6:.0f}"]
+        result = json.loads(path.read_text())
+        ours, peer, link = result["shuffle_s"], result["alltoallv_s"], result["link_s"]
+        share = result["peak_above_partition_bytes"] / result["partition_bytes"]
+        cells = [f"{result['samples']:,}", result["ranks"], f"{result['bytes'] / 1e6:.0f}"]
         cells += [f"{ours * 1e3:.1f} ms", f"{peer * 1e3:.1f} ms", f"{peer / ours:.0%}"]
-        cells += [f"{link / ours:.0%}" if link else "", f"{share:.0%}, a segment is {1 / found['segments']:.0%}"]
-        cells.append(f"{found['epoch_s'] * 1e3:.1f} ms")
+        cells += [f"{link / ours:.0%}" if link else "", f"{share:.0%}, a segment is {1 / result['segments']:.0%}"]
+        cells.append(f"{result['epoch_s'] * 1e3:.1f} ms")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     if (path := HERE / "epochs.json").exists():
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
         lines += [
             "",
-            f"## CIFAR-10, ResNet-20, {found['ranks']} ranks",
+            f"## CIFAR-10, ResNet-20, {result['ranks']} ranks",
             "",
             "| | seconds of an epoch | waits for data |",
         ]
         lines += ["| --- | ---: | ---: |"]
-        for name, each in found["epoch_s"].items():
-            lines.append(f"| {name} | {each:.1f} | {found['waited_for_data'][name]:.1%} |")
+        for name, each in result["epoch_s"].items():
+            lines.append(f"| {name} | {each:.1f} | {result['waited_for_data'][name]:.1%} |")
     cores = f"{os.cpu_count()} cores ({platform.processor() or platform.machine()})"
     return "\n".join([*lines, "", f"Python {platform.python_version()}, {cores}.", ""])
 
 
-def peer_rows(found: dict[str, Any]) -> list[str]:
+def peer_rows(results: dict[str, Any]) -> list[str]:
     """Loaders of the same JPEGs as Markdown."""
     lines = [
         "## Beside other libraries: the same photographs, to batches of 32 x 3 x 224 x 224, new processes by turns",
         "",
     ]
-    for cores, loaders in found["cores"].items():
+    for cores, loaders in results["cores"].items():
         heads = [f"{cores} core{'s' * (int(cores) > 1)}", "images/s", "spread", "unisono is", "first batch", "memory"]
         lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
         ours = loaders["unisono"]["images_per_second"][0]
@@ -182,7 +182,7 @@ def peer_rows(found: dict[str, Any]) -> list[str]:
             cells += [f"{each['first_batch_s'][0] * 1e3:.0f} ms", f"{each['bytes'][0] / 1e6:.0f} MB"]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
-    versions = [f"{package} {version or 'is not installed'}" for package, version in found["versions"].items()]
+    versions = [f"{package} {version or 'is not installed'}" for package, version in results["versions"].items()]
     return [*lines, f"{', '.join(versions)}.", ""]
 
 

@@ -37,7 +37,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
     world = unisono.init()
     index = read_index(Path(pack))
     memory = PartitionedStorage(index, world, DataOptions(), segment_bytes=int(segment))
-    ours, whole, bare = list[float](), list[float](), list[float]()
+    ours, full, bare = list[float](), list[float](), list[float]()
     sent = 0
     for epoch in range(0, 2 * ROUNDS + 2, 2):
         owners = owners_in_epoch(permutation(len(index), 0, epoch), BATCH, np.arange(world.size))
@@ -53,21 +53,21 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         world.barrier()
         begun = time.perf_counter()
         memory.epoch(order, BATCH)
-        whole.append(max(world.all_gather_object(time.perf_counter() - begun)))
+        full.append(max(world.all_gather_object(time.perf_counter() - begun)))
     store = memory._store
     owners = owners_in_epoch(permutation(len(index), 0, 2 * ROUNDS + 2), BATCH, np.arange(world.size))
     base = _private()
     with private_peak() as most:
         shuffle(memory._store, owners)
     extra = max(0, most[0] - base) + nbytes_of(store.capacity, store.block) - store.nbytes
-    found = {
+    results = {
         "ranks": world.size,
         "samples": len(index),
         "bytes": index.nbytes,
         "segments": len(store.cuts) - 1,
         "sent_by_a_rank": sent,
         "shuffle_s": statistics.median(ours[1:]),
-        "epoch_s": statistics.median(whole[1:]),
+        "epoch_s": statistics.median(full[1:]),
         "alltoallv_s": statistics.median(bare[1:]),
         "link_s": sent * 8 / float(rate) if float(rate) else None,
         "spread_s": {"shuffle": [min(ours[1:]), max(ours[1:])], "alltoallv": [min(bare[1:]), max(bare[1:])]},
@@ -75,7 +75,7 @@ def main(output: str, pack: str, segment: str, rate: str = "0") -> None:
         "peak_above_partition_bytes": max(world.all_gather_object(extra)),
     }
     if world.rank == 0:
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
     memory.close()
 
 

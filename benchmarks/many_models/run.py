@@ -37,14 +37,14 @@ def main() -> None:
     options = parser.parse_args()
     world = unisono.init()
     kept: list[torch.nn.Module] = []
-    for number in range(1, options.models + 1):
+    for count in range(1, options.models + 1):
         model = unisono.parallel(torch.nn.Linear(options.width, options.width), world, unisono.BSP(overlap="chain"))
         model(torch.ones(2, options.width)).sum().backward()
         if options.alive:
             kept.append(model)
         del model
-        if world.rank == 0 and (number == 1 or number % max(1, options.models // 10) == 0):
-            print(f"{number} models: {held()}", flush=True)
+        if world.rank == 0 and (count == 1 or count % max(1, options.models // 10) == 0):
+            print(f"{count} models: {held()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def main(parts: list[str]) -> None:
     for part in parts or ["steps", "layers"]:
         what, _, name = part.partition(":")
         measure, names = {"steps": (steps, NAMES), "layers": (layers, REPORTED)}[what]
-        for one in [name] if name else names:
-            measure(one)
+        for network in [name] if name else names:
+            measure(network)
             write_summary()
 
 
@@ -43,23 +43,23 @@ def about() -> dict[str, object]:
     return {**machine, "torch": torch.__version__}
 
 
-def described(found: dict[str, Any]) -> str:
-    products = "bfloat16" if found["bfloat16"] else "float32 only"
-    return f"{found['processor']} ({products}), {found['threads']} threads, PyTorch {found['torch']}"
+def described(results: dict[str, Any]) -> str:
+    products = "bfloat16" if results["bfloat16"] else "float32 only"
+    return f"{results['processor']} ({products}), {results['threads']} threads, PyTorch {results['torch']}"
 
 
 def steps(name: str) -> None:
     plan = ConvolutionPlan()
-    (found,) = measure_networks([name], BATCH, STEPS, plan, tell)
-    keep(f"steps_{name}", {**about(), **found, "plan": plan.measured})
+    (timing,) = measure_networks([name], BATCH, STEPS, plan, tell)
+    keep(f"steps_{name}", {**about(), **timing, "plan": plan.measured})
 
 
 def layers(name: str) -> None:
     dtype = choose_dtype(AUTO, torch.float32, torch.device("cpu"), processor())
     shape = (BATCH, *input_shape(name))
-    found = layers_of(make_network(name, "", CLASSES, 3), shape)
+    network_layers = layers_of(make_network(name, "", CLASSES, 3), shape)
     peak = measure_peak(dtype)
-    rows = measure_layers(found, ConvolutionPlan(), dtype, tell)
+    rows = measure_layers(network_layers, ConvolutionPlan(), dtype, tell)
     keep(f"layers_{name}", as_data(rows, peak, {**about(), "model": name, "inputs": shape, "dtype": str(dtype)}))
     (HERE / f"layers_{name}.svg").write_bytes(draw(rows, peak, f"{name}, batch {BATCH}"))
 
@@ -70,19 +70,19 @@ def tell(line: str) -> None:
 
 def write_summary() -> None:
     lines = ["# Networks: what was measured", ""]
-    found_steps = [found for name in NAMES if (found := read(f"steps_{name}"))]
-    if measured := [found for found in found_steps if found["seconds"].keys() >= set(CONTENDERS)]:
-        machines = "; ".join(sorted({described(one) for one in measured}))
+    found_steps = [result for name in NAMES if (result := read(f"steps_{name}"))]
+    if measured := [result for result in found_steps if result["seconds"].keys() >= set(CONTENDERS)]:
+        machines = "; ".join(sorted({described(result) for result in measured}))
         lines += [f"{machines}; images/s, median (range)", "", as_markdown(measured), ""]
     for name in REPORTED:
-        if (found := read(f"layers_{name}")) is not None:
+        if (result := read(f"layers_{name}")) is not None:
             lines += [f"{name}: median convolution's share of its bound, and how often each algorithm is chosen", ""]
             lines += ["| pass | share | algorithms |", "| --- | ---: | --- |"]
-            for which, share in found["medians"].items():
-                chosen = [row["algorithm"] for row in found["rows"] if row["pass_name"] == which and row["algorithm"]]
+            for which, share in result["medians"].items():
+                chosen = [row["algorithm"] for row in result["rows"] if row["pass_name"] == which and row["algorithm"]]
                 counted = sorted(((chosen.count(name), name) for name in set(chosen)), reverse=True)
                 lines.append(f"| {which} | {share:.0%} | {', '.join(f'{count} {name}' for count, name in counted)} |")
-            peak = found["peak"]
+            peak = result["peak"]
             lines += [
                 "",
                 f"Peak: {peak['operations_per_second'] / 1e9:.0f} GFLOP/s, {peak['bytes_per_second'] / 1e9:.1f} GB/s",
@@ -91,8 +91,8 @@ def write_summary() -> None:
     (HERE / "summary.md").write_text("\n".join(lines))
 
 
-def keep(name: str, found: dict[str, object]) -> None:
-    (HERE / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+def keep(name: str, results: dict[str, object]) -> None:
+    (HERE / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def read(name: str) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ def bound(computing: Computing, sizes: Sequence[int], cost: Cost) -> float:
     least the first layer is delayed: its gradient comes when all is computed, and its weights are needed at once.
     """
     work = [size * cost.per_byte for size in sizes]
-    coming = sorted(range(len(sizes)), key=lambda number: computing.ready[number])
+    coming = sorted(range(len(sizes)), key=lambda layer: computing.ready[layer])
     waiting: list[tuple[float, int]] = []
     now, late, seen = 0.0, 0.0, 0
     left = list(work)

@@ -92,8 +92,8 @@ def main(output: str, dtype_name: str, block: str, *overlaps: str) -> None:
     if world.rank == 0:
         medians = {name: statistics.median(each) for name, each in took.items()}
         settings = {name: list(trainer.reducer.programs.tuning.setting[:2]) for name, trainer in trainers.items()}
-        found = {"ranks": world.size, "dtype": dtype_name, "settings": settings, "step_s": medians, "seconds": took}
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        results = {"ranks": world.size, "dtype": dtype_name, "settings": settings, "step_s": medians, "seconds": took}
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
         print("  ".join(f"{name} {seconds:.3f} s" for name, seconds in medians.items()))
         print(f"DDP on gloo / {overlaps[0]}: {medians['DDP on gloo'] / medians[overlaps[0]]:.2f}")
     world.barrier()

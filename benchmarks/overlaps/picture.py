@@ -24,26 +24,28 @@ def main(source: str, target: str, first: str, last: str) -> None:
     """Draw what lies between two times, in milliseconds since the run began."""
     events: list[Event] = json.loads(Path(source).read_text())["traceEvents"]
     begin, end = float(first) * 1e3, float(last) * 1e3
-    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = defaultdict[tuple[int, int], list[Span]](list)
-    for one in sorted(events, key=lambda one: -one.get("dur", 0)):  # what lies within another is drawn over it
-        if one["ph"] == "X" and one["ts"] < end and one["ts"] + one["dur"] > begin:
-            left, right = max(one["ts"], begin) - begin, min(one["ts"] + one["dur"], end) - begin
-            words = f"{one['name']}: {one['dur'] / 1e3:.3f} ms"
-            kind = one["name"].partition(" ")[0]
-            spans[one["pid"], one["tid"]].append(Span(left, right, one["name"], kind, words))
+    for event in sorted(events, key=lambda event: -event.get("dur", 0)):  # what lies within another is drawn over it
+        if event["ph"] == "X" and event["ts"] < end and event["ts"] + event["dur"] > begin:
+            left, right = max(event["ts"], begin) - begin, min(event["ts"] + event["dur"], end) - begin
+            tooltip = f"{event['name']}: {event['dur'] / 1e3:.3f} ms"
+            kind = event["name"].partition(" ")[0]
+            spans[event["pid"], event["tid"]].append(Span(left, right, event["name"], kind, tooltip))
     lanes = sorted(spans)
     chains: defaultdict[str, list[Event]] = defaultdict(list)
-    for one in events:
-        if one["ph"] in "stf":
-            chains[one["id"]].append(one)
+    for event in events:
+        if event["ph"] in "stf":
+            chains[event["id"]].append(event)
     arrows = [
-        (_place(one, lanes, begin), _place(other, lanes, begin))
+        (_place(event, lanes, begin), _place(following, lanes, begin))
         for chain in chains.values()
-        for one, other in pairwise(chain)
-        if begin <= one["ts"] and other["ts"] <= end and {(at["pid"], at["tid"]) for at in (one, other)} <= set(lanes)
+        for event, following in pairwise(chain)
+        if begin <= event["ts"]
+        and following["ts"] <= end
+        and {(each["pid"], each["tid"]) for each in (event, following)} <= set(lanes)
     ]
-    times = [begin + (end - begin) * number / (MARKS - 1) for number in range(MARKS)]
+    times = [begin + (end - begin) * mark / (MARKS - 1) for mark in range(MARKS)]
     marks = [(time - begin, f"{time / 1e3:.4g} ms") for time in times]
     rows = [SpanRow(f"rank {lane[0]}  {names[lane]}", spans[lane]) for lane in lanes]
     title = f"{Path(source).name}, {first} to {last} ms"

@@ -40,15 +40,15 @@ def measure(world: World, name: str, ratio: float, beta: float) -> dict[str, Any
         step()
         took.append(max(world.all_gather_object(time.perf_counter() - start)))
     trainer.wait()
-    found = {
+    row = {
         "network": name,
         "ratio": ratio,
         "ranks": world.size,
         "setting": list(trainer.reducer.programs.tuning.setting[:2]),
     }
-    found |= {"predicted_s": chosen.prediction.step, "seconds": took, "step_s": statistics.median(took), "said": said}
+    row |= {"predicted_s": chosen.prediction.step, "seconds": took, "step_s": statistics.median(took), "said": said}
     group.free()
-    return found
+    return row
 
 
 def main(output: str, rate: str, name: str) -> None:
@@ -60,9 +60,9 @@ def main(output: str, rate: str, name: str) -> None:
     for ratio in RATIOS:
         rows.append(measure(world, name, ratio, 8 / float(rate)))
         if world.rank == 0:
-            one = rows[-1]
-            off = one["predicted_s"] / one["step_s"] - 1
-            print(f"{name} x{ratio}, {world.size} hosts: {one['step_s']:.3f} s, predicted {off:+.1%}", flush=True)
+            row = rows[-1]
+            off = row["predicted_s"] / row["step_s"] - 1
+            print(f"{name} x{ratio}, {world.size} hosts: {row['step_s']:.3f} s, predicted {off:+.1%}", flush=True)
             path.write_text(json.dumps(rows, indent=1) + "\n")
     world.barrier()
 

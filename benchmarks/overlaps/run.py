@@ -33,8 +33,8 @@ def lab(program: str, output: str, hosts: int, network: str) -> None:
     """Slept steps of a network on so many hosts of one switch."""
     options = ["--supernodes=1", f"--hosts={hosts}", f"--rate={RATE // 1_000_000}mbit"]
     command = [sys.executable, str(HERE / program), str(HERE / output), str(RATE), network]
-    whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
-    subprocess.run(whole, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
+    launch = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
+    subprocess.run(launch, env={**os.environ, "UNISONO_TABLE": str(TABLE), "OMP_NUM_THREADS": "1"}, check=True)
 
 
 def one_node(dtype: str, block: int, *overlaps: str) -> None:
@@ -59,15 +59,15 @@ PARTS: dict[str, Callable[[], None]] = {
 }
 
 
-def row(found: dict[str, Any]) -> str:
+def row(result: dict[str, Any]) -> str:
     """A network and ratio as a row of the table."""
-    step, bounds = found["step_s"], found["float32"]
+    step, bounds = result["step_s"], result["float32"]
     auto, peer = step["auto"], step["DDP on gloo"]
-    cells = [found["network"], f"{found['ratio']:g}", f"{found['computing_s']:.2f}"]
+    cells = [result["network"], f"{result['ratio']:g}", f"{result['computing_s']:.2f}"]
     cells += [f"{bounds['bound_of_link_s']:.2f}", f"{bounds['bound_of_exchange_s']:.2f}"]
     cells += [f"{step[name]:.2f}" for name in CONTENDERS]
-    off = found["auto"]["predicted_s"] / auto - 1
-    overlap, size = found["auto"]["setting"]
+    off = result["auto"]["predicted_s"] / auto - 1
+    overlap, size = result["auto"]["setting"]
     cells += [f"{auto / bounds['bound_of_exchange_s']:.2f}", f"{step['none'] / auto:.2f}", f"{peer / auto:.2f}"]
     cells += [f"{peer / step['auto, bfloat16']:.2f}", f"{off:+.0%}", f"{overlap}, {size / (1 << 20):g} MiB"]
     return "| " + " | ".join(cells) + " |"
@@ -102,12 +102,12 @@ def summary() -> str:
         lines += predictions(json.loads(path.read_text()))
     lines += ["## AlexNet on one node, 2 ranks, batch 16 a rank; seconds of a step", ""]
     for path in sorted(HERE.glob("one_node_*.json")):
-        found = json.loads(path.read_text())
-        step = found["step_s"]
-        first = next(iter(found["settings"]))
+        results = json.loads(path.read_text())
+        step = results["step_s"]
+        first = next(iter(results["settings"]))
         each = ", ".join(f"{name} {seconds:.3f}" for name, seconds in step.items())
         ratio = step["DDP on gloo"] / step[first]
-        lines += [f"{found['dtype']}: {each}. DDP on gloo / {first}: {ratio:.2f}.", ""]
+        lines += [f"{results['dtype']}: {each}. DDP on gloo / {first}: {ratio:.2f}.", ""]
     cores = f"{os.cpu_count()} cores ({platform.processor() or platform.machine()})"
     lines += [f"PyTorch {torch.__version__}, Python {platform.python_version()}, {cores}.", ""]
     return "\n".join(lines)

@@ -67,20 +67,20 @@ class Slept(torch.autograd.Function):
     """Takes as long as a layer's computing would, and makes a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: Network, number: int) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: Network, layer: int) -> torch.Tensor:
         """Sleep for a third of the layer's seconds."""
-        ctx.shape, ctx.network, ctx.number = weight.shape, network, number
-        if number == 0:
+        ctx.shape, ctx.network, ctx.layer = weight.shape, network, layer
+        if layer == 0:
             network.passing.begin()
-        network.passing.layer(network.seconds[number] / 3)
+        network.passing.layer(network.seconds[layer] / 3)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Sleep for the other two."""
-        if ctx.number == len(ctx.network.seconds) - 1:
+        if ctx.layer == len(ctx.network.seconds) - 1:
             ctx.network.passing.begin()
-        ctx.network.passing.layer(ctx.network.seconds[ctx.number] * 2 / 3)
+        ctx.network.passing.layer(ctx.network.seconds[ctx.layer] * 2 / 3)
         return gradient, torch.ones(ctx.shape), None, None
 
 
@@ -100,8 +100,8 @@ class Network(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """One score for each sample."""
         value = inputs * self.value
-        for number in range(len(self.seconds)):
-            value = Slept.apply(value, self.weights[number], self, number)
+        for layer in range(len(self.seconds)):
+            value = Slept.apply(value, self.weights[layer], self, layer)
         return value.sum(dim=1)
 
 
@@ -113,13 +113,13 @@ def no_loss(scores: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 def best_possible(network: Network, seconds: float, cost: Cost) -> float:
     """The bound: no step can be faster on this link."""
     sizes = [weight.numel() * 4 for weight in network.weights]
-    needed, ready, at = [], [0.0] * len(sizes), 0.0
+    needed, ready, now = [], [0.0] * len(sizes), 0.0
     for took in network.seconds:
-        needed.append(at)
-        at += took / 3
-    for number in reversed(range(len(sizes))):
-        at += network.seconds[number] * 2 / 3
-        ready[number] = at
+        needed.append(now)
+        now += took / 3
+    for layer in reversed(range(len(sizes))):
+        now += network.seconds[layer] * 2 / 3
+        ready[layer] = now
     return bound(Computing(tuple(needed), tuple(ready), seconds), sizes, cost)
 
 
@@ -148,14 +148,14 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
     cost = Cost(0.0, 2 * (world.size - 1) / world.size * beta)
     seconds = cost.seconds(TOTAL) / ratio
     group = world.split(0)
-    found: dict[str, Any] = {"network": name, "ratio": ratio, "ranks": world.size, "computing_s": seconds}
-    found["link_s"] = cost.seconds(TOTAL)
+    row: dict[str, Any] = {"network": name, "ratio": ratio, "ranks": world.size, "computing_s": seconds}
+    row["link_s"] = cost.seconds(TOTAL)
     for wire, halves in ((None, 1), ("bfloat16", 2)):
         alone = exchange_alone(group, wire)
         name_of = wire or "float32"
         bounds = (Cost(0.0, cost.per_byte / halves), Cost(0.0, alone / TOTAL))
         link, exchange = (best_possible(Network(layers, seconds), seconds, each) for each in bounds)
-        found[name_of] = {"exchange_alone_s": alone, "bound_of_link_s": link, "bound_of_exchange_s": exchange}
+        row[name_of] = {"exchange_alone_s": alone, "bound_of_link_s": link, "bound_of_exchange_s": exchange}
     trainers: dict[str, unisono.Trainer] = {}
     said: dict[str, list[str]] = {}
 
@@ -171,8 +171,8 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
         warm(contender, trainer, 1)
         chosen = trainer.reducer.programs.tuning.chosen
         assert chosen is not None, "the search has ended"
-        found[contender] = {"warm_up_steps": steps, "setting": list(trainer.reducer.programs.tuning.setting[:2])}
-        found[contender]["predicted_s"] = chosen.prediction.step
+        row[contender] = {"warm_up_steps": steps, "setting": list(trainer.reducer.programs.tuning.setting[:2])}
+        row[contender]["predicted_s"] = chosen.prediction.step
     bucket = trainers["auto"].reducer.programs.tuning.setting.bucket_bytes
     for contender in ("none", "funnel", "concurrent", "chain"):
         trainer = ours(Network(layers, seconds), group, contender, None, bucket)
@@ -198,10 +198,10 @@ def measure(world: World, peers: dist.ProcessGroup, name: str, ratio: float, bet
             took[contender].append(max(world.all_gather_object(time.perf_counter() - start)) / BLOCK)
             if contender in trainers:
                 trainers[contender].wait()
-    found["seconds"] = took
-    found["step_s"] = {contender: statistics.median(each) for contender, each in took.items()}
+    row["seconds"] = took
+    row["step_s"] = {contender: statistics.median(each) for contender, each in took.items()}
     group.free()
-    return found
+    return row
 
 
 def run(trainer: unisono.Trainer, steps: int) -> None:
@@ -254,12 +254,12 @@ def ddp_step(network: Network, peers: dist.ProcessGroup, bucket: float) -> Step:
     return step
 
 
-def line(found: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     """A measurement in a line."""
-    step = found["step_s"]
+    step = row["step_s"]
     each = "  ".join(f"{contender} {seconds:.2f}" for contender, seconds in step.items())
-    bounds = f"{found['float32']['bound_of_link_s']:.2f} {found['float32']['bound_of_exchange_s']:.2f}"
-    return f"{found['network']} x{found['ratio']}: bounds {bounds}  {each}  {found['auto']['setting']}"
+    bounds = f"{row['float32']['bound_of_link_s']:.2f} {row['float32']['bound_of_exchange_s']:.2f}"
+    return f"{row['network']} x{row['ratio']}: bounds {bounds}  {each}  {row['auto']['setting']}"
 
 
 def main(output: str, rate: str, name: str) -> None:

@@ -48,10 +48,10 @@ class Layers(nn.Module):
 
     gap = 0.0
 
-    def __init__(self, number: int, gradients: list[torch.Tensor]) -> None:
+    def __init__(self, count: int, gradients: list[torch.Tensor]) -> None:
         super().__init__()
         self.own = gradients
-        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(len(gradients[0]))) for _ in range(number))
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(len(gradients[0]))) for _ in range(count))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         for weight, gradient in zip(self.weights, self.own, strict=True):
@@ -85,25 +85,25 @@ def by_turns(world: unisono.World, actions: dict[str, Callable[[], object]], tim
 def main() -> None:
     world, rate = unisono.init(), float(sys.argv[1])
     torch.manual_seed(world.rank)
-    for nbytes, number, times in SIZES:
+    for nbytes, count, times in SIZES:
         bound = 8 * nbytes * 2 * (world.nodes - 1) / world.nodes / rate
-        gradients, models = [torch.randn(nbytes // 4) for _ in range(number)], dict[str, Layers]()
+        gradients, models = [torch.randn(nbytes // 4) for _ in range(count)], dict[str, Layers]()
         for name in OVERLAPS:
-            models[name] = Layers(number, gradients)
+            models[name] = Layers(count, gradients)
             rule = unisono.BSP(unisono.Exchange("hierarchical", bucket_bytes=nbytes), name)
             unisono.parallel(models[name], world, rule)
             for _ in range(3):  # prepares
                 models[name].step()
-        for one, other in zip(*(model.weights for model in models.values()), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
-        for words, gap in (("at once", 0.0), ("as computed", bound)):
+        for phased, stock in zip(*(model.weights for model in models.values()), strict=True):
+            torch.testing.assert_close(phased.grad, stock.grad)
+        for label, gap in (("at once", 0.0), ("as computed", bound)):
             for model in models.values():
                 model.gap = gap
             taken = by_turns(world, {name: model.step for name, model in models.items()}, times)
-            report(world, f"{number} of {nbytes >> 10} KiB, {words}", taken, number * bound)
+            report(world, f"{count} of {nbytes >> 10} KiB, {label}", taken, count * bound)
 
 
-def report(world: unisono.World, words: str, taken: dict[str, list[float]], bound: float) -> None:
+def report(world: unisono.World, label: str, taken: dict[str, list[float]], bound: float) -> None:
     """Print medians, ranges, the median over the bound, and the median ratio to the first of the same turn."""
     first = next(iter(taken.values()))
     cells = [
@@ -112,7 +112,7 @@ def report(world: unisono.World, words: str, taken: dict[str, list[float]], boun
         for name, each in taken.items()
     ]
     if world.rank == 0:
-        print(f"{words}: {' | '.join(cells)}", flush=True)
+        print(f"{label}: {' | '.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

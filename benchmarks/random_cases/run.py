@@ -30,8 +30,8 @@ PARTS = {
 
 def files() -> set[str]:
     """What MPI and this project may have made in /dev/shm and /tmp."""
-    found = {path.name for path in Path("/dev/shm").iterdir()}
-    return found | {path.name for path in Path("/tmp").glob("hydra_*")}
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return names | {path.name for path in Path("/tmp").glob("hydra_*")}
 
 
 def left_behind(before: set[str]) -> list[str]:
@@ -72,7 +72,7 @@ def main() -> None:
     asked = sys.argv[1:]
     ranks_asked = {int(word) for word in asked if word.isdigit()}
     path = HERE / "results.json"
-    kept = {(one["part"], one["ranks"]): one for one in json.loads(path.read_text())} if path.exists() else {}
+    kept = {(row["part"], row["ranks"]): row for row in json.loads(path.read_text())} if path.exists() else {}
     for part in [part for part in PARTS if part in asked] or PARTS:
         for ranks in PARTS[part][1]:
             if not ranks_asked or ranks in ranks_asked:
@@ -80,8 +80,8 @@ def main() -> None:
                 print(kept[part, ranks], flush=True)
                 path.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n")
     results = kept.values()
-    left = sorted({name for one in results for name in one["left_behind"]})
-    cases, mismatches = (sum(one.get(kind, 0) for one in results) for kind in ("cases", "mismatches"))
+    left = sorted({name for row in results for name in row["left_behind"]})
+    cases, mismatches = (sum(row.get(kind, 0) for row in results) for kind in ("cases", "mismatches"))
     print(f"{cases} cases right, {mismatches} mismatches named; left behind: {left or 'nothing'}")
 
 

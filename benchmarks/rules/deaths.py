@@ -72,20 +72,20 @@ def end_of(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return None
 
 
-def one_run(number: int, how: signal.Signals | None, folder: Path, expected: int) -> dict[str, Any]:
+def one_run(index: int, how: signal.Signals | None, folder: Path, expected: int) -> dict[str, Any]:
     """Run once, with a signal to a random worker at a random exchange, and replay the run. Return what happened."""
-    chance = random.Random(number)
-    run, log = folder / f"run-{number}", folder / f"run-{number}.log"
-    worker, at = chance.randrange(WORKERS), chance.randrange(1, int(0.9 * expected))
+    chance = random.Random(index)
+    run, log = folder / f"run-{index}", folder / f"run-{index}.log"
+    worker, exchange = chance.randrange(WORKERS), chance.randrange(1, int(0.9 * expected))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command(*RECIPE, f"--set=training.seed={number}", f"--run={run}"),
+            command(*RECIPE, f"--set=training.seed={index}", f"--run={run}"),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         began = time.monotonic()
-        while how is not None and exchanges(run) < at and process.poll() is None:
+        while how is not None and exchanges(run) < exchange and process.poll() is None:
             time.sleep(0.005)
         sent = exchanges(run)
         if how is not None and (rank := worker_process(process.pid, worker)) is not None:
@@ -94,31 +94,31 @@ def one_run(number: int, how: signal.Signals | None, folder: Path, expected: int
         code = end_of(process, LIMIT_SECONDS)
     ended = time.monotonic()
     text = log.read_text(errors="replace")
-    found: dict[str, Any] = {
-        **{"run": number, "worker": worker if how else None, "at_exchange": sent, "exchanges": exchanges(run)},
+    result: dict[str, Any] = {
+        **{"run": index, "worker": worker if how else None, "at_exchange": sent, "exchanges": exchanges(run)},
         **{"exit_code": code, "seconds_before": killed - began, "seconds_after": ended - killed},
         "says": [line for line in text.splitlines() if "the others go on" in line or "ended unexpectedly" in line],
     }
     metrics = run / "metrics.jsonl"
     lines = metrics.read_text().splitlines() if metrics.exists() else []
-    found["accuracy"] = json.loads(lines[-1])["test_accuracy"] if lines else None
-    found["epochs"] = len(lines)
+    result["accuracy"] = json.loads(lines[-1])["test_accuracy"] if lines else None
+    result["epochs"] = len(lines)
     if code == 0:
         again = subprocess.run(
-            command(f"--replay={run}", f"--run={folder / f'replay-{number}'}"),
+            command(f"--replay={run}", f"--run={folder / f'replay-{index}'}"),
             capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
         )  # fmt: skip
-        found["replay"] = "bit for bit" in again.stdout and again.returncode == 0
-        if not found["replay"]:
-            found["replay_says"] = (again.stdout + again.stderr)[-600:]
+        result["replay"] = "bit for bit" in again.stdout and again.returncode == 0
+        if not result["replay"]:
+            result["replay_says"] = (again.stdout + again.stderr)[-600:]
     elif lines:
         again = subprocess.run(
             command(f"--resume={run}"), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
         accuracy = re.findall(r"test accuracy ([\d.]+)%", again.stdout)
-        found["resumed"] = {"exit_code": again.returncode, "accuracy": float(accuracy[-1]) / 100 if accuracy else None}
-    print(json.dumps(found), flush=True)
-    return found
+        result["resumed"] = {"exit_code": again.returncode, "accuracy": float(accuracy[-1]) / 100 if accuracy else None}
+    print(json.dumps(result), flush=True)
+    return result
 
 
 def main() -> None:
@@ -135,14 +135,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected = EPOCHS * 1437 // (64 // WORKERS)
         numbers = range(options.first, options.first + options.runs)
-        results = [one_run(number, how, Path(folder), expected) for number in numbers]
-    about = {
+        results = [one_run(index, how, Path(folder), expected) for index in numbers]
+    setup = {
         "mpiexec": version,
         "survives": bool(survival_options(mpiexec)),
         "recipe": RECIPE,
         "signal": options.signal,
     }
-    options.output.write_text(json.dumps({**about, "runs": results}, indent=1) + "\n")
+    options.output.write_text(json.dumps({**setup, "runs": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -109,13 +109,13 @@ def swap_cost(world: World, largest: int) -> Cost:
     link = MpiLink(comm, last - world.rank, world.rank == 0, 60) if taking_part else None
     sizes, took = list[float](), list[float]()
     for nbytes in (largest // 4, largest // 2, largest):
-        mine, came = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
+        sent, received = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
         each = list[float]()
         for _ in range(7):
             world.barrier()
             began = time.perf_counter()
             for _ in range(SWAPS if link else 0):
-                link.swap(mine, came)
+                link.swap(sent, received)
             each.append(max(world.all_gather_object(time.perf_counter() - began if link else 0.0)) / SWAPS)
         sizes.append(nbytes)
         took.append(statistics.median(each))
@@ -124,11 +124,11 @@ def swap_cost(world: World, largest: int) -> Cost:
 
 def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int, computing: float) -> dict[int, float]:
     """Return the predicted overhead of a step, by period."""
-    needed = tuple(computing / 3 * number / LAYERS for number in range(LAYERS))
-    ready = tuple(computing * (1 / 3 + 2 / 3 * (LAYERS - number) / LAYERS) for number in range(LAYERS))
-    costs, found = Costs(layout, Computing(needed, ready, computing), cost), {}
+    needed = tuple(computing / 3 * layer / LAYERS for layer in range(LAYERS))
+    ready = tuple(computing * (1 / 3 + 2 / 3 * (LAYERS - layer) / LAYERS) for layer in range(LAYERS))
+    costs, overheads = Costs(layout, Computing(needed, ready, computing), cost), {}
     for period, rule in rules.items():
-        steps = [Step(number) for number in range(steps_of(period))]
+        steps = [Step(step) for step in range(steps_of(period))]
         order = list(range(workers)) * sum(map(rule.exchanges, steps))
         programs = [tuple(task for step in steps for task in rule(step, seat, layout)) for seat in range(workers)]
         programs += serving_programs(rule, layout, [order])
@@ -139,8 +139,8 @@ def predicted(layout: Layout, rules: dict[int, EASGD], cost: Cost, workers: int,
         for worker in range(workers):
             ends = sorted(span.end for span in spans if span.rank == worker and span.task.operation is op.END)
             each.append(step_time(ends, period) - computing)
-        found[period] = statistics.mean(each)
-    return found
+        overheads[period] = statistics.mean(each)
+    return overheads
 
 
 def main(output: str, rate: str, model_bytes: str, computing: str) -> None:
@@ -154,7 +154,7 @@ def main(output: str, rate: str, model_bytes: str, computing: str) -> None:
     peer = RoundRobin(world, Network(sizes, seconds))
     never = ElasticRun(world, EASGD(exchange, "chain", alpha=ALPHA, period=1 << 20), Network(sizes, seconds))
     cost = swap_cost(world, 4 * size * LAYERS // BUCKETS)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         **{"hosts": world.size, "rate_bits": float(rate), "computing_s": seconds, "bytes": 4 * sum(sizes)},
         **{"swap_latency_s": cost.latency, "swap_seconds_per_byte": cost.per_byte, "buckets": len(runs[1].layout.keys)},
         "predicted_s": predicted(runs[1].layout, rules, cost, workers, seconds),
@@ -169,22 +169,22 @@ def main(output: str, rate: str, model_bytes: str, computing: str) -> None:
         world.barrier()
         ends = never.run(lambda done: done < 21)
         without = mean((ends[20] - ends[0]) / 20 if ends else 0.0)
-        found["without_exchange_s"].append(without)
+        results["without_exchange_s"].append(without)
         for period in PERIODS:
             world.barrier()
             ends = runs[period].run(partial(gt, steps_of(period)))
-            found["EASGD_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
+            results["EASGD_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
             world.barrier()
             ends = peer.run(period)
-            found["round_robin_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
+            results["round_robin_s"][period].append(mean(step_time(ends, period) if ends else 0.0) - without)
             if world.rank == 0:
-                last = {name: round(found[name][period][-1], 4) for name in ("EASGD_s", "round_robin_s")}
-                print(f"period {period}: {last}, predicted {found['predicted_s'][period]:.4f}", flush=True)
-                Path(output).write_text(json.dumps(found, indent=1) + "\n")
+                last = {name: round(results[name][period][-1], 4) for name in ("EASGD_s", "round_robin_s")}
+                print(f"period {period}: {last}, predicted {results['predicted_s'][period]:.4f}", flush=True)
+                Path(output).write_text(json.dumps(results, indent=1) + "\n")
     if world.rank == 0:
         for name in ("EASGD_s", "round_robin_s"):
-            found[f"{name}_spread"] = {period: spread(each) for period, each in found[name].items()}
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+            results[f"{name}_spread"] = {period: spread(each) for period, each in results[name].items()}
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

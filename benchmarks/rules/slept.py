@@ -29,10 +29,10 @@ class Slept(torch.autograd.Function):
     """Layer that takes as long as computing would, and makes a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: Network, number: int) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor, network: Network, layer: int) -> torch.Tensor:
         """Sleep for a third of the layer's seconds."""
-        ctx.shape, ctx.network, ctx.number = weight.shape, network, number
-        if number == 0:
+        ctx.shape, ctx.network, ctx.layer = weight.shape, network, layer
+        if layer == 0:
             network.begin_pass()
         network.sleep(network.seconds / 3 / len(network.weights))
         return value.clone()
@@ -40,7 +40,7 @@ class Slept(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Sleep for the other two thirds."""
-        if ctx.number == len(ctx.network.weights) - 1:
+        if ctx.layer == len(ctx.network.weights) - 1:
             ctx.network.begin_pass()
         ctx.network.sleep(ctx.network.seconds * 2 / 3 / len(ctx.network.weights))
         return gradient, torch.zeros(ctx.shape), None, None
@@ -66,8 +66,8 @@ class Network(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return one score for each sample."""
         value = inputs
-        for number in range(len(self.weights)):
-            value = Slept.apply(value, self.weights[number], self, number)
+        for layer in range(len(self.weights)):
+            value = Slept.apply(value, self.weights[layer], self, layer)
         return value.sum(dim=1)
 
     def begin_pass(self) -> None:

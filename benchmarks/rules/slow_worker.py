@@ -67,16 +67,16 @@ def main(output: str) -> None:
             each = world.all_gather_object(STEPS[setting] / (run_bsp(STEPS[setting]) - began))
             rates["BSP"][setting].append(statistics.mean(each[1:WORKERS]))
     if world.rank == 0:
-        found = {
+        results = {
             **{"workers": WORKERS, "computing_s": COMPUTING, "bytes": 4 * sum(SIZES), "rounds": ROUNDS},
             **{"steps_a_second": rates, "of_the_slow_worker": slow_rates},
         }
-        found["slow_over_equal"] = {
-            rule: spread([slow / equal for slow, equal in zip(one["slow"], one["equal"], strict=True)])
-            for rule, one in rates.items()
+        results["slow_over_equal"] = {
+            rule: spread([slow / equal for slow, equal in zip(of_rule["slow"], of_rule["equal"], strict=True)])
+            for rule, of_rule in rates.items()
         }
-        print(json.dumps(found["slow_over_equal"]), flush=True)
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        print(json.dumps(results["slow_over_equal"]), flush=True)
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ class Run:
 
     def accuracy(self) -> float:
         """Return the accuracy on the test images, each rank evaluating a part."""
-        images, labels = (one[self.world.rank :: self.world.size] for one in self.data["test"])
-        found = self.trainer.evaluate(zip(images.split(500), labels.split(500), strict=True), len(self.data["test"][1]))
-        return found.top1
+        images, labels = (tensor[self.world.rank :: self.world.size] for tensor in self.data["test"])
+        score = self.trainer.evaluate(zip(images.split(500), labels.split(500), strict=True), len(self.data["test"][1]))
+        return score.top1
 
     def to_target(self, most: int) -> dict[str, Any]:
         """Train until the target or `most` steps. Return seconds, steps, bytes of a step, and the curve."""
@@ -138,23 +138,23 @@ def main(folder: str, output: str, link: str, *seeds: str) -> None:
     never = DiLoCo(Exchange(), "chain", every=1 << 20)
     computing = step_seconds(Run(world, never, 0, data), 12)
     exchange = step_seconds(Run(world, rules()["bsp"], 0, data)) - computing
-    found: dict[str, Any] = {"hosts": world.size, "rate_bits": float(link), "computing_s": computing}
-    found |= {"bsp_exchange_s": exchange, "exchange_to_computing": exchange / computing, "seeds": {}}
+    facts: dict[str, Any] = {"hosts": world.size, "rate_bits": float(link), "computing_s": computing}
+    facts |= {"bsp_exchange_s": exchange, "exchange_to_computing": exchange / computing, "seeds": {}}
     if world.rank == 0:
         print(f"computing {1e3 * computing:.1f} ms, exchange {1e3 * exchange:.1f} ms: {exchange / computing:.1f} times")
     for seed in map(int, seeds):
         rows = {name: Run(world, rule, seed, data).to_target(MOST_STEPS[name]) for name, rule in rules().items()}
         bsp, diloco = rows["bsp"], rows["diloco"]
-        found["seeds"][seed] = rows
-        found["seeds"][seed]["time"] = diloco["seconds"] / bsp["seconds"]
-        found["seeds"][seed]["bytes"] = bsp["bytes_a_step"] / diloco["bytes_a_step"] if diloco["bytes_a_step"] else 0.0
+        facts["seeds"][seed] = rows
+        facts["seeds"][seed]["time"] = diloco["seconds"] / bsp["seconds"]
+        facts["seeds"][seed]["bytes"] = bsp["bytes_a_step"] / diloco["bytes_a_step"] if diloco["bytes_a_step"] else 0.0
         if world.rank == 0:
             for name in rules():
                 row = rows[name]
                 reached = f"{row['curve'][-1][2]:.2%} after {row['steps']} steps, {row['seconds']:.0f} s"
                 print(f"seed {seed}: {name} {reached}, {row['bytes_a_step']:.0f} bytes a step", flush=True)
             print(f"seed {seed}: time {rows['time']:.3f}, bytes {rows['bytes']:.1f} times fewer", flush=True)
-            Path(output).write_text(json.dumps(found, indent=1) + "\n")
+            Path(output).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

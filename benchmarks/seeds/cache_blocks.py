@@ -74,7 +74,7 @@ def search(loops: ConvolutionLoops, limits: CacheLimits, samples: int = 1) -> Ca
     sizes = _sizes(loops, limits, samples)
     longest = max((1, 3, 4), key=lambda loop: len(sizes[loop]))  # of b_i, b_h and b_w
     most, sizes[longest] = len(sizes[longest]), range(1, 2)
-    return _best((_filled(one, longest, most, loops.stride, limits) for one in _grids(sizes)), loops, limits)
+    return _best((_filled(block, longest, most, loops.stride, limits) for block in _grids(sizes)), loops, limits)
 
 
 def search_all(loops: ConvolutionLoops, limits: CacheLimits, samples: int = 1) -> CacheBlock:
@@ -93,18 +93,18 @@ def _sizes(loops: ConvolutionLoops, limits: CacheLimits, samples: int) -> list[r
 def _grids(sizes: list[range]) -> Iterator[CacheBlock]:
     """Yield all blocks, as blocks whose sizes are arrays: one for each number of samples and part of the kernel."""
     samples, *middle, kernel_rows, kernel_columns = sizes
-    channels_and_outputs = np.meshgrid(*(np.array(one, dtype=np.int64) for one in middle), indexing="ij")
-    flat: list[Any] = [one.ravel() for one in channels_and_outputs]
+    channels_and_outputs = np.meshgrid(*(np.array(choices, dtype=np.int64) for choices in middle), indexing="ij")
+    flat: list[Any] = [grid.ravel() for grid in channels_and_outputs]
     for chosen, down, right in product(samples, kernel_rows, kernel_columns):
-        arrays: list[Any] = [np.full(flat[0].shape, one) for one in (chosen, down, right)]
+        arrays: list[Any] = [np.full(flat[0].shape, size) for size in (chosen, down, right)]
         yield CacheBlock(arrays[0], *flat, *arrays[1:])
 
 
 def _filled(blocks: CacheBlock, loop: int, most: int, stride: int, limits: CacheLimits) -> CacheBlock:
     """Return the blocks with the most of one loop that fits, at least 1. Their bytes grow linearly with it."""
     name = CacheBlock._fields[loop]
-    one, two = (blocks._replace(**{name: chosen}).nbytes(stride, limits.size) for chosen in (1, 2))
-    fitting: Any = np.clip(1 + (limits.cache_bytes - 1 - one) // (two - one), 1, most)
+    single, double = (blocks._replace(**{name: chosen}).nbytes(stride, limits.size) for chosen in (1, 2))
+    fitting: Any = np.clip(1 + (limits.cache_bytes - 1 - single) // (double - single), 1, most)
     return blocks._replace(**{name: fitting})
 
 
@@ -113,8 +113,8 @@ def _best(grids: Iterator[CacheBlock], loops: ConvolutionLoops, limits: CacheLim
     for blocks in grids:
         fits: Any = np.asarray(blocks.nbytes(loops.stride, limits.size)) < limits.cache_bytes
         if fits.any():
-            at = int(np.where(fits, blocks.bytes_per_flop(loops.stride, limits.size), np.inf).argmin())
-            best.append(CacheBlock(*(int(np.asarray(sizes)[at]) for sizes in blocks)))
+            index = int(np.where(fits, blocks.bytes_per_flop(loops.stride, limits.size), np.inf).argmin())
+            best.append(CacheBlock(*(int(np.asarray(sizes)[index]) for sizes in blocks)))
     if not best:
         raise UsageError(
             f"no block of {loops} is below {limits.cache_bytes} bytes with vectors of {limits.simd_width}; "

@@ -98,7 +98,7 @@ def _dimd() -> Predictions:
     exchange = exchange_seconds("multicolor", "minsky_p100", 64, 4 * parameters_of("resnet50"))
     minutes = 90 * epoch_seconds(IMAGENET, 256 * 32, 32 / P100_RESNET50 + exchange) / 60
     efficiency = PaperPrediction(100 * speedup / 32, assumptions=(PUBLISHED, OWN_GOOGLENET, base))
-    whole = PaperPrediction(
+    full = PaperPrediction(
         minutes,
         assumptions=(PUBLISHED,),
         reason=f"48 minutes are {90 * IMAGENET / 48 / 60 / 256:.0f} images/s a GPU with all that a run has beside its "
@@ -107,17 +107,17 @@ def _dimd() -> Predictions:
     )
     return {
         "dimd-figure-6": {"efficiency, GoogLeNetBN, 32 nodes, multicolor": efficiency},
-        "dimd-table-2": {"90 epochs, ResNet-50, 256 P100": whole},
+        "dimd-table-2": {"90 epochs, ResNet-50, 256 P100": full},
     }
 
 
 def _networks() -> dict[str, PaperPrediction]:
-    found = {}
-    for words, name in (("AlexNet", "alexnet"), ("GoogLeNet", "googlenet"), ("VGGNet", "vgg16")):
+    table = {}
+    for label, name in (("AlexNet", "alexnet"), ("GoogLeNet", "googlenet"), ("VGGNet", "vgg16")):
         deep = "19 is VGG-19's depth; the parameters of its VGGNet are those of VGG-16" if name == "vgg16" else ""
-        found[f"depth, {words}"] = PaperPrediction(depth_of(name), reason=deep, predicted=False)
-        found[f"parameters, {words}"] = PaperPrediction(parameters_of(name), predicted=False)
-    return found
+        table[f"depth, {label}"] = PaperPrediction(depth_of(name), reason=deep, predicted=False)
+        table[f"parameters, {label}"] = PaperPrediction(parameters_of(name), predicted=False)
+    return table
 
 
 @cache
@@ -141,23 +141,23 @@ def _cluster() -> dict[str, PaperPrediction]:
     Measurements of theirs: AR's time of AlexNet-128b, a rate. Of ASA two, AlexNet-128b and GoogLeNet-32b: a rate, and a
     cost of each array, which are equal on the way of 16 bits.
     """
-    found = {}
+    table = {}
     library = _seconds("AlexNet-128b", "AR") / _exchanged("AlexNet-128b")
-    large, small = (_seconds(words, "ASA") for words in ("AlexNet-128b", "GoogLeNet-32b"))
+    large, small = (_seconds(label, "ASA") for label in ("AlexNet-128b", "GoogLeNet-32b"))
     per_byte, per_array = _solve(large, small)
     spent = (("AlexNet-128b", "AR"), ("AlexNet-128b", "ASA"), ("GoogLeNet-32b", "ASA"))
     array_rate = (
         f"ASA's times of AlexNet-128b and GoogLeNet-32b: {1 / per_byte / 1e9:.1f} GB/s, and {1e3 * per_array:.2f} ms "
         f"for each of {ARRAYS['alexnet']} and {ARRAYS['googlenet']} arrays"
     )
-    for words, (name, batch, computing, alone) in CLUSTER.items():
+    for label, (name, batch, computing, alone) in CLUSTER.items():
         exchanges, nbytes = IMAGES // (8 * batch), 4 * parameters_of(name)
         ours = {
             "AR": exchange_seconds("ring", "mosaic_k20m", 8, nbytes) + 2 * nbytes / PCIE["mosaic_k20m"],
             "ASA": exchange_seconds("direct", "mosaic_k20m", 8, nbytes),
             "ASA16": exchange_seconds("direct", "mosaic_k20m", 8, nbytes / 2),
         }
-        reason = f"{NOT_BYTES if name == 'googlenet' else BYTES}: {took(words, exchanges, ours)}"
+        reason = f"{NOT_BYTES if name == 'googlenet' else BYTES}: {took(label, exchanges, ours)}"
         for strategy, seconds in ours.items():
             if strategy == "AR":
                 fitted, used = library * _bytes(name), f"AR's time of AlexNet-128b: {1 / library / 1e9:.2f} GB/s"
@@ -166,9 +166,9 @@ def _cluster() -> dict[str, PaperPrediction]:
                 width = 0.5 if strategy == "ASA16" else 1
                 fitted, used = per_byte * width * _bytes(name) + per_array * ARRAYS[name], array_rate
                 assumed = (QDR,)
-            is_spent, times = (words, strategy) in spent, (exchanges * seconds, exchanges * fitted)
-            found |= _rows(words, strategy, computing, alone, *times, is_spent, assumed, used, reason)
-    return found
+            is_spent, times = (label, strategy) in spent, (exchanges * seconds, exchanges * fitted)
+            table |= _rows(label, strategy, computing, alone, *times, is_spent, assumed, used, reason)
+    return table
 
 
 def _node() -> dict[str, PaperPrediction]:
@@ -179,26 +179,26 @@ def _node() -> dict[str, PaperPrediction]:
     ours = {"AR": 2 * of_lanes, "ASA": 2 * 6 / 8 * of_lanes, "ASA16": 6 / 8 * of_lanes}
     known = _seconds("VGGNet-32b", "ASA")
     used = f"ASA's time of VGGNet-32b: {exchanges * _bytes(name) / known / 1e9:.1f} GB/s in the node"
-    found = {}
+    table = {}
     reason = f"{NO_NODE}: {took('VGGNet-32b', exchanges, ours)}"
     for strategy, seconds in ours.items():
         spent, fitted = strategy == "ASA", known / 2 if strategy == "ASA16" else None
         assumed = (LANES, HOST if strategy == "AR" else CROSSING)
         times = exchanges * seconds, fitted
-        found |= _rows("VGGNet-32b", strategy, computing, alone, *times, spent, assumed, used, reason)
-    return found
+        table |= _rows("VGGNet-32b", strategy, computing, alone, *times, spent, assumed, used, reason)
+    return table
 
 
-def took(words: str, exchanges: int, ours: Mapping[str, float]) -> str:
+def took(label: str, exchanges: int, ours: Mapping[str, float]) -> str:
     """Return the milliseconds of an exchange in words, theirs and ours in seconds, by AR, ASA and ASA16."""
-    theirs_ms = (1e3 * _seconds(words, strategy) / exchanges for strategy in ours)
+    theirs_ms = (1e3 * _seconds(label, strategy) / exchanges for strategy in ours)
     ours_ms = (1e3 * seconds for seconds in ours.values())
-    took_ms, lanes_ms = (" / ".join(f"{one:,.0f}" for one in some) for some in (theirs_ms, ours_ms))
-    return f"an exchange of {words} by {' / '.join(ours)} took {took_ms} ms, of which links and lanes are {lanes_ms}"
+    took_ms, lanes_ms = (" / ".join(f"{value:,.0f}" for value in some) for some in (theirs_ms, ours_ms))
+    return f"an exchange of {label} by {' / '.join(ours)} took {took_ms} ms, of which links and lanes are {lanes_ms}"
 
 
 def _rows(
-    words: str,
+    label: str,
     strategy: str,
     computing: float,
     alone: float,
@@ -217,15 +217,15 @@ def _rows(
     fitted = None if spent else fitted
     used = "" if fitted is None else used
     return {
-        f"exchange of 5,120 images, {words}, {strategy}": PaperPrediction(ours, fitted, spent, assumed, used, reason),
-        f"speedup on 8, {words}, {strategy}": PaperPrediction(
+        f"exchange of 5,120 images, {label}, {strategy}": PaperPrediction(ours, fitted, spent, assumed, used, reason),
+        f"speedup on 8, {label}, {strategy}": PaperPrediction(
             speedup(ours), speedup(fitted), spent, assumed, used, reason
         ),
     }
 
 
-def _seconds(words: str, strategy: str) -> float:
-    return theirs(TABLE, f"exchange of 5,120 images, {words}, {strategy}")
+def _seconds(label: str, strategy: str) -> float:
+    return theirs(TABLE, f"exchange of 5,120 images, {label}, {strategy}")
 
 
 def _bytes(name: str) -> float:
@@ -233,15 +233,15 @@ def _bytes(name: str) -> float:
     return 2 * 7 / 8 * 4 * parameters_of(name)
 
 
-def _exchanged(words: str) -> float:
+def _exchanged(label: str) -> float:
     """Return the bytes that a rank sends for 5,120 images."""
-    name, batch, *_ = CLUSTER[words]
+    name, batch, *_ = CLUSTER[label]
     return IMAGES // (8 * batch) * _bytes(name)
 
 
 def _solve(large: float, small: float) -> tuple[float, float]:
     """Return seconds per byte and per array from the seconds of ASA for AlexNet-128b and GoogLeNet-32b."""
-    counts = [IMAGES // (8 * CLUSTER[words][1]) for words in ("AlexNet-128b", "GoogLeNet-32b")]
+    counts = [IMAGES // (8 * CLUSTER[label][1]) for label in ("AlexNet-128b", "GoogLeNet-32b")]
     once = [large / counts[0], small / counts[1]]
     (bytes_0, arrays_0), (bytes_1, arrays_1) = ((_bytes(name), ARRAYS[name]) for name in ("alexnet", "googlenet"))
     determinant = bytes_0 * arrays_1 - bytes_1 * arrays_0

@@ -51,8 +51,8 @@ class LayerShape(NamedTuple):
 
 def model_forward_bytes(shape: LayerShape, minibatch: float, nodes: int, size: int = 4) -> tuple[float, float]:
     """Return the bytes that a node receives and sends in a forward pass of model parallelism (3.2)."""
-    own = size * shape.ifm / nodes * shape.area * minibatch
-    return own * (nodes - 1), own
+    held = size * shape.ifm / nodes * shape.area * minibatch
+    return held * (nodes - 1), held
 
 
 def model_forward_seconds(

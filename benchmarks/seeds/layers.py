@@ -87,38 +87,40 @@ def rows_of(name: str, machine_name: str, samples: int, nodes: int) -> Iterator[
     speed = Machine(machine.node.flops, machine.link.bandwidth)
     with torch.device("meta"):
         model = MODELS.load(name)(classes_of(name), shape_of(name)[0])
-    found = [
-        one for one in layers_of(model, (samples, *shape_of(name))) if isinstance(one.module, nn.Conv2d | nn.Linear)
+    layers = [
+        layer
+        for layer in layers_of(model, (samples, *shape_of(name)))
+        if isinstance(layer.module, nn.Conv2d | nn.Linear)
     ]
-    loops = [loops_of(layer) for layer in found]
+    loops = [loops_of(layer) for layer in layers]
     costs = [
-        Layer(groups * step_flops(one, samples, number == 0), exchanged_bytes(groups * one.weights))
-        for number, (one, groups) in enumerate(loops)
+        Layer(groups * step_flops(loop, samples, index == 0), exchanged_bytes(groups * loop.weights))
+        for index, (loop, groups) in enumerate(loops)
     ]
     before = [0.0, *accumulate(cost.computing for cost in costs)]
     sent = accumulate(cost.communication for cost in costs)
-    for layer, (one, groups), cost, done, to_send, bubble in zip(
-        found, loops, costs, before, sent, bubbles(costs, speed), strict=False
+    for layer, (loop, groups), cost, done, to_send, bubble in zip(
+        layers, loops, costs, before, sent, bubbles(costs, speed), strict=False
     ):
-        block, sums = search(one, limits), register_block(one, samples)
-        (ih, iw), (oh, ow), area = layer.inputs[2:] or (1, 1), one.outputs, one.kernel[0] * one.kernel[1]
-        shape = LayerShape(groups * one.in_channels, one.out_channels, area, ih * iw, oh * ow)
-        whole = shape, samples * nodes, nodes
+        block, sums = search(loop, limits), register_block(loop, samples)
+        (ih, iw), (oh, ow), area = layer.inputs[2:] or (1, 1), loop.outputs, loop.kernel[0] * loop.kernel[1]
+        shape = LayerShape(groups * loop.in_channels, loop.out_channels, area, ih * iw, oh * ow)
+        setting = shape, samples * nodes, nodes
         yield [
             layer.name,
-            *(f"{each:.4f}" for each in (unblocked_bytes_per_flop(one), cached_bytes_per_flop(one, samples))),
-            f"{block.bytes_per_flop(one.stride):.4f}",
+            *(f"{each:.4f}" for each in (unblocked_bytes_per_flop(loop), cached_bytes_per_flop(loop, samples))),
+            f"{block.bytes_per_flop(loop.stride):.4f}",
             "x".join(map(str, block)),
             "x".join(map(str, sums)),
-            f"{forward_efficiency(sums[0] * sums[1], one.kernel):.2f}",
-            str(grad_weight_channels(one.kernel[1])),
+            f"{forward_efficiency(sums[0] * sums[1], loop.kernel):.2f}",
+            str(grad_weight_channels(loop.kernel[1])),
             f"{cost.computing / cost.communication:,.0f}",
             f"{1e3 * (done + cost.computing / 3) / speed.computing:.2f}",
             f"{1e3 * to_send / speed.communication:.2f}",
             f"{1e3 * bubble:.2f}",
-            f"{1e3 * model_forward_seconds(*whole, speed, machine.link.latency):.2f}",
+            f"{1e3 * model_forward_seconds(*setting, speed, machine.link.latency):.2f}",
             "model" if prefers_model_parallelism(shape, samples * nodes) else "data",
-            str(whole_groups(*whole)),
+            str(whole_groups(*setting)),
         ]
     most, share = max_nodes(costs, speed, nodes), worst_bubble_efficiency(costs, speed)
     line = f"{samples * nodes} samples a step: the last layer has no bubble on up to {int(most)} nodes"

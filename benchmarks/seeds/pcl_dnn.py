@@ -110,27 +110,27 @@ def _table_1() -> Predictions:
         "208 and 1,456 do not follow from sums over these networks' layers: the equations of 3.1, with overlap 1, "
         "give ours, and without the computing of the first two layers 207 and 1,053"
     )
-    whole = (
+    rounding = (
         "ours is at least 1 point and at most 256 nodes, not rounded; the paper's points are its ratio of the link "
         "over that of the network, rounded up"
     )
     ratios, table = dict[str, PaperPrediction](), dict[str, PaperPrediction]()
-    for words, name in NETWORKS.items():
+    for label, name in NETWORKS.items():
         layers = data_parallel_layers(name)
-        flops = sum(one.computing for one in layers) / sum(one.communication for one in layers)
-        ratios[f"FLOPs per byte, convolutions of {words}"] = PaperPrediction(flops, reason=layer_sum)
+        flops = sum(layer.computing for layer in layers) / sum(layer.communication for layer in layers)
+        ratios[f"FLOPs per byte, convolutions of {label}"] = PaperPrediction(flops, reason=layer_sum)
     for machine_name, link in (("aws_c4_8xlarge", "10 GbE"), ("cori_fdr", "FDR")):
         machine = find_machine(machine_name)
         speed = Machine(machine.node.flops, machine.link.bandwidth)
         balance = f"FLOPs in the time of a byte, {link}"
         table[balance] = PaperPrediction(speed.computing / speed.communication)
-        for words, name in NETWORKS.items():
-            layers, place = data_parallel_layers(name), f"{words}, {link}"
-            ratio = theirs("pcl-dnn-section-3.1", f"FLOPs per byte, convolutions of {words}")
+        for label, name in NETWORKS.items():
+            layers, place = data_parallel_layers(name), f"{label}, {link}"
+            ratio = theirs("pcl-dnn-section-3.1", f"FLOPs per byte, convolutions of {label}")
             points = max(1, ceil(theirs(TABLE_1, balance) / ratio))
-            used = f"its {ratio:,.0f} FLOPs a byte of {words}: the link's ratio over it, rounded up, and 256 over that"
+            used = f"its {ratio:,.0f} FLOPs a byte of {label}: the link's ratio over it, rounded up, and 256 over that"
             fits = points <= theirs(TABLE_1, f"points a node, {place}")
-            reason = whole if fits else f"3 points do not follow from the paper's ratios either, which give {points}"
+            reason = rounding if fits else f"3 points do not follow from the paper's ratios either, which give {points}"
             samples, most = least_samples(layers, speed), max_nodes(layers, speed, 256)
             table[f"points a node, {place}"] = PaperPrediction(max(1.0, samples), points, used=used, reason=reason)
             table[f"nodes for 256, {place}"] = PaperPrediction(min(256.0, most), 256 / points, used=used, reason=reason)
@@ -139,16 +139,16 @@ def _table_1() -> Predictions:
 
 def _groups() -> Predictions:
     """Return the groups that send least, and what 3 groups send, without the bytes of a node's own part."""
-    wide, own = LayerShape(4096, 4096), "its equation has a node's own part as well, which it need not send: 277"
+    wide, own_part = LayerShape(4096, 4096), "its equation has a node's own part as well, which it need not send: 277"
     sent = [moved_hybrid_bytes(wide, 256, 64, groups) / (8 * 4096) for groups in range(1, 65)]
     reason = (
         f"2 groups send {sent[1]:.0f}, 3 send {sent[2]:.0f}: by its closed form, sqrt(64 * 256 / 4096), it is 2 as well"
     )
-    least = PaperPrediction(1 + sent.index(min(sent)), assumptions=(own,), reason=reason)
+    least = PaperPrediction(1 + sent.index(min(sent)), assumptions=(own_part,), reason=reason)
     return {
         "pcl-dnn-section-3.3": {
             "groups of 64 nodes, 4,096 outputs, minibatch 256": least,
-            "volume of 3 groups, in 8 ifm bytes": PaperPrediction(sent[2], assumptions=(own,)),
+            "volume of 3 groups, in 8 ifm bytes": PaperPrediction(sent[2], assumptions=(own_part,)),
         }
     }
 
@@ -178,14 +178,14 @@ def _throughput() -> Predictions:
     measured = theirs(FIGURE_3, "images/s of a node, VGG-A, scoring")
     share = measured / images_per_second("vgg_a", cori, training=False)
     used = f"figure 3's {measured:g} images/s of VGG-A's scoring: all products at {share:.0%} of that efficiency"
-    found = {}
-    for words, name in NETWORKS.items():
+    table = {}
+    for label, name in NETWORKS.items():
         for kind in ("scoring", "training"):
             ours, spent = images_per_second(name, cori, kind == "training"), (name, kind) == ("vgg_a", "scoring")
-            found[f"images/s of a node, {words}, {kind}"] = PaperPrediction(
+            table[f"images/s of a node, {label}, {kind}"] = PaperPrediction(
                 ours, None if spent else share * ours, spent, (EFFICIENCY, CLOCK), used, LATER
             )
-    return {"pcl-dnn-section-1": {"work of an image, VGG-A": PaperPrediction(flops, reason=passes)}, FIGURE_3: found}
+    return {"pcl-dnn-section-1": {"work of an image, VGG-A": PaperPrediction(flops, reason=passes)}, FIGURE_3: table}
 
 
 @cache
@@ -214,7 +214,7 @@ def not_hidden(rate: float, minibatch: int, nodes: int, speedup: float, plan: Ru
 def _cori() -> Predictions:
     """Return speedups on Cori; of theirs, rates of a node, and what a step loses on 64 nodes beside computing."""
     cori, assumed = "cori_aries", (EFFICIENCY, CLOCK, ARIES, GROUPS)
-    alone = {words: theirs(FIGURE_3, f"images/s of a node, {words}, training") for words in NETWORKS}
+    alone = {label: theirs(FIGURE_3, f"images/s of a node, {label}, training") for label in NETWORKS}
     known = "speedup, VGG-A, minibatch 256, 64 nodes"
     overhead = 256 / alone["VGG-A"] * (1 / theirs(FIGURE_4, known) - 1 / 64)
     used = (
@@ -222,31 +222,31 @@ def _cori() -> Predictions:
         f"beside its computing, {1e3 * overhead:.0f} ms"
     )
     rows = (("OverFeat-FAST", 256, 64), ("VGG-A", 256, 64), ("VGG-A", 512, 128))
-    found = {}
-    for words, batch, nodes in rows:
-        quantity = f"speedup, {words}, minibatch {batch}, {nodes} nodes"
+    table = {}
+    for label, batch, nodes in rows:
+        quantity = f"speedup, {label}, minibatch {batch}, {nodes} nodes"
         plan, (_, fitted) = (
-            planned(NETWORKS[words], cori, batch, nodes),
-            with_overhead(alone[words], batch, nodes, overhead),
+            planned(NETWORKS[label], cori, batch, nodes),
+            with_overhead(alone[label], batch, nodes, overhead),
         )
-        spent, place = quantity == known, FIGURE_4 if words == "VGG-A" else ABSTRACT
-        reason = not_hidden(alone[words], batch, nodes, theirs(place, quantity), plan)
-        found[quantity] = PaperPrediction(plan.speedup, None if spent else fitted, spent, assumed, used, reason)
+        spent, place = quantity == known, FIGURE_4 if label == "VGG-A" else ABSTRACT
+        reason = not_hidden(alone[label], batch, nodes, theirs(place, quantity), plan)
+        table[quantity] = PaperPrediction(plan.speedup, None if spent else fitted, spent, assumed, used, reason)
     step = planned("vgg_a", cori, 512, 128).step
     rate, _ = with_overhead(alone["VGG-A"], 512, 128, overhead)
-    found["images/s, VGG-A, 128 nodes"] = PaperPrediction(512 / step, rate, False, assumed, used, f"{LATER}; {reason}")
+    table["images/s, VGG-A, 128 nodes"] = PaperPrediction(512 / step, rate, False, assumed, used, f"{LATER}; {reason}")
     minutes = (epoch_seconds(IMAGENET, 512, each) / 60 for each in (step, 512 / rate))
-    found["an epoch, VGG-A, 128 nodes, at most"] = PaperPrediction(*minutes, False, assumed, used)
-    first, *others = found
+    table["an epoch, VGG-A, 128 nodes, at most"] = PaperPrediction(*minutes, False, assumed, used)
+    first, *rest = table
     return {
-        ABSTRACT: {first: found[first]},
-        FIGURE_4: {quantity: found[quantity] for quantity in others},
+        ABSTRACT: {first: table[first]},
+        FIGURE_4: {quantity: table[quantity] for quantity in rest},
     }
 
 
 def _cloud() -> Predictions:
     """Return rates and speedups on AWS; of theirs, both of VGG-A: the rate of a node, and what a step loses."""
-    aws, found, assumed = "aws_c4_8xlarge", {}, (EFFICIENCY, CLOUD, GROUPS)
+    aws, table, assumed = "aws_c4_8xlarge", {}, (EFFICIENCY, CLOUD, GROUPS)
     rate, times = (theirs(FIGURE_6, f"{what}, VGG-A, 16 nodes") for what in ("images/s", "speedup"))
     share = rate / times / (256 / planned("vgg_a", aws, 256, 1).step)
     overhead = 256 / rate - 256 / 16 / (rate / times)
@@ -254,18 +254,18 @@ def _cloud() -> Predictions:
         f"figure 6's rate and speedup of VGG-A: a node at {share:.0%} of the planned rate, and "
         f"{1e3 * overhead:.0f} ms that a step loses beside computing"
     )
-    for words, name in NETWORKS.items():
-        step, spent = planned(name, aws, 256, 16), words == "VGG-A"
+    for label, name in NETWORKS.items():
+        step, spent = planned(name, aws, 256, 16), label == "VGG-A"
         alone = share * 256 / planned(name, aws, 256, 1).step
         fitted = (None, None) if spent else with_overhead(alone, 256, 16, overhead)
-        speedup, measured = (theirs(FIGURE_6, f"{what}, {words}, 16 nodes") for what in ("speedup", "images/s"))
+        speedup, measured = (theirs(FIGURE_6, f"{what}, {label}, 16 nodes") for what in ("speedup", "images/s"))
         strong = not_hidden(measured / speedup, 256, 16, speedup, step)
         for what, ours, theirs_used, reason in (
             ("speedup", step.speedup, fitted[1], strong),
             ("images/s", 256 / step.step, fitted[0], LATER),
         ):
-            found[f"{what}, {words}, 16 nodes"] = PaperPrediction(ours, theirs_used, spent, assumed, used, reason)
-    return {FIGURE_6: found}
+            table[f"{what}, {label}, 16 nodes"] = PaperPrediction(ours, theirs_used, spent, assumed, used, reason)
+    return {FIGURE_6: table}
 
 
 def _speech() -> Predictions:
@@ -276,15 +276,15 @@ def _speech() -> Predictions:
         f"the minibatch decides, and the figure does not name it: the speedup on 16 is {larger}; updates of 45 million "
         "weights are 8% of a node's step with 256"
     )
-    one, four = (theirs(FIGURE_7, f"frames/s, CD-DNN, {words}") for words in ("1 node", "4 nodes"))
+    one, four = (theirs(FIGURE_7, f"frames/s, CD-DNN, {label}") for label in ("1 node", "4 nodes"))
     overhead = SPEECH_BATCH / four - SPEECH_BATCH / 4 / one
     used = f"its rates on 1 and 4 nodes: {1e3 * overhead:.1f} ms that a step loses beside computing"
     rate, speedup = with_overhead(one, SPEECH_BATCH, 16, overhead)
-    found = {}
+    table = {}
     for nodes, fitted in ((1, None), (4, None), (16, rate)):
         quantity = f"frames/s, CD-DNN, {nodes} node{'s' * (nodes > 1)}"
-        found[quantity] = PaperPrediction(
+        table[quantity] = PaperPrediction(
             SPEECH_BATCH / steps[nodes].step, fitted, fitted is None, assumed, used, reason
         )
-    found["speedup, CD-DNN, 16 nodes"] = PaperPrediction(steps[16].speedup, speedup, False, assumed, used, reason)
-    return {FIGURE_7: found}
+    table["speedup, CD-DNN, 16 nodes"] = PaperPrediction(steps[16].speedup, speedup, False, assumed, used, reason)
+    return {FIGURE_7: table}

@@ -28,17 +28,17 @@ def predictions() -> Predictions:
     return {**gpu_systems.predictions(), **pcl_dnn.predictions(), **swcaffe.predictions()}
 
 
-def as_data(found: Predictions) -> dict[str, Any]:
+def as_data(tables: Predictions) -> dict[str, Any]:
     """Return predictions as data for JSON, with few digits."""
-    return {name: {quantity: known(_rounded(one)) for quantity, one in rows.items()} for name, rows in found.items()}
+    return {name: {quantity: known(_rounded(row)) for quantity, row in rows.items()} for name, rows in tables.items()}
 
 
-def _rounded(one: PaperPrediction) -> PaperPrediction:
+def _rounded(prediction: PaperPrediction) -> PaperPrediction:
     ours, fitted = (
         value if value is None or value == int(value) else float(f"{value:.{DIGITS}g}")
-        for value in (one.ours, one.fitted)
+        for value in (prediction.ours, prediction.fitted)
     )
-    return replace(one, ours=ours, fitted=fitted)
+    return replace(prediction, ours=ours, fitted=fitted)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def _allreduce(nodes: int, supernode: int, nbytes: Amount, network: Network, wit
 
     Raises NetworkError for numbers of nodes that the equations do not cover.
     """
-    for name, number in (("nodes", nodes), ("nodes in a supernode", supernode)):
-        if number < 1 or number & (number - 1):
-            raise NetworkError(f"{number} {name}: swCaffe's equations need a power of two; `price` takes any number")
+    for name, count in (("nodes", nodes), ("nodes in a supernode", supernode)):
+        if count < 1 or count & (count - 1):
+            raise NetworkError(f"{count} {name}: swCaffe's equations need a power of two; `price` takes any number")
     if supernode > nodes:
         raise NetworkError(f"{nodes} nodes cannot fill a supernode of {supernode}; give {nodes} or fewer")
     share = nbytes / nodes

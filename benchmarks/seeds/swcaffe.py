@@ -58,13 +58,13 @@ def predictions() -> Predictions:
             rate=nbytes / 1e6 / communication_seconds(*run),
         )
         reason += f"; {LACKS}" if run == RUNS[-1] else ""
-        one = partial(PaperPrediction, spent=run == USED, assumptions=(LATENCY, RATE), used=used, reason=reason)
+        predicted = partial(PaperPrediction, spent=run == USED, assumptions=(LATENCY, RATE), used=used, reason=reason)
         fitted = None if run == USED else slow
-        speedups[f"speedup, {words_of(*run)}"] = one(
+        speedups[f"speedup, {words_of(*run)}"] = predicted(
             weak_speedup(NODES, computing, exchange),
             None if fitted is None else weak_speedup(NODES, computing, fitted),
         )
-        shares[f"share of communication, {words_of(*run)}"] = one(
+        shares[f"share of communication, {words_of(*run)}"] = predicted(
             100 * share,
             None if fitted is None else 100 * fitted / (computing + fitted),
             reason="the speedups of figure 10 follow from these shares; its reasons are theirs",
@@ -102,8 +102,8 @@ def _rounds() -> dict[str, PaperPrediction]:
     ways = {"in rank order": rank_order_seconds, "round robin": round_robin_seconds}
     slow, fast = (Network(alpha=0.0, beta=1.0, uplink_beta=across / 4) for across in (2.0, 1.0))
     return {
-        f"bytes of a node across, {words}, reduce-scatter": PaperPrediction(
+        f"bytes of a node across, {order}, reduce-scatter": PaperPrediction(
             float(seconds(8, 4, 1.0, slow) - seconds(8, 4, 1.0, fast)) / 2, predicted=False
         )
-        for words, seconds in ways.items()
+        for order, seconds in ways.items()
     }

@@ -40,15 +40,15 @@ def main(rule: str, output: str) -> None:
         trainer.step(torch.randn(1, 3, 224, 224), torch.tensor([1]))
     trainer.wait()
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = world.all_gather_object({"peak": peak, "optimizer": state_bytes(optimizer)})
+    of_ranks = world.all_gather_object({"peak": peak, "optimizer": state_bytes(optimizer)})
     if world.rank == 0:
         path = Path(output)
         content = json.loads(path.read_text()) if path.exists() else {}
         weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        content[rule] = {"ranks": world.size, "weights_bytes": weights, "bytes": found}
+        content[rule] = {"ranks": world.size, "weights_bytes": weights, "bytes": of_ranks}
         path.write_text(json.dumps(content, indent=1) + "\n")
         for name in ("optimizer", "peak"):
-            print(f"{rule}: {name} {max(one[name] for one in found) / 1e6:,.0f} MB on a rank", flush=True)
+            print(f"{rule}: {name} {max(of_rank[name] for of_rank in of_ranks) / 1e6:,.0f} MB on a rank", flush=True)
 
 
 if __name__ == "__main__":

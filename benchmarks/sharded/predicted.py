@@ -37,11 +37,13 @@ LATENCIES: dict[BaseRule, float] = {BSP(): 1e-3, Sharded(): 3.3e-3}
 
 def network(layers: list[Layer], seconds: float) -> tuple[Computing, list[int]]:
     """Return the times of a network's layers, a third of them forward, and the bytes of each."""
-    work, weights = (sum(each) for each in zip(*((one.multiplications, one.parameters) for one in layers), strict=True))
-    took = [seconds * one.multiplications / work for one in layers]
-    needed = [0.0, *accumulate(one / 3 for one in took[:-1])]
-    ready = [seconds / 3 + each for each in accumulate(one * 2 / 3 for one in reversed(took))]
-    sizes = [4 * round(one.parameters * TOTAL / 4 / weights) for one in layers]
+    work, weights = (
+        sum(each) for each in zip(*((layer.multiplications, layer.parameters) for layer in layers), strict=True)
+    )
+    took = [seconds * layer.multiplications / work for layer in layers]
+    needed = [0.0, *accumulate(layer_seconds / 3 for layer_seconds in took[:-1])]
+    ready = [seconds / 3 + each for each in accumulate(layer_seconds * 2 / 3 for layer_seconds in reversed(took))]
+    sizes = [4 * round(layer.parameters * TOTAL / 4 / weights) for layer in layers]
     return Computing(tuple(needed), tuple(reversed(ready)), seconds), sizes
 
 

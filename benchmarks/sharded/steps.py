@@ -59,7 +59,7 @@ def measure(world: World, name: str, ratio: float, rate: float) -> dict[str, Any
             took[key].append(max(world.all_gather_object(time.perf_counter() - began)))
             trainer.wait()
     chosen = {key: trainer.reducer.programs.tuning.setting for key, trainer in trainers.items()}
-    settings = {key: [one.overlap, one.bucket_bytes, one.end_ratio] for key, one in chosen.items()}
+    settings = {key: [setting.overlap, setting.bucket_bytes, setting.end_ratio] for key, setting in chosen.items()}
     medians = {key: statistics.median(each) for key, each in took.items()}
     group.free()
     return {
@@ -76,12 +76,12 @@ def main(output: str, rate: str, *names: str) -> None:
         rows = json.loads(path.read_text())
     for name in names or NETWORKS:
         for ratio in RATIOS:
-            found = measure(world, name, ratio, float(rate))
-            rows = [row for row in rows if (row["network"], row["ratio"]) != (name, ratio)] + [found]
+            result = measure(world, name, ratio, float(rate))
+            rows = [row for row in rows if (row["network"], row["ratio"]) != (name, ratio)] + [result]
             if world.rank == 0:
-                step, bound = found["step_s"], found["bound_s"]
+                step, bound = result["step_s"], result["bound_s"]
                 each = "  ".join(f"{key} {seconds:.3f} s" for key, seconds in step.items())
-                print(f"{name} {ratio:g}: {each}  bound {bound:.3f} s  {found['setting']}", flush=True)
+                print(f"{name} {ratio:g}: {each}  bound {bound:.3f} s  {result['setting']}", flush=True)
                 path.write_text(json.dumps(rows, indent=1) + "\n")
 
 

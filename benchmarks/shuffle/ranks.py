@@ -35,13 +35,13 @@ def main(output: str, pack: str) -> None:
     by_turns = world.split(0, key=world.rank % half * 2 + world.rank // half)
     unknown = World(by_turns.comm, replace(by_turns.placement, supernodes=()), world.table, watch=world.watch)
     counts = [groups for groups in (1, 2, 4) if world.size // groups > 1]
-    found = [measured(index, world, world, groups, "epoch", "one supernode after another") for groups in counts]
-    found += [measured(index, world, world, 1, shuffle, "one supernode after another") for shuffle in SHUFFLES[1:]]
+    rows = [measured(index, world, world, groups, "epoch", "one supernode after another") for groups in counts]
+    rows += [measured(index, world, world, 1, shuffle, "one supernode after another") for shuffle in SHUFFLES[1:]]
     for groups in counts[1:]:
-        found.append(measured(index, by_turns, by_turns, groups, "epoch", "by turns, grouped by place"))
-        found.append(measured(index, unknown, by_turns, groups, "epoch", "by turns, grouped by number"))
+        rows.append(measured(index, by_turns, by_turns, groups, "epoch", "by turns, grouped by place"))
+        rows.append(measured(index, unknown, by_turns, groups, "epoch", "by turns, grouped by number"))
     if world.rank == 0:
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        Path(output).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def measured(index: Index, world: World, placed: World, groups: int, shuffle: str, numbering: str) -> dict[str, object]:
@@ -63,7 +63,7 @@ def measured(index: Index, world: World, placed: World, groups: int, shuffle: st
     store = storage._store
     laid_out = np.diff(store.cuts, axis=0).max(axis=0)
     memory = nbytes_of(store.capacity, store.block) + nbytes_of(laid_out, store.block)
-    found = {
+    row = {
         "ranks": world.size,
         "groups": groups,
         "shuffle": shuffle,
@@ -77,7 +77,7 @@ def measured(index: Index, world: World, placed: World, groups: int, shuffle: st
         "memory_bytes": max(world.all_gather_object(memory)),
     }
     storage.close()
-    return found
+    return row
 
 
 if __name__ == "__main__":

@@ -55,9 +55,9 @@ def shuffle_traffic(
         ranks.sort(key=groups.member_of_rank.__getitem__)
         nodes = [placement.node_of(rank) for rank in ranks]
         supernodes = [placement.supernode_of(rank) for rank in ranks]
-        for number, sites in enumerate((ranks, nodes, supernodes)):
-            at = np.array(sites)
-            counted[number] += int(moved[at[:, None] != at].sum())
+        for level, sites in enumerate((ranks, nodes, supernodes)):
+            site = np.array(sites)
+            counted[level] += int(moved[site[:, None] != site].sum())
     return ShuffleTraffic(*counted)
 
 
@@ -71,11 +71,11 @@ def epochs_traffic(
     groups: int,
 ) -> list[ShuffleTraffic]:
     """Return the traffic of each epoch's shuffle; the first one begins with the stretches that ranks read."""
-    formed, found = form_groups(placement, groups), list[ShuffleTraffic]()
+    formed, traffic = form_groups(placement, groups), list[ShuffleTraffic]()
     owners = ranks_of(len(lengths), len(lengths), placement.ranks // groups)
     for epoch in range(epochs):
         order = epoch_order(len(lengths), batch, seed, epoch, shuffle)
         after = owners_in_epoch(order, batch, np.array(formed.member_of_rank))
-        found.append(shuffle_traffic(owners, after, lengths, formed, placement))
+        traffic.append(shuffle_traffic(owners, after, lengths, formed, placement))
         owners = after
-    return found
+    return traffic

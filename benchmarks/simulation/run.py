@@ -34,12 +34,12 @@ def main() -> None:
     if sys.argv[1:]:
         simulate_one(sys.argv[1])
         return
-    found = []
+    rows = []
     for name in SCHEDULES:
         done = subprocess.run([sys.executable, __file__, name], stdout=subprocess.PIPE, text=True, check=True)
-        found.append(json.loads(done.stdout))
-        print(f"{name}: {found[-1]['took_s']:.1f} s, {found[-1]['memory_mb']:.0f} MB, {found[-1]['messages']} messages")
-    (Path(__file__).parent / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+        rows.append(json.loads(done.stdout))
+        print(f"{name}: {rows[-1]['took_s']:.1f} s, {rows[-1]['memory_mb']:.0f} MB, {rows[-1]['messages']} messages")
+    (Path(__file__).parent / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

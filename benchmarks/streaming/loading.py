@@ -33,11 +33,11 @@ def forget(pack: Path) -> None:
         os.close(file)
 
 
-def epoch(feed: Feed, world: World, number: int, computing: float) -> tuple[float, float]:
+def epoch(feed: Feed, world: World, index: int, computing: float) -> tuple[float, float]:
     """Return the seconds of an epoch, and those of them that its steps waited for batches; the slowest rank's."""
     world.barrier()
     begin, waited = time.perf_counter(), 0.0
-    batches = feed.epoch(number, BATCH, 0)
+    batches = feed.epoch(index, BATCH, 0)
     while True:
         asked = time.perf_counter()
         batch = next(batches, None)
@@ -45,8 +45,8 @@ def epoch(feed: Feed, world: World, number: int, computing: float) -> tuple[floa
         if batch is None:
             break
         time.sleep(computing)
-    found = world.all_gather_object((time.perf_counter() - begin, waited))
-    return max(found)
+    of_ranks = world.all_gather_object((time.perf_counter() - begin, waited))
+    return max(of_ranks)
 
 
 def main(output: str, pack: str) -> None:
@@ -54,17 +54,17 @@ def main(output: str, pack: str) -> None:
     world, folder = unisono.init(), Path(pack)
     index = read_index(folder / "train")
     buffer = index.nbytes // 8  # the two windows in memory are a quarter of the pack
-    whole = DataOptions(pack=pack, storage="streamed", buffer_megabytes=buffer / MEGABYTE)
+    streamed = DataOptions(pack=pack, storage="streamed", buffer_megabytes=buffer / MEGABYTE)
     places = {
         "partitioned": DataOptions(pack=pack),
-        "streamed": whole,
-        "streamed from disk": whole,
+        "streamed": streamed,
+        "streamed from disk": streamed,
         "streamed from disk, an eighth cached": replace(
-            whole, buffer_megabytes=buffer // 2 / MEGABYTE, cache_megabytes=index.nbytes // 8 / MEGABYTE
+            streamed, buffer_megabytes=buffer // 2 / MEGABYTE, cache_megabytes=index.nbytes // 8 / MEGABYTE
         ),
     }
     feeds = {name: packed_feed(place, world, 0) for name, place in places.items()}
-    found: dict[str, list[tuple[float, float]]] = {}
+    times_of: dict[str, list[tuple[float, float]]] = {}
     numbers = {name: count() for name in places}  # epochs of each follow one another, as in training
     for _ in range(ROUNDS + 1):
         for computing in (0.0, COMPUTING_SECONDS):
@@ -73,7 +73,7 @@ def main(output: str, pack: str) -> None:
                     forget(folder)
                 times = epoch(feed, world, next(numbers[name]), computing)
                 key = f"{name}, {'steps of 30 ms' if computing else 'loading alone'}"
-                found.setdefault(key, []).append(times)
+                times_of.setdefault(key, []).append(times)
     held = {name: max(world.all_gather_object(feed._train.sampler.nbytes)) for name, feed in feeds.items()}
     if world.rank == 0:
         rows = {
@@ -82,7 +82,7 @@ def main(output: str, pack: str) -> None:
                 "slowest_and_fastest": sorted(len(index) / seconds for seconds, _ in times[1:])[:: ROUNDS - 1],
                 "waiting_share": statistics.median(waited / seconds for seconds, waited in times[1:]),
             }
-            for key, times in found.items()
+            for key, times in times_of.items()
         }
         facts = {"ranks": world.size, "samples": len(index), "bytes": index.nbytes, "buffer_bytes": buffer}
         content = {**facts, "batch": BATCH, "rounds": ROUNDS, "held_at_the_end": held, "loading": rows}

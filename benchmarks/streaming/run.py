@@ -25,10 +25,10 @@ def noise(folder: Path) -> Path:
     """A pack of grey images of random bytes, 12.8 kB each, with a test set of 100."""
     for part, count in (("train", SAMPLES), ("test", 100)):
         labels, sizes = np.arange(count) * 10 // count, np.full(count, SIDE * SIDE)
-        keys = [str(number) for number in range(count)]
+        keys = [str(index) for index in range(count)]
 
-        def read(number: int) -> bytes:
-            return np.random.default_rng(number).bytes(SIDE * SIDE)
+        def read(index: int) -> bytes:
+            return np.random.default_rng(index).bytes(SIDE * SIDE)
 
         source = Source(RAW, tuple("0123456789"), keys, labels, sizes, read, (SIDE, SIDE))
         pack(source, folder / part, PackOptions(), 2, lambda: None)

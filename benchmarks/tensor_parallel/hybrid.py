@@ -106,9 +106,9 @@ def ours(problem: Problem, world: World, rule: BaseRule, plan: PlanLike | None =
     model, data = network(problem), share(problem, world)
     optimizer = sgd(model)
     unisono.parallel(model, world, rule, optimizer if rule.traits.state is RankState.SHARDED else None, plan)
-    reducer, found = reducer_of(model), split_of(model)
+    reducer, split = reducer_of(model), split_of(model)
     assert reducer is not None
-    return Contender(model, optimizer, data, wait=reducer.runner.wait, plan=str(found.plan) if found else "")
+    return Contender(model, optimizer, data, wait=reducer.runner.wait, plan=str(split.plan) if split else "")
 
 
 def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contender:
@@ -131,11 +131,13 @@ def dtensor(problem: Problem, world: World, size: int, backend: str) -> Contende
                 means[everyone].append(gradient)
         for group, gradients in means.items():
             if gradients:
-                flat = torch.cat([one.flatten() for one in gradients])
+                flat = torch.cat([gradient.flatten() for gradient in gradients])
                 dist.all_reduce(flat, group=group)
                 flat /= world.size
-                for one, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
-                    one.copy_(mean.view_as(one))
+                for gradient, mean in zip(
+                    gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+                ):
+                    gradient.copy_(mean.view_as(gradient))
 
     return Contender(model, sgd(model), share(problem, world), average)
 
@@ -153,28 +155,28 @@ def fsdp2(problem: Problem, world: World, backend: str) -> Contender:
 
 def _group(groups: list[list[int]], world: World, backend: str) -> dist.ProcessGroup:
     """Return this rank's group of a backend."""
-    found = [dist.new_group(ranks, backend=backend) for ranks in groups]
-    return next(group for group, ranks in zip(found, groups, strict=True) if world.rank in ranks)
+    created = [dist.new_group(ranks, backend=backend) for ranks in groups]
+    return next(group for group, ranks in zip(created, groups, strict=True) if world.rank in ranks)
 
 
 def contenders(problem: Problem, world: World, auto: PlanLike) -> dict[str, Callable[[], Contender]]:
     """Return functions that make each contender; `auto` is the plan that `plan="auto"` chooses."""
     sizes, bsp = [size for size in (2, 4, 8) if size <= world.size], BSP(BUCKET, "chain")
-    found: dict[str, Callable[[], Contender]] = {
+    makes: dict[str, Callable[[], Contender]] = {
         "data parallel": partial(ours, problem, world, bsp),
         "Sharded": partial(ours, problem, world, Sharded(BUCKET, "chain")),
     }
     after = BSP(BUCKET, "none")
-    found["data parallel, no overlap"] = partial(ours, problem, world, after)
+    makes["data parallel, no overlap"] = partial(ours, problem, world, after)
     for size in sizes:
-        found[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
-        found[f"hybrid, groups of {size}, no overlap"] = partial(ours, problem, world, after, plan_of(problem, size))
-    found["hybrid, auto"] = partial(ours, problem, world, bsp, auto)
-    found["hybrid, auto, no overlap"] = partial(ours, problem, world, after, auto)
+        makes[f"hybrid, groups of {size}"] = partial(ours, problem, world, bsp, plan_of(problem, size))
+        makes[f"hybrid, groups of {size}, no overlap"] = partial(ours, problem, world, after, plan_of(problem, size))
+    makes["hybrid, auto"] = partial(ours, problem, world, bsp, auto)
+    makes["hybrid, auto, no overlap"] = partial(ours, problem, world, after, auto)
     for backend in ("unisono", "gloo"):
-        found[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
-        found[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
-    return found
+        makes[f"DTensor, {backend}"] = partial(dtensor, problem, world, sizes[-1], backend)
+        makes[f"FSDP2, {backend}"] = partial(fsdp2, problem, world, backend)
+    return makes
 
 
 def timed(world: World, step: Callable[[], None], wait: Callable[[], None] = lambda: None) -> float:
@@ -190,14 +192,14 @@ def references(problem: Problem, world: World) -> dict[str, float]:
     """Return the seconds in which all ranks, at once, compute a step, and those of an allreduce of all gradients."""
     model = network(problem)
     alone = Contender(model, sgd(model), share(problem, world))
-    gradients = torch.zeros(sum(one.numel() for one in model.parameters()))
-    wide = sum(one.numel() for one in model[1].parameters()) / gradients.numel()
-    found = {"gradient_bytes": gradients.nbytes, "in_wide_layers": wide}
+    gradients = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    wide = sum(parameter.numel() for parameter in model[1].parameters()) / gradients.numel()
+    facts = {"gradient_bytes": gradients.nbytes, "in_wide_layers": wide}
     steps = {"computing_s": alone.step, "exchange_alone_s": lambda: world.allreduce(gradients)}
     for name, step in steps.items():
         step()
-        found[name] = statistics.median(timed(world, step) for _ in range(5))
-    return found
+        facts[name] = statistics.median(timed(world, step) for _ in range(5))
+    return facts
 
 
 def predictions(problem: Problem, world: World, chosen: PlanChoice) -> dict[str, float]:
@@ -207,41 +209,41 @@ def predictions(problem: Problem, world: World, chosen: PlanChoice) -> dict[str,
     assert chosen.plan is not None
     sizes = {"data parallel": 1} | {f"hybrid, groups of {size}": size for size in (2, 4, 8) if size <= world.size}
     plans = {name: make_plan(plan_of(problem, size)) for name, size in sizes.items()} | {"hybrid, auto": chosen.plan}
-    found = {}
+    steps = {}
     for suffix, overlap in (("", "chain"), (", no overlap", "none")):
         inputs = replace(known, step=known.step._replace(rule=BSP(BUCKET, overlap)))
         setting = known.setting._replace(overlap=overlap)
         for name, plan in plans.items():
-            found[name + suffix] = predicted(with_splits(inputs, plan.splits), setting).prediction.step
-    return found
+            steps[name + suffix] = predicted(with_splits(inputs, plan.splits), setting).prediction.step
+    return steps
 
 
 def measure(
-    found: dict[str, Any],
+    result: dict[str, Any],
     world: World,
     makes: dict[str, Callable[[], Contender]],
     predict: Callable[[], dict[str, float]],
 ) -> None:
     """Add the predictions, losses and seconds of all contenders; a round begins with a prediction."""
-    found |= {"predictions": [], "plans": {}, "seconds": {name: [] for name in makes}, "losses": {}}
-    for number in range(ROUNDS):
-        found["predictions"].append(predict())
+    result |= {"predictions": [], "plans": {}, "seconds": {name: [] for name in makes}, "losses": {}}
+    for index in range(ROUNDS):
+        result["predictions"].append(predict())
         for name, make in makes.items():  # one at a time, as in a program of its own: others would take its memory
-            one = make()
-            took = [timed(world, one.step, one.wait) for _ in range(WARMUP + TIMED)][WARMUP:]
-            found["seconds"][name] += took
-            found["plans"] |= {name: one.plan} if one.plan else {}
-            found["losses"][name] = statistics.mean(world.all_gather_object(one.losses[COMPARED]))
-            del one
+            contender = make()
+            took = [timed(world, contender.step, contender.wait) for _ in range(WARMUP + TIMED)][WARMUP:]
+            result["seconds"][name] += took
+            result["plans"] |= {name: contender.plan} if contender.plan else {}
+            result["losses"][name] = statistics.mean(world.all_gather_object(contender.losses[COMPARED]))
+            del contender
             gc.collect()
             if world.rank == 0:
-                print(f"round {number + 1}: {name} {', '.join(f'{each:.3f}' for each in took)} s", flush=True)
-    found["predicted_s"] = {
-        name: statistics.median(each[name] for each in found["predictions"]) for name in found["predictions"][0]
+                print(f"round {index + 1}: {name} {', '.join(f'{each:.3f}' for each in took)} s", flush=True)
+    result["predicted_s"] = {
+        name: statistics.median(each[name] for each in result["predictions"]) for name in result["predictions"][0]
     }
-    found["step_s"] = {name: statistics.median(each) for name, each in found["seconds"].items()}
-    if max(found["losses"].values()) - min(found["losses"].values()) > 5e-5:
-        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {found['losses']}")
+    result["step_s"] = {name: statistics.median(each) for name, each in result["seconds"].items()}
+    if max(result["losses"].values()) - min(result["losses"].values()) > 5e-5:
+        raise SystemExit(f"losses after {COMPARED + 1} steps differ: {result['losses']}")
 
 
 def main(output: str, rate: str, name: str, *chosen: str) -> None:
@@ -252,16 +254,16 @@ def main(output: str, rate: str, name: str, *chosen: str) -> None:
     choice = choose_plan(network(problem), world, share(problem, world)[0])
     made = contenders(problem, world, choice.plan or {})
     makes = {key: make for key, make in made.items() if not chosen or key in chosen}
-    found: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
-    found |= references(problem, world)
-    measure(found, world, makes, partial(predictions, problem, world, choice))
+    result: dict[str, Any] = {"network": name, "hosts": world.size, "rate_bits": float(rate), "batch": problem.batch}
+    result |= references(problem, world)
+    measure(result, world, makes, partial(predictions, problem, world, choice))
     if world.rank == 0:
         print(
-            json.dumps({key: found[key] for key in ("predicted_s", "plans", "step_s", "losses")}, indent=1), flush=True
+            json.dumps({key: result[key] for key in ("predicted_s", "plans", "step_s", "losses")}, indent=1), flush=True
         )
         rows = json.loads(path.read_text()) if path.exists() else []
-        rows = [one for one in rows if (one["network"], one["hosts"]) != (name, world.size)]
-        path.write_text(json.dumps([*rows, found], indent=1) + "\n")
+        rows = [row for row in rows if (row["network"], row["hosts"]) != (name, world.size)]
+        path.write_text(json.dumps([*rows, result], indent=1) + "\n")
     world.barrier()
     dist.destroy_process_group()
 

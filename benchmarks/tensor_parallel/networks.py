@@ -76,7 +76,7 @@ def network(problem: Problem) -> nn.Sequential:
 
 def words(problem: Problem) -> dict[str, str]:
     """Return the splits of the wide layers, without sizes: pairs, of which the last takes in an odd layer behind it."""
-    names = [f"1.{2 * number}" for number in range(len(problem.widths) - 1)]
+    names = [f"1.{2 * index}" for index in range(len(problem.widths) - 1)]
     how = ["column gives part", "row takes part"] * (len(names) // 2)
     if len(names) % 2:
         how[-1:] = ["row takes part gives part", "row takes part"]

@@ -113,18 +113,18 @@ def by_ddp(name: str, network: nn.Module, step: Callable[[nn.Module], None], wor
     comm = world.comm.Dup()
     group = dist.group.WORLD if name in (OURS, ORDINARY) else gloo(world)
     os.environ["DDP_DISABLE_COMM_MEM"] = str(int(name == ORDINARY))
-    model, other = (DistributedDataParallel(one, process_group=group) for one in (network, copy.deepcopy(network)))
-    buckets = kept_buckets(other, step)
-    other.zero_grad()
+    model, twin = (DistributedDataParallel(module, process_group=group) for module in (network, copy.deepcopy(network)))
+    buckets = kept_buckets(twin, step)
+    twin.zero_grad()
     if name == HOOK:
         model.register_comm_hook(None, mpi_hook(comm))
 
-    def exchange(_: Any = other) -> None:  # which owns the buckets
+    def exchange(_: Any = twin) -> None:  # which owns the buckets
         works = [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]
         for work in works:
             work.wait()
 
-    def exchange_by_mpi(_: Any = other) -> None:
+    def exchange_by_mpi(_: Any = twin) -> None:
         for bucket in buckets:
             comm.Allreduce(MPI.IN_PLACE, bucket.numpy())
 

@@ -55,20 +55,20 @@ def main(output: str, steps: str) -> None:
     models["without exchange"] = alone
     images, labels = torch.randn(BATCH, 3, 224, 224), torch.randint(0, 1000, (BATCH,))
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(int(steps) + 1):
+    for index in range(int(steps) + 1):
         for name, model in models.items():
             world.barrier()
             start = time.perf_counter()
             step(model, images, labels)
             took = max(world.all_gather_object(time.perf_counter() - start))
-            if number:  # the first is to get ready
+            if index:  # the first is to get ready
                 seconds[name].append(took)
             if world.rank == 0:
-                print(f"step {number}: {name} {took:.2f} s", flush=True)
+                print(f"step {index}: {name} {took:.2f} s", flush=True)
     if world.rank == 0:
         medians = {name: statistics.median(took) for name, took in seconds.items()}
-        found = {"ranks": world.size, "nodes": world.nodes, "median_s": medians, "seconds": seconds}
-        Path(output).write_text(json.dumps(found, indent=1) + "\n")
+        results = {"ranks": world.size, "nodes": world.nodes, "median_s": medians, "seconds": seconds}
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
         print(f"gloo / unisono: {medians['gloo'] / medians['unisono, bfloat16']:.2f}")
     world.barrier()
     dist.destroy_process_group()

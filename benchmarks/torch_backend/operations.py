@@ -36,16 +36,16 @@ def calls(operation: str, nbytes: int, group: dist.ProcessGroup) -> Call:
     """One operation on a tensor of so many bytes, or the next that the ranks divide."""
     ranks = dist.get_world_size()
     count = -(-nbytes // 4 // ranks) * ranks
-    whole, part = torch.zeros(count), torch.zeros(count // ranks)
+    full, part = torch.zeros(count), torch.zeros(count // ranks)
     if operation == "all_reduce":
         tensor = torch.zeros(nbytes // 4)
         return lambda: dist.all_reduce(tensor, group=group)
     if operation == "all_gather":
-        return lambda: dist.all_gather_single(whole, part, group)
+        return lambda: dist.all_gather_single(full, part, group)
     if operation == "reduce_scatter":
-        return lambda: dist.reduce_scatter_single(part, whole, group=group)
-    other = torch.zeros(count)
-    return lambda: dist.all_to_all_single(other, whole, group=group)
+        return lambda: dist.reduce_scatter_single(part, full, group=group)
+    received = torch.zeros(count)
+    return lambda: dist.all_to_all_single(received, full, group=group)
 
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -40,13 +40,13 @@ def start(place: str, program: str, *arguments: str) -> None:
     command = [sys.executable, str(HERE / program), *arguments]
     environment = dict(os.environ)
     if place == "one_node":
-        whole = [str(find_mpiexec()), "-n", "2", *command]
+        launch = [str(find_mpiexec()), "-n", "2", *command]
     else:
         supernodes, hosts = LABS[place]
         options = [f"--supernodes={supernodes}", f"--hosts={hosts}", "--rate=200mbit", "--oversubscribe=4"]
-        whole = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
+        launch = [sys.executable, "-m", "unisono", "lab", *options, "--", *command]
         environment["UNISONO_TABLE"] = str(TABLES / place / "table.toml")
-    subprocess.run(whole, env=environment, check=True)
+    subprocess.run(launch, env=environment, check=True)
 
 
 def operations(place: str) -> None:
@@ -61,22 +61,22 @@ def step(place: str) -> None:
 
 def communication(place: str) -> None:
     """What communication costs an unmodified DistributedDataParallel, by several contenders."""
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "round.json")
-        for number in range(ROUNDS):
+        for index in range(ROUNDS):
             for model in MODELS:
-                for name in (*CONTENDERS[number % len(CONTENDERS) :], *CONTENDERS[: number % len(CONTENDERS)]):
+                for name in (*CONTENDERS[index % len(CONTENDERS) :], *CONTENDERS[: index % len(CONTENDERS)]):
                     start(place, "ddp_communication.py", str(path), model, name, str(STEPS_PER_ROUND))
-                    one = json.loads(path.read_text())
-                    row = found.setdefault(model, {"gradient_bytes": one["gradient_bytes"], "seconds": {}})
+                    measured = json.loads(path.read_text())
+                    row = models.setdefault(model, {"gradient_bytes": measured["gradient_bytes"], "seconds": {}})
                     times = row["seconds"].setdefault(name, {"step": [], "in all": []})
-                    for kind, seconds in one["seconds"].items():
+                    for kind, seconds in measured["seconds"].items():
                         times[kind].append(statistics.median(seconds))
-                print(f"{model}: round {number}", flush=True)
-    for row in found.values():
+                print(f"{model}: round {index}", flush=True)
+    for row in models.values():
         row["seconds"] = {name: {**row["seconds"][name]} for name in CONTENDERS}
-    result = {"ranks": 2, "nodes": 1, "models": found}
+    result = {"ranks": 2, "nodes": 1, "models": models}
     (HERE / f"communication_{place}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -89,10 +89,10 @@ def summary() -> str:
     """The ratios as tables in Markdown."""
     lines = ["# torch.distributed by unisono beside gloo", "", "Median time of gloo / median time of unisono.", ""]
     for path in sorted(HERE.glob("operations_*.json")):
-        found = json.loads(path.read_text())
-        rows = found["rows"]
+        facts = json.loads(path.read_text())
+        rows = facts["rows"]
         names = list(dict.fromkeys(row["operation"] for row in rows))
-        lines += [f"## {path.stem.removeprefix('operations_')}: {found['ranks']} ranks on {found['nodes']} nodes", ""]
+        lines += [f"## {path.stem.removeprefix('operations_')}: {facts['ranks']} ranks on {facts['nodes']} nodes", ""]
         lines += ["| bytes | " + " | ".join(names) + " |", "| ---: |" + " ---: |" * len(names)]
         for nbytes in dict.fromkeys(row["bytes"] for row in rows):
             each = {row["operation"]: ratio(row) for row in rows if row["bytes"] == nbytes}

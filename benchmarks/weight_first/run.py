@@ -29,14 +29,14 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def table(found: dict[str, Any]) -> list[str]:
+def table(results: dict[str, Any]) -> list[str]:
     """A network's results as lines of Markdown."""
-    steps, begins, shares = found["step_s"], found["begin_s"], found["begin_share"]
-    gains = [own / first for own, first in zip(steps[OWN], steps[FIRST], strict=True)]
-    lines = [f"## {found['network']}, {found['ranks']} ranks, {found['samples']} samples a rank", ""]
+    steps, begins, shares = results["step_s"], results["begin_s"], results["begin_share"]
+    gains = [stock / first for stock, first in zip(steps[OWN], steps[FIRST], strict=True)]
+    lines = [f"## {results['network']}, {results['ranks']} ranks, {results['samples']} samples a rank", ""]
     lines += [f"| | {OWN} | {FIRST} |", "| --- | ---: | ---: |"]
     for name, key in (("step, s", "step_s"), ("backward pass, s", "backward_s")):
-        lines.append(f"| {name} | {spread(found[key][OWN])} | {spread(found[key][FIRST])} |")
+        lines.append(f"| {name} | {spread(results[key][OWN])} | {spread(results[key][FIRST])} |")
     lines += ["", f"{OWN} / {FIRST}, round by round: {spread(gains)}.", ""]
     lines += [f"| exchange of | begins, {OWN}, s | {FIRST}, s | share of the pass | {FIRST} |"]
     lines += ["| --- | ---: | ---: | ---: | ---: |"]

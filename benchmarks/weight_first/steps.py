@@ -21,7 +21,7 @@ from unisono.models import make_network
 from unisono.reducer.weight_first import KINDS
 from unisono.step.program import Task
 
-ORDERS = {"weights first": KINDS, "PyTorch's order": {first: own for own, first in KINDS.items()}}
+ORDERS = {"weights first": KINDS, "PyTorch's order": {first: stock for stock, first in KINDS.items()}}
 """Classes that layers become, by the classes that they leave, by the name of the order."""
 
 BUCKET_BYTES = 8 << 20
@@ -37,9 +37,9 @@ class Times:
 
     def loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss; the backward pass begins after it."""
-        found = nn.functional.cross_entropy(scores, labels)
+        loss = nn.functional.cross_entropy(scores, labels)
         self.began, self.begins = time.perf_counter(), {}
-        return found
+        return loss
 
     def __call__(self, span: OperationSpan) -> None:
         if isinstance(span.about, Task):
@@ -48,12 +48,12 @@ class Times:
 
 def first_buckets(trainer: unisono.Trainer) -> dict[str, int]:
     """Return the key of the bucket that is sent first of those that hold a weight, by the weight's name."""
-    names, found = [one for one, _ in trainer.model.named_parameters()], dict[str, int]()
+    names, keys = [name for name, _ in trainer.model.named_parameters()], dict[str, int]()
     for key, bucket in enumerate(trainer.reducer.programs.layout().buckets, 1):
-        for number in bucket.parameters:
-            if names[number].endswith("weight"):
-                found.setdefault(names[number], key)
-    return found
+        for parameter in bucket.parameters:
+            if names[parameter].endswith("weight"):
+                keys.setdefault(names[parameter], key)
+    return keys
 
 
 class Measured:
@@ -68,7 +68,7 @@ class Measured:
     def shares(self) -> dict[str, list[float]]:
         """Return the begins as shares of the backward pass."""
         return {
-            layer: [begin / whole for begin, whole in zip(begins, self.passes, strict=True)]
+            layer: [begin / seconds for begin, seconds in zip(begins, self.passes, strict=True)]
             for layer, begins in self.begins.items()
         }
 
@@ -91,7 +91,7 @@ def main(output: str, name: str, samples: str, rounds: str) -> None:
     layers, measured = first_buckets(trainer), {order: Measured() for order in ORDERS}
     for turn in range(int(rounds)):
         for order in ORDERS if turn % 2 else reversed(ORDERS):
-            found = measured[order]
+            run = measured[order]
             for module in model.modules():
                 module.__class__ = ORDERS[order].get(type(module), type(module))
             trainer.step(images, labels)
@@ -99,24 +99,24 @@ def main(output: str, name: str, samples: str, rounds: str) -> None:
             world.barrier()
             start = time.perf_counter()
             trainer.step(images, labels)
-            found.passes.append(time.perf_counter() - times.began)
+            run.passes.append(time.perf_counter() - times.began)
             trainer.wait()
-            found.steps.append(max(world.all_gather_object(time.perf_counter() - start)))
+            run.steps.append(max(world.all_gather_object(time.perf_counter() - start)))
             for layer, key in layers.items():
-                found.begins[layer].append(times.begins["allreduce", key])
+                run.begins[layer].append(times.begins["allreduce", key])
     if world.rank == 0:
-        whole = {
+        results = {
             "network": name,
             "samples": int(samples),
             "ranks": world.size,
-            "step_s": {order: one.steps for order, one in measured.items()},
-            "backward_s": {order: one.passes for order, one in measured.items()},
-            "begin_s": {order: one.begins for order, one in measured.items()},
-            "begin_share": {order: one.shares() for order, one in measured.items()},
+            "step_s": {order: run.steps for order, run in measured.items()},
+            "backward_s": {order: run.passes for order, run in measured.items()},
+            "begin_s": {order: run.begins for order, run in measured.items()},
+            "begin_share": {order: run.shares() for order, run in measured.items()},
         }
-        Path(output).write_text(json.dumps(whole, indent=1) + "\n")
-        for order, one in measured.items():
-            print(f"{name}, {order}: {statistics.median(one.steps):.3f} s a step")
+        Path(output).write_text(json.dumps(results, indent=1) + "\n")
+        for order, run in measured.items():
+            print(f"{name}, {order}: {statistics.median(run.steps):.3f} s a step")
 
 
 if __name__ == "__main__":

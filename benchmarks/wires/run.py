@@ -47,17 +47,17 @@ KEYS = {
 
 def measure(folder: Path) -> dict[str, Any]:
     """Carry out all runs, seed by seed, so that what disturbs the machine meets all cases; return what they give."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    cases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     runs = sorted(runs_of(FIGURE), key=seed_of)
-    for number, run in enumerate(runs, 1):
-        print(f"{number} of {len(runs)}: {run.label}", file=sys.stderr, flush=True)
+    for index, run in enumerate(runs, 1):
+        print(f"{index} of {len(runs)}: {run.label}", file=sys.stderr, flush=True)
         rows = {row.name: row.value for row in carry_out(run, folder)}
-        case = found[run.label.rpartition(", ")[0]]
+        case = cases[run.label.rpartition(", ")[0]]
         for key, name in KEYS.items():
             case[key].append(rows[name])
     collect(FIGURE, folder)
-    about = json.loads(result_file(FIGURE, folder).read_text())
-    return {key: about[key] for key in ("date", "machine", "command")} | {"cases": found}
+    report = json.loads(result_file(FIGURE, folder).read_text())
+    return {key: report[key] for key in ("date", "machine", "command")} | {"cases": cases}
 
 
 def seed_of(run: FigureRun) -> str:

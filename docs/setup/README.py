@@ -10,5 +10,5 @@ for split, count in (("train", 70), ("test", 10)):
     for name in ("cat", "dog"):
         folder = Path("cifar10-images", split, name)
         folder.mkdir(parents=True)
-        for number in range(count):
-            Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        for index in range(count):
+            Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{index}.png")

@@ -10,8 +10,8 @@ runpy.run_path(str(Path(__file__).with_name("README.py")))
 random = np.random.default_rng(0)
 recordings = Path("fsdd/recordings")
 recordings.mkdir(parents=True)
-for number in range(200):
-    with wave.open(str(recordings / f"{number % 2}_nobody_{number // 2}.wav"), "wb") as file:
+for index in range(200):
+    with wave.open(str(recordings / f"{index % 2}_nobody_{index // 2}.wav"), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(8000)

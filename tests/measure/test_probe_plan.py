@@ -26,7 +26,7 @@ def test_probes_of_a_part_are_in_order_of_their_work_and_have_names_of_their_own
     for part in plan_probe(60, 4, 4, disk=True).parts:
         works = [probe.work for probe in part.probes]
         assert works == sorted(works)
-        assert len({probe.words for probe in part.probes}) == len(part.probes)
+        assert len({probe.label for probe in part.probes}) == len(part.probes)
 
 
 @pytest.mark.parametrize(

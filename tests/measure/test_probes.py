@@ -66,7 +66,7 @@ def test_products_of_a_device(device: torch.device, dtype: str) -> None:
     convolution = product_probe("convolution", 2, 3, 4, 8, 3, dtype=dtype, device=device)
     for probe in (linear, convolution):
         assert probe.row[-1] == dtype
-        assert probe.words.endswith(" in bfloat16") == (dtype == "bfloat16")
+        assert probe.label.endswith(" in bfloat16") == (dtype == "bfloat16")
         with probe.prepare(FIRST, None) as call:
             assert len(call()) == 2
             assert all(seconds > 0 for seconds in call())

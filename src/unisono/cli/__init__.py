@@ -40,19 +40,19 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of this name, or None."""
-        found = super().get_command(ctx, cmd_name)
-        if isinstance(found, TyperCommand):
-            _without_types(found.get_params(ctx))
-        return found
+        subcommand = super().get_command(ctx, cmd_name)
+        if isinstance(subcommand, TyperCommand):
+            _without_types(subcommand.get_params(ctx))
+        return subcommand
 
 
 def _without_types(parameters: Iterable[Any]) -> list[Any]:
     """Return the parameters; flags among them are shown without a type from here on."""
-    found = list(parameters)
-    for one in found:
-        if isinstance(one, TyperOption) and one.is_flag:
-            one.metavar = ""
-    return found
+    listed = list(parameters)
+    for parameter in listed:
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
+    return listed
 
 
 app = typer.Typer(

@@ -82,9 +82,9 @@ def collectives(
     log = printer(world)
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))  # known before anything is measured
 
-    found = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
-    files = {"results.json": json.dumps(found, indent=1), "table.md": table(found)}
-    done = write(world, output, partial(_write_report, output, files, "plot.svg", partial(draw, found)))
+    results = measure(world, [size for size in SIZES if size <= largest], names, bits, log)
+    files = {"results.json": json.dumps(results, indent=1), "table.md": table(results)}
+    done = write(world, output, partial(_write_report, output, files, "plot.svg", partial(draw, results)))
     log(f"\n{files['table.md']}\n\n{done}")
 
 
@@ -120,9 +120,9 @@ def _compare(output: Path, ranks: int, largest: int, against: str, compared: str
     peers, collectives = _chosen("--against", against, PEERS), _chosen("--collectives", compared, COLLECTIVES)
     make_folder(output)  # known before anything is measured
     log = partial(print, flush=True)
-    found = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
-    files = {"results.json": json.dumps(found, indent=1), "table.md": "\n".join([table(found), "", *summary(found)])}
-    done = write_alone(output, partial(_write_report, output, files, "plot.svg", partial(draw, found)))
+    data = measure_against(peers, ranks, rounds, collectives, [size for size in SIZES if size <= largest], log)
+    files = {"results.json": json.dumps(data, indent=1), "table.md": "\n".join([table(data), "", *summary(data)])}
+    done = write_alone(output, partial(_write_report, output, files, "plot.svg", partial(draw, data)))
     log(f"\n{files['table.md']}\n\n{done}")
 
 
@@ -173,13 +173,13 @@ def networks(
 
     console, plan = Console(stderr=True), ConvolutionPlan()
     with console.status("") as status:
-        found = measure_networks(chosen, batch, steps, plan, status.update)
-    about = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    table = as_markdown(found)
-    whole = {**about, "networks": found, "plan": plan.measured}
-    files = {"networks.json": json.dumps(whole, indent=1), "networks.md": table}
+        timings = measure_networks(chosen, batch, steps, plan, status.update)
+    setup = {"processor": processor().name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    table = as_markdown(timings)
+    results = {**setup, "networks": timings, "plan": plan.measured}
+    files = {"networks.json": json.dumps(results, indent=1), "networks.md": table}
     done = write_alone(output, partial(_write_report, output, files))
-    print(f"images/s; {', '.join(f'{key} {value}' for key, value in about.items())}\n\n{table}\n\n{done}")
+    print(f"images/s; {', '.join(f'{key} {value}' for key, value in setup.items())}\n\n{table}\n\n{done}")
 
 
 def shuffle(
@@ -204,9 +204,9 @@ def shuffle(
         if groups < 1 or world.size % groups or world.size == groups:
             raise UsageError(f"--groups {groups}: {world.size} ranks do not form so many groups of two ranks or more")
     write(world, output, lambda: random_pack(output / "pack", max(world.size, size // LENGTH)))
-    found = measure_shuffle(world, output / "pack", groups, bits)
-    write_text(world, output / "shuffle.json", json.dumps(found, indent=1))
-    _print_samples(found, printer(world))
+    rows = measure_shuffle(world, output / "pack", groups, bits)
+    write_text(world, output / "shuffle.json", json.dumps(rows, indent=1))
+    _print_samples(rows, printer(world))
 
 
 def messages(
@@ -219,9 +219,9 @@ def messages(
 
     world = join("bench messages")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))
-    found = measure_messages(world)
-    write_text(world, output / "messages.json", json.dumps(found, indent=1))
-    _print_samples(found, printer(world))
+    rows = measure_messages(world)
+    write_text(world, output / "messages.json", json.dumps(rows, indent=1))
+    _print_samples(rows, printer(world))
 
 
 STARTS_RANKS = "unisono bench {} starts the ranks of each run itself; start it without mpiexec or srun"
@@ -280,12 +280,12 @@ def ablation(
         raise UsageError(f"--ranks {ranks}: not with --hosts {hosts}, which have a rank each")
     settings = read_recipe(find_recipe(recipe), changes or [])
     make_folder(output)
-    whole = tomli_w.dumps(to_dict(settings)).encode()
-    path = output / f"recipe-{hashlib.sha256(whole).hexdigest()[:12]}.toml"  # runs of another recipe are not these
-    write_alone(path, partial(path.write_bytes, whole))
+    contents = tomli_w.dumps(to_dict(settings)).encode()
+    path = output / f"recipe-{hashlib.sha256(contents).hexdigest()[:12]}.toml"  # runs of another recipe are not these
+    write_alone(path, partial(path.write_bytes, contents))
     lab = ["unisono", "lab", f"--hosts={hosts}", f"--rate={rate}", "--"] if hosts else []
-    own = [f"--ranks={ranks}"] if ranks else []
-    _make_variants([*lab, "unisono", "train", str(path.resolve()), *own], ladder(settings), output, "ablation")
+    ranks_option = [f"--ranks={ranks}"] if ranks else []
+    _make_variants([*lab, "unisono", "train", str(path.resolve()), *ranks_option], ladder(settings), output, "ablation")
 
 
 def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str]], output: Path, name: str) -> None:
@@ -293,8 +293,8 @@ def _make_variants(train: Sequence[str], variants: Mapping[str, Mapping[str, str
     from unisono.bench.ablation import as_data, run_variants, table
 
     log = partial(print, flush=True)
-    found = write_alone(output, lambda: run_variants(train, variants, output, log))
-    files = {f"{name}.json": as_data(found), f"{name}.md": table(found)}
+    results = write_alone(output, lambda: run_variants(train, variants, output, log))
+    files = {f"{name}.json": as_data(results), f"{name}.md": table(results)}
     log(f"\n{files[f'{name}.md']}\n\n{write_alone(output, partial(_write_report, output, files))}")
 
 
@@ -305,14 +305,14 @@ def memory(
     make_folder(output)
     from unisono.bench.layers import measure_memory
 
-    found = measure_memory()
-    write_alone(output, partial(_write_report, output, {"memory.json": json.dumps(found, indent=1)}))
-    _print_samples(found, print)
+    rows = measure_memory()
+    write_alone(output, partial(_write_report, output, {"memory.json": json.dumps(rows, indent=1)}))
+    _print_samples(rows, print)
 
 
-def _print_samples(found: Sequence[Mapping[str, Any]], log: Callable[[str], None]) -> None:
+def _print_samples(rows: Sequence[Mapping[str, Any]], log: Callable[[str], None]) -> None:
     """Print a line for each row of named samples: the median, and the range."""
-    for row in found:
+    for row in rows:
         samples = sorted(row["samples"])
         log(f"{row['name']:32}{median(samples):10.3g} {row['unit']:6}{samples[0]:10.3g} to {samples[-1]:.3g}")
 
@@ -363,41 +363,41 @@ def layers(
     timings = ConvolutionPlan(known)
     network = make_network(model, "", classes, shape[1])
     use_response_norms(network)
-    found = layers_of(network, shape)
+    network_layers = layers_of(network, shape)
     peak = measure_peak(dtype)
     with console.status("") as status:
-        rows = measure_layers(found, timings, dtype, status.update)
+        rows = measure_layers(network_layers, timings, dtype, status.update)
     if plan is not None:
         write_plan(plan, machine(here.name), timings.measured)
-    about = {
+    setup = {
         "model": model,
         "inputs": shape,
         "dtype": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "processor": here.name,
     }
-    _print(console, rows, peak, about)
+    _print(console, rows, peak, setup)
     if output is not None:
         from unisono.bench.layers import as_data, draw
 
-        title = f"{model}, batch {batch}, {about['dtype']}"
-        files = {"layers.json": json.dumps(as_data(rows, peak, about), indent=1)}
+        title = f"{model}, batch {batch}, {setup['dtype']}"
+        files = {"layers.json": json.dumps(as_data(rows, peak, setup), indent=1)}
         report = partial(_write_report, output, files, "layers.svg", partial(draw, rows, peak, title))
         console.print(write_alone(output, report), markup=False)
 
 
-def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> None:
+def _print(console: Console, rows: Sequence[LayerTiming], peak: Peak, setup: Mapping[str, Any]) -> None:
     """Print a table of the layers, and sums of it."""
     from unisono.bench.layers import as_table, medians, sums
 
     console.print(as_table(rows, peak))
-    whole = sum(row.seconds for row in rows)
+    total = sum(row.seconds for row in rows)
     for name, seconds in sums(rows):
-        console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / whole:8.1%}", markup=False)
+        console.print(f"{name:34}{1e3 * seconds:10.1f} ms{seconds / total:8.1%}", markup=False)
     console.print(
-        f"\n{about['model']}, {' x '.join(map(str, about['inputs']))}, {about['dtype']}, {about['threads']} threads on "
-        f"{about['processor']}: "
-        f"{1e3 * whole:.0f} ms in these layers, without biases and the operations between layers\n"
+        f"\n{setup['model']}, {' x '.join(map(str, setup['inputs']))}, {setup['dtype']}, {setup['threads']} threads on "
+        f"{setup['processor']}: "
+        f"{1e3 * total:.0f} ms in these layers, without biases and the operations between layers\n"
         f"peak: {peak.operations_per_second / 1e9:.0f} GFLOP/s of products, "
         f"{peak.bytes_per_second / 1e9:.1f} GB/s of memory; median convolution at "
         + ", ".join(f"{share:.0%} of its bound ({which})" for which, share in medians(rows, peak).items()),

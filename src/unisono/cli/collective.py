@@ -113,7 +113,7 @@ def with_case(command: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [*shared.values(), *list(own.values())[2:]]
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it, and the annotations
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -134,11 +134,11 @@ def price(
     payloads = sizes_of(sizes)
     schedules, left_out = _schedules_of(case, algorithms)
     by_schedule = [price_schedule(case, name, payloads) for name in schedules]
-    found = [
+    by_size = [
         _size(case, nbytes, case.bound(nbytes), [row._asdict() for row in rows])
         for nbytes, *rows in zip(payloads, *by_schedule, strict=True)
     ]
-    _show(case, left_out, found, PRICED, as_json)
+    _show(case, left_out, by_size, PRICED, as_json)
 
 
 @with_case
@@ -164,14 +164,14 @@ def simulate(
     payloads = sizes_of(sizes)
     uneven = _uneven(slow_nodes, slow_links or [], late or [], case.placement)
     schedules, left_out = _schedules_of(case, algorithms)
-    found = [
+    by_size = [
         _size(case, nbytes, case.bound(nbytes, uneven), _simulated(case, nbytes, schedules, uneven, left_out))
         for nbytes in payloads
     ]
-    if not any(size["schedules"] for size in found):
+    if not any(size["schedules"] for size in by_size):
         raise UsageError(left_out[-1].reason)
     beside = {"slow_nodes": dict(uneven.slow_nodes), "late_ranks": dict(uneven.late_ranks)}
-    _show(case, left_out, found, SIMULATED, as_json, beside)
+    _show(case, left_out, by_size, SIMULATED, as_json, beside)
 
 
 def sizes_of(text: str) -> list[int]:
@@ -186,14 +186,14 @@ def _schedules_of(case: CollectiveCase, names: str | None) -> tuple[list[str], l
     return schedules_of(case, [name for name in (names or "").split(",") if name])
 
 
-def _uneven(own: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
-    """Return the slow links of the machine, `own`, with the differences that the options name.
+def _uneven(slow: Mapping[int, float], slow_links: Sequence[str], late: Sequence[str], placement: Placement) -> Uneven:
+    """Return the slow links of the machine, `slow`, with the differences that the options name.
 
     Raises UsageError for their form, and for ranks out of range.
     """
     from unisono.network import Uneven
 
-    slow_nodes = dict(own)
+    slow_nodes = dict(slow)
     for text in slow_links:
         rank, factor = _rank_and_value(text, "--slow-link", "RANK:FACTOR, such as 3:4", placement.ranks)
         try:
@@ -284,14 +284,14 @@ SIMULATED: Mapping[str, Callable[[Row], str]] = {
 def _show(
     case: CollectiveCase,
     left_out: Sequence[LeftOut],
-    found: Sequence[Row],
+    sizes: Sequence[Row],
     columns: Mapping[str, Callable[[Row], str]],
     as_json: bool,
     beside: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Print a table of these columns for each size, or all as JSON, with what is `beside` the sizes there."""
     if as_json:
-        network = {name: None if number is None else float(number) for name, number in vars(case.table.network).items()}
+        network = {name: None if value is None else float(value) for name, value in vars(case.table.network).items()}
         data = {
             "collective": case.collective,
             "ranks": case.placement.ranks,
@@ -299,12 +299,12 @@ def _show(
             "supernodes": len(set(case.placement.supernodes)) or 1,
             "wire": case.wire,
             "network": network,
-            "left_out": {name: one.reason for one in left_out for name in one.schedules},
+            "left_out": {name: entry.reason for entry in left_out for name in entry.schedules},
         }
-        print(json.dumps({**data, **beside, "sizes": found}, indent=1))
+        print(json.dumps({**data, **beside, "sizes": sizes}, indent=1))
         return
     print(describe(case))
-    for size in found:
+    for size in sizes:
         auto = size["auto"]
         rows = [{**row, "mark": "auto" * (row["schedule"] == auto)} for row in size["schedules"]]
         takes = "the MPI library, which has no schedule to price" if auto == "library" else auto
@@ -316,11 +316,11 @@ def _show(
             for row in rows:
                 print(f"{row['schedule']}: {row['bottleneck']}; ends: {_ends(row['ends'])}")
     print()
-    for one in left_out:
-        of_base = Counter(name.partition("/")[0] for name in one.schedules)
-        groups = [name for name in one.schedules if of_base[name.partition("/")[0]] == 1]
+    for entry in left_out:
+        of_base = Counter(name.partition("/")[0] for name in entry.schedules)
+        groups = [name for name in entry.schedules if of_base[name.partition("/")[0]] == 1]
         groups += [f"{base} (all {count})" for base, count in of_base.items() if count > 1]
-        print(f"left out: {', '.join(groups)}: {one.reason}")
+        print(f"left out: {', '.join(groups)}: {entry.reason}")
 
 
 def describe(case: CollectiveCase) -> str:
@@ -328,18 +328,18 @@ def describe(case: CollectiveCase) -> str:
     placement, network = case.placement, case.table.network
     supernodes = len(set(placement.supernodes)) or 1
     sums = f"sums at {1e-9 / network.gamma:.4g} GB/s" if network.gamma else "sums free"
-    words = [
+    parts = [
         f"{case.collective}, {placement.ranks} ranks on {len(placement.nodes)} nodes in {supernodes} "
         f"supernode{'s' * (supernodes > 1)}: links of {8e-9 / network.beta:.4g} Gbit/s, latency "
         f"{format_seconds(float(network.alpha))}, {sums}"
     ]
     if supernodes > 1 and network.oversubscribed:
-        words.append(f"uplinks of {8e-9 / (network.uplink_beta or 1):.4g} Gbit/s")
+        parts.append(f"uplinks of {8e-9 / (network.uplink_beta or 1):.4g} Gbit/s")
     if case.wire is not None:
-        words.append(f"wire {case.wire}")
+        parts.append(f"wire {case.wire}")
     if not network.measured:
-        words.append("an unknown network (no --machine, --table or --rate)")
-    return ", ".join(words)
+        parts.append("an unknown network (no --machine, --table or --rate)")
+    return ", ".join(parts)
 
 
 def _ends(ends: Sequence[float]) -> str:

@@ -78,15 +78,15 @@ def _step(
     from unisono.view import step
 
     find_overlap(overlap)
-    for option, number in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
-        if number < 1:
-            raise UsageError(f"--{option} {number}: a picture of steps has at least 1")
+    for option, count in (("ranks", ranks), ("buckets", buckets), ("steps", steps)):
+        if count < 1:
+            raise UsageError(f"--{option} {count}: a picture of steps has at least 1")
     most = {"ranks": MAX_DRAWN_RANKS, "steps": MAX_DRAWN_BUCKETS // buckets}
-    for option, number in {"ranks": ranks, "buckets": buckets, "steps": steps, **options}.items():
-        _check_most(option, number, most.get(option, MAX_DRAWN_BUCKETS))
+    for option, value in {"ranks": ranks, "buckets": buckets, "steps": steps, **options}.items():
+        _check_most(option, value, most.get(option, MAX_DRAWN_BUCKETS))
     kind = find_rule(name)
     names = {entry.name for entry in fields(kind)}
-    beside: dict[str, Any] = {option: number for option, number in options.items() if option in names}
+    beside: dict[str, Any] = {option: value for option, value in options.items() if option in names}
     rule = kind(overlap=overlap, **beside)
     title = f"{name}, {overlap}, {buckets} bucket{'s' * (buckets > 1)}, {steps} step{'s' * (steps > 1)}"
     layout = replace(even_layout(ranks, buckets), nodes=_placement(ranks, nodes, 1).nodes)
@@ -107,7 +107,7 @@ def _placement(ranks: int, nodes: int, supernodes: int) -> Placement:
     return regular(supernodes, nodes // supernodes, ranks // nodes)
 
 
-def _check_most(option: str, number: int, most: int) -> None:
-    """Raise UsageError for a number above the limit of an option."""
-    if number > most:
-        raise UsageError(f"--{option} {number:,}: the limit is {most:,}")
+def _check_most(option: str, value: int, most: int) -> None:
+    """Raise UsageError for a value above the limit of an option."""
+    if value > most:
+        raise UsageError(f"--{option} {value:,}: the limit is {most:,}")

@@ -54,13 +54,13 @@ def probe(
         world.call_on_root(lambda: machine_at(output))  # what it would replace
     write(world, output, partial(check_writable, output))  # known before anything is measured
 
-    found = measure(world, seconds, disk, name, log, place)
+    facts = measure(world, seconds, disk, name, log, place)
     if world.nodes == 1:
         readable = world.reads_other_processes()
         log(f"memory of the node's other processes: {'readable' if readable else 'not readable'}")
         log(f"short collectives of the node: played by {'compiled code' if is_compiled() else 'Python'}")
-    write_text(world, output, file_of(found))
-    log(f"wrote {output} after {found.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
+    write_text(world, output, file_of(facts))
+    log(f"wrote {output} after {facts.probe.seconds:.1f} s; use it with unisono plan --machine {output}")
 
 
 def tune(
@@ -86,8 +86,8 @@ def tune(
         before = world.call_on_root(lambda: machine_at(output))
 
     log = printer(world)
-    found = measure(world, largest, log, before)
-    write_text(world, output, file_of(found))
+    facts = measure(world, largest, log, before)
+    write_text(world, output, file_of(facts))
     log(f"wrote {output}; use it with UNISONO_TABLE={output.resolve()} or unisono.init(table=...)")
 
 

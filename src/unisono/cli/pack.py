@@ -89,10 +89,10 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task(str(folder), total=len(part))
             index = pack(part, folder, options, cores(), lambda: progress.advance(task))  # noqa: B023
-        skipped, words = index.about.skipped, find_kind(part.kind).class_words
+        skipped, noun = index.about.skipped, find_kind(part.kind).class_words
         total_skipped += len(skipped)
         console.print(
-            f"{folder}: {len(index):,} samples of {len(index.about.classes)} {words}, {index.nbytes / 1e6:,.1f} MB in "
+            f"{folder}: {len(index):,} samples of {len(index.about.classes)} {noun}, {index.nbytes / 1e6:,.1f} MB in "
             f"{len(index.about.stripes)} stripes",
             markup=False,
         )
@@ -101,7 +101,7 @@ def _pack(parts: Splits, out: Path, options: PackOptions) -> int:
         if part.others:
             (first,) = as_texts(part.others[:1])
             console.print(f"  files of other kinds, left out: {len(part.others):,}, as {first}", markup=False)
-        if empty := [one for one in part.empty if one not in index.about.classes]:
+        if empty := [label for label in part.empty if label not in index.about.classes]:
             console.print(f"  folders without samples, so no classes: {', '.join(empty)}", markup=False)
         if len(skipped) > MAX_LISTED:
             console.print(f"  and {len(skipped) - MAX_LISTED} more: unisono pack --describe {folder}", markup=False)

@@ -42,13 +42,13 @@ def papers(
     if picture is not None and len(chosen) != 1:
         raise UsageError(f"--picture {picture}: a picture is of one figure; name it")
     failed = measure and _measure(chosen, folder)
-    found = [with_own(figure, folder) for figure in chosen]
+    shown = [with_own(figure, folder) for figure in chosen]
     if picture is not None:
-        _draw(found[0], picture)
+        _draw(shown[0], picture)
     if figures:
-        print("\n\n".join("\n".join(report(figure)) for figure in found))
+        print("\n\n".join("\n".join(report(figure)) for figure in shown))
     else:
-        print("\n".join(listing(found)))
+        print("\n".join(listing(shown)))
     if failed:
         raise typer.Exit(1)
 

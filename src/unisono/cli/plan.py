@@ -102,14 +102,14 @@ def plan(
         raise UsageError(f"--worthwhile {worthwhile:g}: it is a share of one node's speed, above 0 and at most 1")
     settings, counts, facts = plan_recipe(recipe, model, changes or ()), node_counts(nodes), find_machine(machine)
     before = _predict(settings, facts, counts, ranks_per_node)
-    after = {words: _predict(*changed(settings, facts, words), counts, ranks_per_node) for words in what_if or ()}
+    after = {change: _predict(*changed(settings, facts, change), counts, ranks_per_node) for change in what_if or ()}
     if chart is not None:
         from unisono.plan.run_report import changed_rules
         from unisono.view.chart import write_picture
         from unisono.view.predictions import draw_plans
 
-        others = [row for words, found in after.items() for row in changed_rules(before.rows, found.rows, words)]
-        picture = draw_plans([*before.rows, *others], before.title, before.run.machine.name)
+        altered = [row for change, planned in after.items() for row in changed_rules(before.rows, planned.rows, change)]
+        picture = draw_plans([*before.rows, *altered], before.title, before.run.machine.name)
         write_picture(chart, picture, "--chart")
     wanted = counts if layers else ()
     if as_json:
@@ -147,7 +147,7 @@ def _print(before: _Planned, after: Mapping[str, _Planned], least: float, layers
 
     print(f"{before.title}, on {before.run.machine.name}\n")
     print("\n".join(as_lines(before.rows, before.run, least)))
-    changes = [row for words, found in after.items() for row in compare(before.rows, found.rows, words)]
+    changes = [row for change, planned in after.items() for row in compare(before.rows, planned.rows, change)]
     if changes:
         print("\n" + "\n".join(comparison_lines(changes)))
     for nodes in layers:
@@ -163,21 +163,21 @@ def _data(before: _Planned, after: Mapping[str, _Planned], least: float, layers:
     if after:
         data["what_if"] = [
             {
-                "change": words,
-                "rows": comparison_data(compare(before.rows, found.rows, words)),
-                "plan": as_data(found.rows, found.run, least),
+                "change": change,
+                "rows": comparison_data(compare(before.rows, planned.rows, change)),
+                "plan": as_data(planned.rows, planned.run, least),
             }
-            for words, found in after.items()
+            for change, planned in after.items()
         ]
     if layers:
         data["layers"] = {nodes: [layer._asdict() for layer in before.layers_on(nodes)] for nodes in layers}
     return data
 
 
-def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
+def _check(run: Path, as_json: bool, extra: str | Path | None) -> None:
     """Print the prediction of a run beside its measurement, part by part."""
-    if other is not None:
-        raise UsageError(f"--check {run} takes the plan of that run: omit {other}, all options but --json")
+    if extra is not None:
+        raise UsageError(f"--check {run} takes the plan of that run: omit {extra}, all options but --json")
     from unisono.foresight.compare import check_data, check_lines
     from unisono.foresight.ledger import ended_run
 
@@ -188,18 +188,18 @@ def _check(run: Path, as_json: bool, other: str | Path | None) -> None:
         print("\n".join(check_lines(seal.prediction, measurement)))
 
 
-def node_counts(words: str) -> tuple[int, ...]:
-    """Return numbers of nodes: 1,2,4,...,32 are 1, 2, 4, 8, 16 and 32. Raises UsageError for other words."""
-    before, dots, last = words.partition(",...,")
-    counts = [_number(one) for one in before.split(",")]
+def node_counts(text: str) -> tuple[int, ...]:
+    """Return numbers of nodes: 1,2,4,...,32 are 1, 2, 4, 8, 16 and 32. Raises UsageError for anything else."""
+    before, dots, last = text.partition(",...,")
+    counts = [_number(part) for part in before.split(",")]
     if dots:
         if len(counts) < 2 or not _number(last) or not 0 < counts[-2] < counts[-1] or counts[-1] % counts[-2]:
-            raise UsageError(f"--nodes {words}: two numbers, the second a multiple, go before the dots, one behind")
+            raise UsageError(f"--nodes {text}: two numbers, the second a multiple, go before the dots, one behind")
         factor = counts[-1] // counts[-2]
         while counts[-1] * factor <= _number(last):
             counts.append(counts[-1] * factor)
     if min(counts) < 1 or sorted(set(counts)) != counts:
-        raise UsageError(f"--nodes {words}: give rising numbers, 1 or more, as in 1,2,4 or 1,2,4,...,1024")
+        raise UsageError(f"--nodes {text}: give rising numbers, 1 or more, as in 1,2,4 or 1,2,4,...,1024")
     return tuple(counts)
 
 

@@ -76,8 +76,8 @@ class StartSign:
         seconds = int(time.monotonic() - self._begun)
         if self._active and seconds != self._shown:
             self._shown = seconds
-            words = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
-            print(words, end="\r", flush=True)
+            message = f"starting {self._ranks} rank{'s' * (self._ranks > 1)}: {seconds} s"
+            print(message, end="\r", flush=True)
 
     def close(self) -> None:
         """Erase the sign, for good."""
@@ -138,12 +138,12 @@ def check_ranks(ranks: int | None) -> None:
         raise LaunchError(f"--ranks {ranks}: the number of ranks must be at least 1")
 
 
-def refuse_launcher(words: str) -> None:
+def refuse_launcher(message: str) -> None:
     """Raise UsageError, which one rank reports, where a launcher has started this process."""
     if ranks_started(os.environ) is not None:
         if rank_started(os.environ):
             raise SystemExit(2)
-        raise UsageError(words)
+        raise UsageError(message)
 
 
 def start_ranks(ranks: int | None) -> None:
@@ -177,10 +177,10 @@ def launch(
     received: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+    def pass_on(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
         for process in started:
-            process.send_signal(number)
+            process.send_signal(signum)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGUSR1, pass_on)
@@ -203,7 +203,7 @@ def launch(
             code = _wait(process, received, startup, sign)
         if relay:
             relay.join(RELAY_SECONDS)  # a process that was left behind may hold the other end
-        code = startup.finish(any(number in STOP_SIGNALS for number in received), code, listener, bool(options))
+        code = startup.finish(any(signum in STOP_SIGNALS for signum in received), code, listener, bool(options))
     return exit_code(code, received)
 
 
@@ -235,7 +235,7 @@ def exit_code(code: int, received: Sequence[int]) -> int:
     0 and 2 come from the ranks: they had finished before, or something failed, such as a checkpoint. Otherwise the code
     is that of the signal that ended them, however mpiexec reports it.
     """
-    ending = [number for number in received if number in STOP_SIGNALS]
+    ending = [signum for signum in received if signum in STOP_SIGNALS]
     if ending and code not in (0, 2):
         return 128 + ending[0]
     return code if code >= 0 else 128 - code
@@ -338,8 +338,8 @@ class Shutdown:
 
     def _abort(self, what: str, code: int) -> None:
         """End all ranks, and say what has happened to this one."""
-        number = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
-        witness.report_abort(f"unisono: rank {number} of {self._size} {what}: all ranks end\n")
+        rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "?")
+        witness.report_abort(f"unisono: rank {rank} of {self._size} {what}: all ranks end\n")
         mpi = sys.modules.get("unisono.mpi")
         if mpi is not None and mpi.MPI.Is_initialized() and not mpi.MPI.Is_finalized():
             mpi.MPI.COMM_WORLD.Abort(code)

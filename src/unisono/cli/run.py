@@ -102,8 +102,8 @@ def run(
         raise UsageError(f"there is no module {program}, neither in {Path.cwd()} nor installed")
     if elastic:
         home = resume or run_directory.new_folder(Path(program).stem)
-        words = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
-        raise typer.Exit(run_elastically(home, words, count, min_ranks, hosts))
+        command = ["run", *["-m"] * module, f"--backend-for={backend_for}", program, *(arguments or [])]
+        raise typer.Exit(run_elastically(home, command, count, min_ranks, hosts))
     if ranks_started(os.environ) is None:
         if ranks is not None and ranks > cores():
             print(f"unisono: {ranks} ranks take turns on {cores()} cores; fewer would be faster", file=sys.stderr)

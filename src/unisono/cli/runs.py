@@ -59,12 +59,12 @@ def evaluate(
     world = init_ranks(recipe.training.timeout or None)
     log = printer(world)
     with world.agree_on_errors():
-        found, facts = evaluate_on_rank(run, world, pack, throughput, log, device)
+        evaluation, facts = evaluate_on_rank(run, world, pack, throughput, log, device)
         target = run if out is None else out
-        files = world.call_on_root(lambda: write_files(found, facts, target))
+        files = world.call_on_root(lambda: write_files(evaluation, facts, target))
     if world.rank == 0:
-        _print(found)
-    log("; ".join(filter(None, ("wrote " + " and ".join(map(str, files)), found.remark))))
+        _print(evaluation)
+    log("; ".join(filter(None, ("wrote " + " and ".join(map(str, files)), evaluation.remark))))
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
 
 
@@ -77,8 +77,8 @@ def _print(evaluation: Evaluation) -> None:
     console, table = Console(), Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, words in evaluation.rows():
-        table.add_row(name, escape(words))
+    for name, text in evaluation.rows():
+        table.add_row(name, escape(text))
     console.print(table)
     if evaluation.throughput:
         table = Table(title="forward passes, one rank")
@@ -198,8 +198,8 @@ def audit(
 
     world = init_ranks(recipe.training.timeout or None)
     with world.agree_on_errors():
-        words, same = recompute(run, recipe, world, step)
-    printer(world)(words)
+        verdict, same = recompute(run, recipe, world, step)
+    printer(world)(verdict)
     world.barrier()  # a rank that is stopped here is still reported; afterwards a launcher ends the others
     if not same:
         raise typer.Exit(1)

@@ -118,10 +118,10 @@ def _recipe(
     if replay is not None:
         if path is not None or changes or resume is not None:
             raise UsageError("--replay takes the recipe of the run that it replays: no recipe, --set or --resume")
-        found = run_directory.recipe_of(replay, [])
-        if not is_user_function(found.rule.name) and not has_servers(make_rule(found)):
-            raise UsageError(f"--replay {replay}: its rule, {found.rule.name}, is synchronous: run its recipe again")
-        return found, []
+        recipe = run_directory.recipe_of(replay, [])
+        if not is_user_function(recipe.rule.name) and not has_servers(make_rule(recipe)):
+            raise UsageError(f"--replay {replay}: its rule, {recipe.rule.name}, is synchronous: run its recipe again")
+        return recipe, []
     if resume is None:
         if path is None:
             raise UsageError("missing recipe: unisono train RECIPE.toml, or --resume RUN")
@@ -140,13 +140,13 @@ def _print(notes: list[str]) -> None:
         print(note, flush=True)
 
 
-def _end_before_training(number: int, _frame: FrameType | None) -> None:
+def _end_before_training(signum: int, _frame: FrameType | None) -> None:
     """End this process by a signal that came before the first step, or after the last."""
     if rank_started(os.environ) == 0:
-        words = f"unisono: {signal.Signals(number).name} before the first step or after the last: nothing is saved"
-        print(words, file=sys.stderr, flush=True)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        message = f"unisono: {signal.Signals(signum).name} before the first step or after the last: nothing is saved"
+        print(message, file=sys.stderr, flush=True)
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
 
 
 def _run_as_rank(settings: Recipe, **options: Any) -> None:

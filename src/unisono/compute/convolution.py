@@ -28,8 +28,8 @@ class PlannedConvolution(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002  PyTorch's
         inputs = input
         if not plannable(self, inputs.shape):
-            own: Tensor = super()._conv_forward(inputs, weight, bias)
-            return own
+            unplanned: Tensor = super()._conv_forward(inputs, weight, bias)
+            return unplanned
         device = inputs.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

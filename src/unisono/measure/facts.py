@@ -69,7 +69,7 @@ class MeasuredValue(NamedTuple):
     """Value of the file, and how it was measured."""
 
     value: float
-    words: str
+    method: str
 
 
 Values = dict[str, MeasuredValue]
@@ -102,7 +102,7 @@ def machine_facts(
     return MachineFacts(
         name or f"{sites[0].host}, nodes: {len(hosts)}, ranks: {placement.ranks}",
         **{table: kind(**_of_table(table, values)) for table, kind in TABLES.items() if table != "probe"},
-        measured={key: found.words for key, found in values.items()},
+        measured={key: entry.method for key, entry in values.items()},
         slow_links=slow,
         choices=choice_tables(links, hosts, findings.rows),
         probe=ProbeFacts(date, version, hosts, placement.ranks, len(hosts), seconds, reasons),
@@ -112,7 +112,7 @@ def machine_facts(
 
 
 def _of_table(table: str, values: Values) -> dict[str, Any]:
-    of_keys = ((key.partition("."), found.value) for key, found in values.items())
+    of_keys = ((key.partition("."), entry.value) for key, entry in values.items())
     return {name: value for (prefix, _, name), value in of_keys if prefix == table}
 
 
@@ -141,8 +141,8 @@ def node_rates(reading: ProbeReading, placement: Placement, index: int = 0, work
 def _product_row(reading: ProbeReading, placement: Placement) -> ProductRow:
     kind, rows, inner, columns, kernel, dtype = reading.probe.row
     forward, spread = median_and_spread(node_rates(reading, placement))
-    backward, other = median_and_spread(node_rates(reading, placement, 1, 2 * reading.probe.work))
-    return ProductRow(kind, rows, inner, columns, kernel, forward, backward, max(spread, other), dtype)
+    backward, backward_spread = median_and_spread(node_rates(reading, placement, 1, 2 * reading.probe.work))
+    return ProductRow(kind, rows, inner, columns, kernel, forward, backward, max(spread, backward_spread), dtype)
 
 
 def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
@@ -159,7 +159,7 @@ def _system(sites: Sequence[ProbedSite], placement: Placement) -> Values:
         "node.cache_bytes": MeasuredValue(system.cache_bytes, "by the system: level 2 of a core"),
         "node.simd_width": MeasuredValue(system.simd_width, "by the system: widest vectors"),
     }
-    return {key: found for key, found in values.items() if found.value}
+    return {key: entry for key, entry in values.items() if entry.value}
 
 
 def _computing(products: Sequence[ProductRow]) -> Values:
@@ -170,8 +170,8 @@ def _computing(products: Sequence[ProductRow]) -> Values:
         return {}
     best = max(products, key=lambda row: max(row.forward, row.backward))
     flops, shape = max(best.forward, best.backward), f"({best.rows}, {best.inner}) x ({best.inner}, {best.columns})"
-    words = f"best of {len(products)} products: {best.kind} of {shape}, on all ranks at once, spread {best.spread:.0%}"
-    values = {"node.flops": MeasuredValue(flops, words)}
+    method = f"best of {len(products)} products: {best.kind} of {shape}, on all ranks at once, spread {best.spread:.0%}"
+    values = {"node.flops": MeasuredValue(flops, method)}
     for kind in (CONVOLUTION_KIND, LINEAR_KIND):
         steps = [row.step / flops for row in products if row.kind == kind]
         if steps and (share := _rounded(statistics.median(steps))) < 1:
@@ -193,7 +193,7 @@ def _rates(readings: Mapping[str, Sequence[ProbeReading]], placement: Placement)
 
 def _rate(reading: ProbeReading, rates: Sequence[float]) -> MeasuredValue:
     rate, spread = median_and_spread(rates)
-    return MeasuredValue(rate, f"{reading.probe.words}: median of {len(rates)}, spread {spread:.0%}")
+    return MeasuredValue(rate, f"{reading.probe.label}: median of {len(rates)}, spread {spread:.0%}")
 
 
 def _links(links: Links) -> Values:
@@ -211,7 +211,7 @@ def _links(links: Links) -> Values:
             float(links.network.overhead), "16 messages of 1 KiB at once beside one, each way, median of nodes"
         ),
     }
-    return {key: found._replace(value=_rounded(found.value)) for key, found in values.items() if found.value}
+    return {key: entry._replace(value=_rounded(entry.value)) for key, entry in values.items() if entry.value}
 
 
 def _supernode_sizes(links: Links, slow: Container[int]) -> tuple[int, ...]:
@@ -228,8 +228,8 @@ def _topology(links: Links, sizes: Sequence[int]) -> Values:
         "topology.supernode": MeasuredValue(sizes[0], f"{len(sizes)} groups of nodes whose pairs were rarely slow")
     }
     if (ratio := float((links.network.uplink_beta or 0.0) / links.network.beta) * sizes[0]) > 1:
-        words = "exchanges of all nodes of a group with others, over those inside"
-        values["topology.oversubscription"] = MeasuredValue(_rounded(ratio), words)
+        method = "exchanges of all nodes of a group with others, over those inside"
+        values["topology.oversubscription"] = MeasuredValue(_rounded(ratio), method)
     return values
 
 
@@ -241,8 +241,8 @@ def choice_tables(links: Links | None, hosts: Sequence[str], rows: Mapping[str, 
     if links is None:
         return ChoiceTables(**tables)
     members: defaultdict[int, list[str]] = defaultdict(list)
-    for number, host in zip(links.supernodes, hosts, strict=True):
-        members[number].append(host)
+    for supernode, host in zip(links.supernodes, hosts, strict=True):
+        members[supernode].append(host)
     told_apart = len(members) > 1 and not share_names(hosts)
     supernodes = [SupernodeRow(tuple(names)) for _, names in sorted(members.items())] if told_apart else []
     return ChoiceTables(**tables, network=links.network, supernode=tuple(supernodes))
@@ -273,9 +273,9 @@ def _rounded(value: float) -> float:
 
 def file_of(machine: MachineFacts) -> str:
     """Return the text of the machine file that `unisono probe` and `unisono tune` write."""
-    found = machine.probe
-    head = f"# Measured with Unisono {found.version}, on {found.date}; ranks: {found.ranks}, nodes: {found.nodes}, "
-    head += f"{found.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
+    probe = machine.probe
+    head = f"# Measured with Unisono {probe.version}, on {probe.date}; ranks: {probe.ranks}, nodes: {probe.nodes}, "
+    head += f"{probe.seconds:.0f} s.\n# [measured] says how each value was found; values that are not known are left "
     head += "out. docs/planning.md describes\n# the rows, src/unisono/network/default.toml those of [choices], "
     return f"{head}which may be edited.\n\n{machine_text(machine)}"
 
@@ -319,21 +319,21 @@ def read_system(root: Path = Path("/")) -> NodeFacts:
 
 def memory_bytes(meminfo: str, limit: str = "") -> float:
     """Return the bytes of memory by the text of /proc/meminfo, at most the `limit` of a control group; 0: not known."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
-    total = float(found[1]) * 1024 if found else 0.0
+    match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    total = float(match[1]) * 1024 if match else 0.0
     return min(total, float(limit)) if limit.strip().isdecimal() and total else total
 
 
 def cache_bytes(size: str) -> int:
-    """Return the bytes of a size such as 1024K; 0 for other words."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", size)
-    return int(found[1]) * UNITS.get(found[2], 1) if found else 0
+    """Return the bytes of a size such as 1024K; 0 for anything else."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", size)
+    return int(match[1]) * UNITS.get(match[2], 1) if match else 0
 
 
 def simd_width(cpuinfo: str) -> int:
     """Return the float32 numbers of a vector register by the text of /proc/cpuinfo; 0: not known."""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
-    flags = set(found[1].split()) if found else set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
     return next((width for flag, width in SIMD_WIDTHS.items() if flag in flags), 0)
 
 

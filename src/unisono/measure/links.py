@@ -79,16 +79,16 @@ def measure_links(world: World, seconds: float | None = None) -> Links:
     """
     gamma, (within_alpha, within_beta) = _summing(world), _within(world)
     inside = Network(0, within_beta or gamma, gamma, None, within_alpha, within_beta)
-    found = Links(inside, (0,) * world.nodes)
+    local = Links(inside, (0,) * world.nodes)
     leads = world.rank == world.placement.nodes[world.node][0]
     nodes: MPI.Intracomm = world.comm.Split(0 if leads else 1, world.node)  # type: ignore[assignment]  # one of each
     try:
         if leads and world.nodes > 1:
-            found = _between(nodes, inside, seconds)
+            local = _between(nodes, inside, seconds)
         world.barrier()
     finally:
         nodes.Free()
-    links: Links = world.comm.bcast(found, 0)
+    links: Links = world.comm.bcast(local, 0)
     return links
 
 
@@ -127,13 +127,13 @@ def _crossing(groups: Sequence[int]) -> list[Pair]:
     """Return pairs of nodes of different supernodes, each node in one at most: node i of one and of the next."""
     members = _members(groups)
     return [
-        pair for one, other in zip(members[::2], members[1::2], strict=False) for pair in zip(one, other, strict=False)
+        pair for even, odd in zip(members[::2], members[1::2], strict=False) for pair in zip(even, odd, strict=False)
     ]
 
 
 def _members(groups: Sequence[int]) -> list[list[int]]:
     """Return the nodes of each supernode."""
-    return [[node for node, number in enumerate(groups) if number == group] for group in sorted(set(groups))]
+    return [[node for node, supernode in enumerate(groups) if supernode == group] for group in sorted(set(groups))]
 
 
 def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, times: int = 1) -> list[float]:
@@ -142,23 +142,23 @@ def _exchange_seconds(nodes: MPI.Intracomm, pairs: Sequence[Pair], nbytes: int, 
     All pairs exchange at the same time. Every rank gets the seconds of all pairs.
     """
     peer = _peer(nodes, pairs)
-    there, back = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    sent, received = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
     took = []
     for _ in range(times):
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
             parts = [slice(begin, begin + MESSAGE_BYTES) for begin in range(0, nbytes, MESSAGE_BYTES)]
-            _exchange(nodes, peer, [there[part] for part in parts], [back[part] for part in parts])
+            _exchange(nodes, peer, [sent[part] for part in parts], [received[part] for part in parts])
         took.append(time.perf_counter() - start)
     of_all_nodes = nodes.allgather(statistics.median(took))
     return [max(of_all_nodes[a], of_all_nodes[b]) for a, b in pairs]
 
 
-def _exchange(nodes: MPI.Intracomm, peer: int, there: Sequence[Bytes], back: Sequence[Bytes]) -> None:
+def _exchange(nodes: MPI.Intracomm, peer: int, sent: Sequence[Bytes], received: Sequence[Bytes]) -> None:
     """Send messages to a peer while it sends as many."""
-    requests = [nodes.Irecv(part, peer) for part in back]
-    for request in (*requests, *(nodes.Isend(part, peer) for part in there)):
+    requests = [nodes.Irecv(part, peer) for part in received]
+    for request in (*requests, *(nodes.Isend(part, peer) for part in sent)):
         wait(request, _never_interrupted)
 
 
@@ -184,16 +184,16 @@ def _overhead(nodes: MPI.Intracomm, pairs: Sequence[Pair]) -> float:
     """Return the seconds that a rank is busy with a small message, from the time of many beside one, both ways."""
     peer = _peer(nodes, pairs)
     took: dict[int, list[float]] = {1: [], OVERHEAD_MESSAGES: []}
-    there, back = np.zeros((2, OVERHEAD_MESSAGES, 1024), np.uint8)
+    sent, received = np.zeros((2, OVERHEAD_MESSAGES, 1024), np.uint8)
     for count in [1, OVERHEAD_MESSAGES] * REPETITIONS:
-        messages = list(there[:count]), list(back[:count])
+        messages = list(sent[:count]), list(received[:count])
         nodes.Barrier()
         start = time.perf_counter()
         if peer is not None:
             _exchange(nodes, peer, *messages)
         took[count].append(time.perf_counter() - start)
-    one, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
-    of_all_nodes: list[float] = nodes.allgather(max(0.0, many - one) / (2 * (OVERHEAD_MESSAGES - 1)))
+    single, many = (statistics.median(took[count]) for count in (1, OVERHEAD_MESSAGES))
+    of_all_nodes: list[float] = nodes.allgather(max(0.0, many - single) / (2 * (OVERHEAD_MESSAGES - 1)))
     return statistics.median(of_all_nodes)
 
 
@@ -221,7 +221,7 @@ def _within(world: World) -> tuple[float, float]:
         for _ in range(REPETITIONS):
             node.allreduce(payload)
         took = (time.perf_counter() - start) / REPETITIONS if node.size > 1 else None
-        seconds.append([found for found in world.all_gather_object(took) if found is not None])
+        seconds.append([duration for duration in world.all_gather_object(took) if duration is not None])
     if not seconds[0]:
         return 0.0, 0.0
     short, long = map(statistics.median, seconds)
@@ -251,16 +251,16 @@ def pairings(nodes: int, rounds: int, seed: int = 0) -> list[list[Pair]]:
     In every `nodes - 1` rounds (one more where `nodes` is odd) each two nodes are paired once, in a new random order.
     """
     rng = random.Random(seed)
-    found: list[list[Pair]] = []
-    while len(found) < rounds and nodes > 1:
+    paired: list[list[Pair]] = []
+    while len(paired) < rounds and nodes > 1:
         order: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
         rng.shuffle(order)
         for _ in range(len(order) - 1):  # the circle method: one stays, the others go round
             half = len(order) // 2
             exchanges = zip(order[:half], reversed(order[half:]), strict=True)
-            found.append([(min(a, b), max(a, b)) for a, b in exchanges if a is not None and b is not None])
+            paired.append([(min(a, b), max(a, b)) for a, b in exchanges if a is not None and b is not None])
             order = [order[0], order[-1], *order[1:-1]]
-    return found[:rounds]
+    return paired[:rounds]
 
 
 def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, ...]:
@@ -275,14 +275,14 @@ def supernodes(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> tuple[int, .
     while len(alive) > 1:
         share = np.where(exchanges > 0, slow / np.maximum(exchanges, 1), 1.0)[np.ix_(alive, alive)]
         np.fill_diagonal(share, np.inf)
-        one, other = sorted(alive[index] for index in np.unravel_index(np.argmin(share), share.shape))
+        kept, merged = sorted(alive[index] for index in np.unravel_index(np.argmin(share), share.shape))
         if share.min() >= MAX_SLOW_SHARE:
             break
         for matrix in (exchanges, slow):
-            matrix[one] += matrix[other]
-            matrix[:, one] += matrix[:, other]
-        groups[one] += groups.pop(other)
-        alive.remove(other)
+            matrix[kept] += matrix[merged]
+            matrix[:, kept] += matrix[:, merged]
+        groups[kept] += groups.pop(merged)
+        alive.remove(merged)
     numbers = {
         node: number
         for number, first in enumerate(sorted(groups, key=lambda first: min(groups[first])))
@@ -305,15 +305,15 @@ def _count_exchanges(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> tuple[
 
 def _full_speed(nodes: int, speeds: Sequence[tuple[Pair, float]]) -> float:
     """Return the speed inside a supernode: that of the fastest pairs, enough of them to hold each node once or more."""
-    medians = sorted((sorted(found)[len(found) // 2] for found in _by_pair(speeds).values()), reverse=True)
+    medians = sorted((sorted(samples)[len(samples) // 2] for samples in _by_pair(speeds).values()), reverse=True)
     return medians[min(len(medians) - 1, nodes // 4)]
 
 
 def _by_pair(speeds: Iterable[tuple[Pair, float]]) -> dict[Pair, list[float]]:
-    found: dict[Pair, list[float]] = {}
+    by_pair: dict[Pair, list[float]] = {}
     for pair, speed in speeds:
-        found.setdefault(pair, []).append(speed)
-    return found
+        by_pair.setdefault(pair, []).append(speed)
+    return by_pair
 
 
 def slow_links(nodes: int, speeds: Iterable[tuple[Pair, float]]) -> dict[int, float]:

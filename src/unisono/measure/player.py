@@ -103,8 +103,8 @@ def play(world: World, plan: ProbePlan, folder: Path | None, log: Log) -> ProbeF
         if part.name == "links":
             links = measure_links(world, world.comm.bcast(begin + part.ends - time.perf_counter(), 0))
             continue
-        found, reasons = _play_part(world, part, folder, begin)
-        readings += found
+        part_readings, reasons = _play_part(world, part, folder, begin)
+        readings += part_readings
         left_out += [f"{part.name}: {reason}" for reason in reasons]
     for reason in left_out:
         log(f"left out, {reason}")
@@ -118,21 +118,21 @@ def _play_part(
     """Return what was measured of a part, and the reasons for which the rest was not."""
     readings, reasons = list[ProbeReading](), list[str]()
     works, seconds_of_work = [probe.work for probe in part.probes], 0.0
-    for number, probe in enumerate(part.probes):
+    for index, probe in enumerate(part.probes):
         remaining = world.comm.bcast(begin + part.ends - time.perf_counter(), 0)
         expected = seconds_of_work * probe.work
         if remaining <= 0:
-            reasons.append(f"{probe.words}: its part of the seconds was over; give more with --seconds")
+            reasons.append(f"{probe.label}: its part of the seconds was over; give more with --seconds")
             continue
         if not fits(expected, remaining):
-            reasons.append(f"{probe.words}: takes about {expected:.2g} s, {remaining:.2g} s were left")
+            reasons.append(f"{probe.label}: takes about {expected:.2g} s, {remaining:.2g} s were left")
             continue
         try:
-            if not number:
+            if not index:
                 measure(world, probe, folder, 0.0)
-            reading = measure(world, probe, folder, share_of(remaining, works[number:]))
+            reading = measure(world, probe, folder, share_of(remaining, works[index:]))
         except UsageError as error:
-            reasons.append(f"{probe.words}: {error}")
+            reasons.append(f"{probe.label}: {error}")
             continue
         readings.append(reading)
         seconds_of_work = (reading.preparation + min(map(slowest, reading.trials))) / probe.work
@@ -179,8 +179,8 @@ def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = 
 
     A `machine` that was measured before keeps all but its choices.
     """
-    found = machine_of(world, time_candidates(world, max_bytes, log))
-    return found if machine is None else replace(machine, choices=found.choices)
+    tuned = machine_of(world, time_candidates(world, max_bytes, log))
+    return tuned if machine is None else replace(machine, choices=tuned.choices)
 
 
 def machine_at(path: Path) -> MachineFacts | None:
@@ -212,41 +212,41 @@ def time_candidates(world: World, max_bytes: int, log: Log) -> ProbeFindings:
     log(describe(links))
     known = World(world.comm.Dup(), placement, world.table)
     where = "one node" if world.nodes == 1 else "across nodes"
-    found = {
+    choices = {
         collective: rows(_timings(known, collective, links.network, max_bytes, log), where)
         for collective in COLLECTIVES
     }
     known.free()
     seconds = world.comm.bcast(time.perf_counter() - begin, 0)
-    return ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, found)
+    return ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, choices)
 
 
 def describe(links: Links) -> str:
     """Return the network in words."""
     network, count = links.network, len(set(links.supernodes))
-    words = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} µs a message, "
-    words += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
+    text = f"{count} supernode{'s' if count > 1 else ''}, {float(network.alpha) * 1e6:.0f} µs a message, "
+    text += f"{8e-6 / float(network.beta):.0f} Mbit/s a node"
     if network.uplink_beta:
-        words += f", {8e-6 / float(network.uplink_beta):.0f} Mbit/s an uplink"
-    return words
+        text += f", {8e-6 / float(network.uplink_beta):.0f} Mbit/s an uplink"
+    return text
 
 
 def _timings(world: World, collective: str, network: Network, max_bytes: int, log: Log) -> dict[int, dict[str, Timing]]:
     """Return, for each size in bytes, the timings of the candidates that were worth timing."""
-    found: dict[int, dict[str, Timing]] = {}
+    timings: dict[int, dict[str, Timing]] = {}
     names = _names(collective, world.placement)
     remaining = list(names)
     for nbytes in (size for size in SIZES if size <= min(max_bytes, MAX_BYTES.get(collective, max_bytes))):
         payload = torch.zeros(nbytes // 4)
         calls = {name: collective_call(world, collective, payload, name) for name in remaining}
         seconds = times(world, calls, MIN_TRIALS, MAX_TRIALS, TRIAL_SECONDS_PER_SIZE, factor=1.5)
-        found[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= MIN_TRIALS}
-        best = min(found[nbytes], key=lambda name: found[nbytes][name].median)
-        log(f"{collective} {nbytes} B: {best} {found[nbytes][best].median * 1e3:.3f} ms")
+        timings[nbytes] = {name: timing_of(took) for name, took in seconds.items() if len(took) >= MIN_TRIALS}
+        best = min(timings[nbytes], key=lambda name: timings[nbytes][name].median)
+        log(f"{collective} {nbytes} B: {best} {timings[nbytes][best].median * 1e3:.3f} ms")
         estimated = _estimated_near_best(names, collective, world.placement, network, 4 * nbytes)
         close = worth_another(seconds, factor=2.0)
         remaining = [name for name in names if name in close or name in estimated]
-    return found
+    return timings
 
 
 def _names(collective: str, placement: Placement) -> list[str]:
@@ -280,11 +280,11 @@ def rows(timings: Mapping[int, Mapping[str, Timing]], where: str) -> tuple[Choic
     sizes = sorted(timings)
     chosen: list[str] = []
     for size in sizes:
-        found = timings[size]
-        best = min(found, key=lambda name: found[name].median)
-        if chosen and chosen[-1] in found and found[chosen[-1]].median <= found[best].high:
-            held = found[chosen[-1]]
-            best = chosen[-1] if held.low <= found[best].median and held.median < 1.03 * found[best].median else best
+        timed = timings[size]
+        best = min(timed, key=lambda name: timed[name].median)
+        if chosen and chosen[-1] in timed and timed[chosen[-1]].median <= timed[best].high:
+            held = timed[chosen[-1]]
+            best = chosen[-1] if held.low <= timed[best].median and held.median < 1.03 * timed[best].median else best
         chosen.append(best)
     table: list[ChoiceRow] = []
     for index, (size, name) in enumerate(zip(sizes, chosen, strict=True)):

@@ -69,7 +69,7 @@ class Probe(NamedTuple):
 
     kind: str
     """"product", "memory", "device_memory", "to_host", "to_device", "decoding", "disk" or "collective"."""
-    words: str
+    label: str
     """Name with the sizes."""
     work: float
     """FLOPs, bytes or pixels of a rank's call: what its seconds stand for."""
@@ -119,19 +119,19 @@ def product_probe(kind: str, *sizes: int, dtype: str = FLOAT32, device: torch.de
             synchronize(device)
             start = time.perf_counter()
             with nullcontext() if dtype == FLOAT32 else torch.autocast(device.type, torch.bfloat16):
-                found = [layer(given) for _ in range(calls)]
+                results = [layer(given) for _ in range(calls)]
             synchronize(device)
             between = time.perf_counter()
-            for one in found:
-                one.backward(one.detach())
+            for result in results:
+                result.backward(result.detach())
             synchronize(device)
             return (between - start) / calls, (time.perf_counter() - between) / calls
 
         yield call
 
-    words = f"{kind} {inputs} to {outputs}{area}, {samples} samples" + (f" in {dtype}" if dtype != FLOAT32 else "")
+    label = f"{kind} {inputs} to {outputs}{area}, {samples} samples" + (f" in {dtype}" if dtype != FLOAT32 else "")
     row = kind, rows, inner, outputs, kernel**2, dtype
-    return Probe("product", words, 2.0 * rows * inner * outputs, prepare, row)
+    return Probe("product", label, 2.0 * rows * inner * outputs, prepare, row)
 
 
 def memory_probe(nbytes: int, device: torch.device = PROCESSOR) -> Probe:
@@ -140,7 +140,7 @@ def memory_probe(nbytes: int, device: torch.device = PROCESSOR) -> Probe:
 
     @contextmanager
     def prepare(_: World, __: Path | None) -> Iterator[MeasuredCall]:
-        total, part = (torch.full((nbytes // 4,), float(number), device=device) for number in range(2))
+        total, part = (torch.full((nbytes // 4,), float(value), device=device) for value in range(2))
         yield timed(lambda: total.add_(part), device)
 
     kind, place = ("memory", "rank") if device == PROCESSOR else ("device_memory", f"rank's {device.type}")
@@ -234,8 +234,8 @@ def collective_probe(collective: str, wire: str, nbytes: int) -> Probe:
         sent = int(nbytes * encoded_share(encoding))
         return world.table.choose(collective, world.placement, sent, encoding is not None).algorithm
 
-    words = f"{collective} of {nbytes >> 10} KiB, {wire}"
-    return Probe("collective", words, nbytes, prepare, (collective, wire, nbytes), schedule)
+    label = f"{collective} of {nbytes >> 10} KiB, {wire}"
+    return Probe("collective", label, nbytes, prepare, (collective, wire, nbytes), schedule)
 
 
 SHARES = {

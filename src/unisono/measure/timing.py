@@ -51,10 +51,10 @@ def timing_of(seconds: Sequence[float]) -> Timing:
     return Timing(middle, ordered[low], ordered[high])
 
 
-def worth_another(found: Mapping[str, Sequence[float]], factor: float = 1.5) -> set[str]:
+def worth_another(trials: Mapping[str, Sequence[float]], factor: float = 1.5) -> set[str]:
     """Return the calls whose best time is within `factor` of the best median: the others need no more trials."""
-    best = min(sorted(seconds)[len(seconds) // 2] for seconds in found.values())
-    return {name for name, seconds in found.items() if min(seconds) <= factor * best}
+    best = min(sorted(seconds)[len(seconds) // 2] for seconds in trials.values())
+    return {name for name, seconds in trials.items() if min(seconds) <= factor * best}
 
 
 def trial(world: World, call: TimedCall, repeat: int) -> float:
@@ -86,16 +86,16 @@ def times(
     seconds: dict[str, list[float]] = {name: [took] if long else [] for name, took in first.items()}
     fastest = 1.0 if long else min(trial(world, call, 1) for call in calls.values())
     repeat = max(1, min(200, int(MIN_TRIAL_SECONDS / fastest)))
-    spent, number = 0.0, int(long)
-    while number < max_trials and (number < min_trials or spent < budget_seconds):
-        worth = worth_another(seconds, factor) if factor and number >= 2 else set(names)
+    spent, count = 0.0, int(long)
+    while count < max_trials and (count < min_trials or spent < budget_seconds):
+        worth = worth_another(seconds, factor) if factor and count >= 2 else set(names)
         for offset in range(len(names)):
-            name = names[(offset + number) % len(names)]
+            name = names[(offset + count) % len(names)]
             if name in worth:
                 took = trial(world, calls[name], repeat)
                 seconds[name].append(took)
                 spent += took * repeat
-        number += 1
+        count += 1
     return seconds
 
 

@@ -82,8 +82,8 @@ def make_network(name: str, folder: str, classes: int, channels: int) -> torch.n
     import torch  # noqa: PLC0415  slow to import, and not needed to read a recipe
 
     function = user_network(name, folder)
-    own = function.call(classes, channels)
-    if not isinstance(own, torch.nn.Module):
+    returned = function.call(classes, channels)
+    if not isinstance(returned, torch.nn.Module):
         word = name.partition(":")[2]
-        raise function.error(f"{word}({classes}, {channels}) returned {type(own).__name__}, not a torch.nn.Module")
-    return own
+        raise function.error(f"{word}({classes}, {channels}) returned {type(returned).__name__}, not a torch.nn.Module")
+    return returned

@@ -154,10 +154,10 @@ class _Norm(nn.BatchNorm1d):
 def alexnet_bn(classes: int, channels: int = 3) -> Convnet:
     """Return the network from images of shape (samples, channels, 224, 224)."""
     layers = list[nn.Module]()
-    for number, (out_channels, kernel, stride, padding, groups) in enumerate(ALEXNET):
+    for index, (out_channels, kernel, stride, padding, groups) in enumerate(ALEXNET):
         convolution = nn.Conv2d(channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
         layers.append(nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)))
-        layers += [nn.MaxPool2d(3, 2)] if number in (0, 1, 4) else []
+        layers += [nn.MaxPool2d(3, 2)] if index in (0, 1, 4) else []
         channels = out_channels
     hidden = [
         layer

@@ -73,7 +73,7 @@ def resnet_cifar(layers: int, classes: int, channels: int = 3) -> ResNet:
     first = nn.Sequential(nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]))
     in_channels, stages = WIDTHS[0], list[nn.Module]()
     for width in WIDTHS:
-        stages += [BasicBlock(in_channels if number == 0 else width, width) for number in range(blocks)]
+        stages += [BasicBlock(in_channels if block == 0 else width, width) for block in range(blocks)]
         in_channels = width
     return ResNet(first, nn.Identity(), nn.Sequential(*stages), nn.Linear(in_channels, classes))
 
@@ -117,8 +117,8 @@ def resnet50(classes: int, channels: int = 3) -> ResNet:
     first = nn.Sequential(nn.Conv2d(channels, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64))
     in_channels, stages = 64, list[nn.Module]()
     for width, blocks in STAGES:
-        for number in range(blocks):
-            stages.append(Bottleneck(in_channels, width, 2 if number == 0 and width != STAGES[0][0] else 1))
+        for block in range(blocks):
+            stages.append(Bottleneck(in_channels, width, 2 if block == 0 and width != STAGES[0][0] else 1))
             in_channels = EXPANSION * width
     classifier = nn.Linear(in_channels, classes)
     network = ResNet(first, nn.MaxPool2d(3, 2, 1), nn.Sequential(*stages), classifier)

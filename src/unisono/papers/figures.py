@@ -151,8 +151,8 @@ class PaperFigure:
         if self.none:
             return "no counterpart"
         predicted = any(row.prediction.best is not None for row in self.rows)
-        found = [word for word, there in (("predicted", predicted), ("measured", self.measurement)) if there]
-        return ", ".join(found) or "theirs only"
+        kinds = [word for word, present in (("predicted", predicted), ("measured", self.measurement)) if present]
+        return ", ".join(kinds) or "theirs only"
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ def _figures_of(name: str) -> Iterator[PaperFigure]:
             replace(row, prediction=parse(PaperPrediction, known.get(row.quantity, {}), PREDICTED))
             for row in figure.rows
         )
-        found = parse(PaperMeasurement, measured[key], MEASURED) if key in measured else None
-        yield replace(figure, id=key, rows=given, paper=paper.name, measurement=found)
+        measurement = parse(PaperMeasurement, measured[key], MEASURED) if key in measured else None
+        yield replace(figure, id=key, rows=given, paper=paper.name, measurement=measurement)
 
 
 def counted() -> list[PaperFigure]:
@@ -197,5 +197,5 @@ def find_figure(name: str) -> PaperFigure:
     if name in all_figures():
         return all_figures()[name]
     near = difflib.get_close_matches(name, all_figures(), n=3)
-    words = f"did you mean {', '.join(near)}?" if near else "unisono papers lists them"
-    raise UsageError(f"there is no figure {name!r}; {words}")
+    remedy = f"did you mean {', '.join(near)}?" if near else "unisono papers lists them"
+    raise UsageError(f"there is no figure {name!r}; {remedy}")

@@ -59,12 +59,12 @@ def runs_of(figure: PaperFigure) -> list[FigureRun]:
     for name, values in figure.axes.items():
         texts = values.items() if isinstance(values, Mapping) else [(f"{name} {value}", value) for value in values]
         axes.append([(name, label, str(text)) for label, text in texts])
-    found = []
+    runs = []
     for point in itertools.product(*axes) if figure.measure else ():
         chosen = {name: text for name, _, text in point}
         command = figure.measure.format(out="{out}", **chosen)
-        found.append(FigureRun(", ".join(label for _, label, _ in point), command))
-    return found
+        runs.append(FigureRun(", ".join(label for _, label, _ in point), command))
+    return runs
 
 
 def result_file(figure: PaperFigure, results: Path) -> Path:
@@ -102,10 +102,10 @@ def carry_out(run: FigureRun, results: Path) -> list[MeasuredRow]:
     shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
     ours = [sys.executable, "-m", "unisono"]
-    words = shlex.split(run.command)
-    if not any(word == "{out}" for word in words) or "train" not in words:
+    arguments = shlex.split(run.command)
+    if not any(word == "{out}" for word in arguments) or "train" not in arguments:
         folder.mkdir()  # a run of training makes its own
-    given = [part for word in words for part in (ours if word == "unisono" else [word.format(out=folder)])]
+    given = [part for word in arguments for part in (ours if word == "unisono" else [word.format(out=folder)])]
     done = subprocess.run(given, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
@@ -162,19 +162,19 @@ def _training(path: Path) -> Iterator[MeasuredRow]:
 
 def _networks(path: Path) -> Iterator[MeasuredRow]:
     """Yield the rates of training steps and of scoring: ours, and PyTorch's as it is."""
-    for found in json.loads(path.read_text())["networks"]:
+    for row in json.loads(path.read_text())["networks"]:
         for contender in ("ours", "stock"):
             for work, key in (("training", "seconds"), ("scoring", "scoring")):
-                rates = [found["batch"] / seconds for seconds in found[key][contender]]
-                yield _row(f"{found['network']}, {work}, {contender}", "images/s", rates)
+                rates = [row["batch"] / seconds for seconds in row[key][contender]]
+                yield _row(f"{row['network']}, {work}, {contender}", "images/s", rates)
 
 
 def _layers(path: Path) -> Iterator[MeasuredRow]:
     """Yield the time of each pass of each layer, also by each algorithm, and of products their share of the peak."""
-    found = json.loads(path.read_text())
-    for row in found["rows"]:
+    results = json.loads(path.read_text())
+    for row in results["rows"]:
         name = f"{row['layer']}, {row['pass_name']}"
-        peak = row["operations"] / found["peak"]["operations_per_second"]
+        peak = row["operations"] / results["peak"]["operations_per_second"]
         for by, seconds in (("", row["seconds"]), *((f" by {way}", took) for way, took in row["times"].items())):
             yield _row(f"{name}{by}", "ms", [1e3 * seconds])
             if row["operations"]:
@@ -183,10 +183,10 @@ def _layers(path: Path) -> Iterator[MeasuredRow]:
 
 def _collectives(path: Path) -> Iterator[MeasuredRow]:
     """Yield the times of each contender with long payloads."""
-    for found in json.loads(path.read_text())["sizes"]:
-        for contender, took in found["contenders"].items() if found["bytes"] >= MIN_DRAWN_BYTES else ():
+    for size in json.loads(path.read_text())["sizes"]:
+        for contender, took in size["contenders"].items() if size["bytes"] >= MIN_DRAWN_BYTES else ():
             samples = [took[key] / 1e3 for key in ("low_us", "median_us", "high_us")]
-            yield _row(f"{contender}, {format_bytes(found['bytes'])}", "ms", samples)
+            yield _row(f"{contender}, {format_bytes(size['bytes'])}", "ms", samples)
 
 
 def _messages(path: Path) -> Iterator[MeasuredRow]:
@@ -198,8 +198,8 @@ def _messages(path: Path) -> Iterator[MeasuredRow]:
 
 def _listed(path: Path) -> Iterator[MeasuredRow]:
     """Yield rows that are there as such: a name, a unit and samples."""
-    for found in json.loads(path.read_text()):
-        yield _row(found["name"], found["unit"], found["samples"])
+    for row in json.loads(path.read_text()):
+        yield _row(row["name"], row["unit"], row["samples"])
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[MeasuredRow]]] = {

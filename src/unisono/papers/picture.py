@@ -81,6 +81,6 @@ def bars_of(figure: PaperFigure) -> dict[str, list[ValueBar]]:
             if value is not None:
                 name = row.quantity if kind == 0 else ""
                 panels[row.unit].append(ValueBar(name, value, kind, value, value))
-    for found in figure.measurement.rows if figure.measurement else ():
-        panels[found.unit].append(ValueBar(found.name, found.value, 3, found.low, found.high))
+    for measured in figure.measurement.rows if figure.measurement else ():
+        panels[measured.unit].append(ValueBar(measured.name, measured.value, 3, measured.low, measured.high))
     return panels

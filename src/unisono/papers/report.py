@@ -60,15 +60,15 @@ def listing(figures: Sequence[PaperFigure]) -> Iterator[str]:
     """Yield the lines of the list of figures, and sums of them."""
     yield from column_table(
         (
-            ("figure", lambda one: one.id),
-            ("what it shows", lambda one: textwrap.shorten(one.title, 66, placeholder=" ...")),
-            ("ours", lambda one: one.state),
+            ("figure", lambda figure: figure.id),
+            ("what it shows", lambda figure: textwrap.shorten(figure.title, 66, placeholder=" ...")),
+            ("ours", lambda figure: figure.state),
             ("ours / theirs", closest),
         ),
         figures,
         left=(0, 1, 2),
     )
-    shown, rows = sum(one.state not in ("no counterpart", "theirs only") for one in figures), predicted_rows()
+    shown, rows = sum(figure.state not in ("no counterpart", "theirs only") for figure in figures), predicted_rows()
     near = ", ".join(f"{near} {word}" for word, near in near_of(rows).items())
     yield ""
     yield f"{shown} of {len(figures)} have ours beside theirs"
@@ -106,17 +106,17 @@ def report(figure: PaperFigure) -> Iterator[str]:
         for row in figure.rows
         if not row.claim
     ]
-    used = [at for at in range(5) if at < 2 or any(row[at] != "-" for row in cells)]
+    used = [column for column in range(5) if column < 2 or any(row[column] != "-" for row in cells)]
     if cells:
-        yield from text_table([[row[at] for at in used] for row in [heads, *cells]], left=(0,))
+        yield from text_table([[row[column] for column in used] for row in [heads, *cells]], left=(0,))
     for row in figure.rows:
         if row.claim:
             yield f"{row.quantity}: {row.claim}"
     yield ""
     yield from _sentences("theirs", [figure.read])
     yield from _sentences("ours", [figure.none])
-    for words, texts in notes_of(figure):
-        yield from _sentences(words, texts)
+    for label, texts in notes_of(figure):
+        yield from _sentences(label, texts)
     yield from _measured(figure)
     if figure.predict:
         yield f"predict again    {figure.predict}"
@@ -128,25 +128,25 @@ def report(figure: PaperFigure) -> Iterator[str]:
 
 def notes_of(figure: PaperFigure) -> list[tuple[str, list[str]]]:
     """Return what was assumed, used and left unexplained in the predictions of a figure, each once."""
-    found = [row.prediction for row in figure.rows]
+    predictions = [row.prediction for row in figure.rows]
     notes = {
-        "assumed": [note for one in found for note in one.assumptions],
-        "with theirs": [one.used for one in found],
-        "why": [one.reason for one in found],
+        "assumed": [note for prediction in predictions for note in prediction.assumptions],
+        "with theirs": [prediction.used for prediction in predictions],
+        "why": [prediction.reason for prediction in predictions],
     }
-    return [(words, list(dict.fromkeys(filter(None, texts)))) for words, texts in notes.items()]
+    return [(label, list(dict.fromkeys(filter(None, texts)))) for label, texts in notes.items()]
 
 
 def _measured(figure: PaperFigure) -> Iterator[str]:
     """Yield what was measured here: where, when, and all rows with their range."""
-    found = figure.measurement
+    measurement = figure.measurement
     yield from _sentences("ours", [figure.differs])
-    if found is None:
+    if measurement is None:
         return
     yield ""
-    by = "" if found.command == figure.measure else f", by {found.command}"
-    yield f"measured on {found.machine}, {found.date}{by}: median, and range"
-    rows = [[row.name, f"{number(row.value)} {row.unit}", _range(row.low, row.high)] for row in found.rows]
+    by = "" if measurement.command == figure.measure else f", by {measurement.command}"
+    yield f"measured on {measurement.machine}, {measurement.date}{by}: median, and range"
+    rows = [[row.name, f"{number(row.value)} {row.unit}", _range(row.low, row.high)] for row in measurement.rows]
     yield from (f"  {line}" for line in text_table(rows, left=(0,)))
     yield ""
 

@@ -80,9 +80,9 @@ def write_picture(path: Path, picture: bytes, option: str) -> None:
         path.write_bytes(picture)
 
 
-def color_of(number: int) -> str:
+def color_of(index: int) -> str:
     """Return the color of the line, group or bar with this number."""
-    return COLORS[number % len(COLORS)]
+    return COLORS[index % len(COLORS)]
 
 
 UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -116,11 +116,11 @@ def draw_curves(lines: Sequence[Line], measure: str, percent: bool, title: str =
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
-        number = -1
+        index = -1
         for line in lines:
-            number += not line.beside
-            style = ":" if line.beside else STYLES[number // len(COLORS) % len(STYLES)]
-            look = {"color": color_of(number), "linestyle": style, "label": line.name}
+            index += not line.beside
+            style = ":" if line.beside else STYLES[index // len(COLORS) % len(STYLES)]
+            look = {"color": color_of(index), "linestyle": style, "label": line.name}
             marker = "." if len(line.epochs) <= MAX_DOTS else ""
             left.plot([second / seconds for second in line.seconds], line.values, marker=marker, **look)
             right.plot(line.epochs, line.values, marker=marker, **look)
@@ -198,11 +198,11 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Times], names: Sequence[str], st
         axes.set_axis_off()  # its scale needs a number
         return
     for name, times in lines.items():
-        number, thick = names.index(name), name in strong
-        style = ("-", "--", ":")[number // len(COLORS) % 3]
-        look: Any = {"color": color_of(number), "linewidth": 2.4 if thick else 1, "marker": "o" if thick else "."}
+        index, thick = names.index(name), name in strong
+        style = ("-", "--", ":")[index // len(COLORS) % 3]
+        look: Any = {"color": color_of(index), "linewidth": 2.4 if thick else 1, "marker": "o" if thick else "."}
         axes.plot(times.nbytes, times.median, style, label=name, zorder=3 if thick else 2, **look)
-        axes.fill_between(times.nbytes, times.low, times.high, color=color_of(number), alpha=0.12)
+        axes.fill_between(times.nbytes, times.low, times.high, color=color_of(index), alpha=0.12)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(16))
     axes.xaxis.set_major_formatter(lambda nbytes, _: format_bytes(nbytes))

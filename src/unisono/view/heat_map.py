@@ -39,7 +39,7 @@ MAX_WIDTH = 12.0
 class HeatCell(NamedTuple):
     """Value of a row and a column."""
 
-    words: str
+    text: str
     share: float | None = None
     """Place on the scale of colors, 0 to 1; None has no color."""
 
@@ -60,12 +60,12 @@ class HeatMap(NamedTuple):
     def longest(self) -> int:
         """Characters of the longest words in a cell or a level name of a column."""
         names = () if self.upright else self.columns
-        return max(5, *(len(cell.words) for row in self.cells for cell in row), *map(_longest_line, names))
+        return max(5, *(len(cell.text) for row in self.cells for cell in row), *map(_longest_line, names))
 
     @property
     def upright(self) -> bool:
         """True where names of columns are read upwards: they are much longer than what is in the cells."""
-        longest = max(len(cell.words) for row in self.cells for cell in row)
+        longest = max(len(cell.text) for row in self.cells for cell in row)
         return max(map(_longest_line, self.columns)) > max(8, longest + 4)
 
     @property
@@ -78,8 +78,8 @@ class HeatMap(NamedTuple):
         return max(width + CHARACTER * sides + 0.6, 3.0), CELL_HEIGHT * len(self.rows) + head + 1.0
 
 
-def _longest_line(words: str) -> int:
-    return max(map(len, words.split("\n")))
+def _longest_line(text: str) -> int:
+    return max(map(len, text.split("\n")))
 
 
 def draw_heat_maps(maps: Sequence[HeatMap], title: str, scale: str = SEQUENTIAL) -> bytes:
@@ -108,7 +108,7 @@ def _draw(axes: Axes, drawn: HeatMap, scale: str) -> None:
         for x, cell in enumerate(row):
             dark = cell.share is not None and _luminance(colormaps[scale](cell.share)) < 0.18
             color = INK if cell.share is None else LIGHT if dark else DARK
-            axes.text(x + 0.5, y + 0.5, cell.words, ha="center", va="center", fontsize=9, color=color)
+            axes.text(x + 0.5, y + 0.5, cell.text, ha="center", va="center", fontsize=9, color=color)
     axes.set_title(drawn.title)
     axes.set(xlabel=drawn.keys[1], ylabel=drawn.keys[0], ylim=(len(drawn.rows), 0))
     axes.set_xticks([x + 0.5 for x in range(len(drawn.columns))], drawn.columns, rotation=90 if drawn.upright else 0)

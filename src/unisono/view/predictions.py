@@ -57,9 +57,9 @@ def draw_plans(plans: Sequence[RunPlan], title: str, machine: str) -> bytes:
 def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
     nodes = sorted({plan.nodes for plan in plans})
     axes.plot(nodes, nodes, color=INK, linestyle="--", linewidth=1, label="ideal")
-    for number, rule in enumerate(dict.fromkeys(plan.rule for plan in plans)):
+    for index, rule in enumerate(dict.fromkeys(plan.rule for plan in plans)):
         rows = sorted((plan for plan in plans if plan.rule == rule), key=lambda plan: plan.nodes)
-        across, color = [plan.nodes for plan in rows], color_of(number)
+        across, color = [plan.nodes for plan in rows], color_of(index)
         low = [plan.speedup * plan.step / plan.high for plan in rows]
         high = [plan.speedup * plan.step / plan.low for plan in rows]
         axes.plot(across, [plan.speedup for plan in rows], color=color, marker="o", label=rule)
@@ -68,7 +68,7 @@ def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
     axes.set(xlabel="nodes", ylabel="speedup over one node")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(nodes, [f"{one:,}" for one in nodes])
+    axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend()
@@ -77,7 +77,7 @@ def _draw_speedups(axes: Axes, plans: Sequence[RunPlan]) -> None:
 def _draw_shares(axes: Axes, plans: Sequence[RunPlan]) -> None:
     nodes, rules = sorted({plan.nodes for plan in plans}), list(dict.fromkeys(plan.rule for plan in plans))
     width = BARS_WIDTH / len(rules)
-    across = [nodes.index(one.nodes) + width * (rules.index(one.rule) - (len(rules) - 1) / 2) for one in plans]
+    across = [nodes.index(plan.nodes) + width * (rules.index(plan.rule) - (len(rules) - 1) / 2) for plan in plans]
     below = [0.0] * len(plans)
     for part, color in PARTS.items():
         shares = [getattr(plan, part) / plan.step for plan in plans]
@@ -85,7 +85,7 @@ def _draw_shares(axes: Axes, plans: Sequence[RunPlan]) -> None:
             axes.bar(across, shares, 0.9 * width, below, color=color, label=part)
         below = [bottom + share for bottom, share in zip(below, shares, strict=True)]
     axes.set(xlabel="nodes", ylabel="share of the step", ylim=(0, 1))
-    axes.set_xticks(range(len(nodes)), [f"{one:,}" for one in nodes])
+    axes.set_xticks(range(len(nodes)), [f"{count:,}" for count in nodes])
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     bars = f"bars from left to right: {', '.join(rules)}" if len(rules) > 1 else rules[0]
     axes.set_title(f"parts of a step that do not hide\n{bars}")
@@ -96,8 +96,8 @@ def draw_calibration(entries: Sequence[LedgerEntry], by: str) -> bytes:
     """Return the chart of a ledger's runs, with a color for each group, as SVG. Raises UsageError without runs."""
     if not entries:
         raise UsageError("the ledger has no runs to draw: unisono train adds one at its end")
-    names = sorted({group_of(one, by) for one in entries})
-    groups = {name: [one for one in entries if group_of(one, by) == name] for name in names}
+    names = sorted({group_of(entry, by) for entry in entries})
+    groups = {name: [entry for entry in entries if group_of(entry, by) == name] for name in names}
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
@@ -110,15 +110,15 @@ def draw_calibration(entries: Sequence[LedgerEntry], by: str) -> bytes:
 def _draw_steps(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]], by: str) -> None:
     from matplotlib.ticker import LogLocator  # noqa: PLC0415  only who draws needs it
 
-    every = [one for rows in groups.values() for one in rows]
-    ends = [one.measurement.step.median for one in every] + [one.prediction.step for one in every]
+    entries = [entry for rows in groups.values() for entry in rows]
+    ends = [entry.measurement.step.median for entry in entries] + [entry.prediction.step for entry in entries]
     low, high = min(ends) / 1.3, max(ends) * 1.3
     axes.plot([low, high], [low, high], color=INK, linestyle="--", linewidth=1, label="equal")
-    for number, (name, rows) in enumerate(groups.items()):
-        measured, color = [one.measurement.step.median for one in rows], color_of(number)
-        bars = [one.prediction.low for one in rows], [one.prediction.high for one in rows]
+    for index, (name, rows) in enumerate(groups.items()):
+        measured, color = [entry.measurement.step.median for entry in rows], color_of(index)
+        bars = [entry.prediction.low for entry in rows], [entry.prediction.high for entry in rows]
         axes.vlines(measured, *bars, color=color, linewidth=1)
-        predicted = [one.prediction.step for one in rows]
+        predicted = [entry.prediction.step for entry in rows]
         axes.plot(measured, predicted, color=color, linestyle="", marker="o", markersize=3, label=f"{by} {name}")
     axes.set(xlabel="measured step", ylabel="predicted step", xscale="log", yscale="log")
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
@@ -131,12 +131,12 @@ def _draw_steps(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]], by: str
 
 def _draw_errors(axes: Axes, groups: Mapping[str, Sequence[LedgerEntry]]) -> None:
     parts = list(part_errors(next(iter(groups.values()))[0]))[::-1]
-    for number, rows in enumerate(groups.values()):
-        shift = ROW * (0.5 - (number + 0.5) / len(groups))
-        errors = [part_errors(one) for one in rows]
+    for index, rows in enumerate(groups.values()):
+        shift = ROW * (0.5 - (index + 0.5) / len(groups))
+        errors = [part_errors(entry) for entry in rows]
         across = [error[part] for error in errors for part in parts]
         up = [place + shift for _ in errors for place in range(len(parts))]
-        axes.plot(across, up, color=color_of(number), linestyle="", marker="o", alpha=0.7)
+        axes.plot(across, up, color=color_of(index), linestyle="", marker="o", alpha=0.7)
     axes.axvline(0, color=INK, linewidth=1)
     axes.set(xlabel="predicted less measured, of the measured step")
     axes.set_yticks(range(len(parts)), parts)

@@ -56,17 +56,17 @@ def draw(algorithm: Algorithm, ranks: int, name: str = "schedule", placement: Pl
             lines += ["", f"lane {lane}"]
         cells = [[" ".join(map(_cell, transfers)) for transfers in program.lanes[lane]] for program in programs]
         rounds = range(max(map(len, cells)))
-        head = ["", *(f"round {number}" for number in rounds)]
+        head = ["", *(f"round {index}" for index in rounds)]
         rows = [[f"rank {rank}", *row, *[""] * (len(rounds) - len(row))] for rank, row in enumerate(cells)]
         if placement is not None and placement.supernodes:
             sent = [
-                (number, rank, one.peer, one.span)
+                (index, rank, transfer.peer, transfer.span)
                 for rank, program in enumerate(programs)
-                for number, transfers in enumerate(program.lanes[lane])
-                for one in transfers
-                if one.action is Action.SEND
+                for index, transfers in enumerate(program.lanes[lane])
+                for transfer in transfers
+                if transfer.action is Action.SEND
             ]
-            costs = [costs_of(sent, number, programs[0].chunks, placement) for number in rounds]
+            costs = [costs_of(sent, index, programs[0].chunks, placement) for index in rounds]
             rows += [[word, *row] for word, row in zip(("sends", "across"), zip(*costs, strict=True), strict=True)]
         lines += text_table([head, *rows], left=range(len(head)))
     return "\n".join(lines)
@@ -80,8 +80,8 @@ def costs_of(
     `sent` has the step, sender, receiver and number of chunks of each message.
     """
     sends, across = Counter[int](), Counter[int]()
-    for at, sender, receiver, span in sent:
-        if at == step:
+    for message_step, sender, receiver, span in sent:
+        if message_step == step:
             sends[sender] += span
             across[sender] += span * (placement.supernode_of(sender) != placement.supernode_of(receiver))
     most, far = (Fraction(max(each.values(), default=0), chunks) for each in (sends, across))
@@ -148,7 +148,7 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
         step, first, meaning = steps[message.step], message.lane * ranks, MEANINGS[message.action]
         row = boxes[first + message.receiver]
         if (message.step, message.chunks, message.action) not in row:
-            begin = step.boxes + sum(number == message.step for number, *_ in row)
+            begin = step.boxes + sum(box_step == message.step for box_step, *_ in row)
             box = Span(begin, begin + 1, message.chunks, meaning, f"chunk {message.chunks} {meaning}")
             row[message.step, message.chunks, message.action] = box
         arrows.append((Place(first + message.sender, step.begin), Place(first + message.receiver, step.boxes)))
@@ -158,12 +158,12 @@ def draw_svg(algorithm: Algorithm, ranks: int, name: str = "schedule", placement
     ]
     rows = [SpanRow(name, list(row.values())) for name, row in zip(names, boxes, strict=True)]
     unit = "round" if _in_step(messages, programs) else "step"
-    marks = [(one.begin, f"{unit} {at}") for at, one in enumerate(steps)]
+    marks = [(step.begin, f"{unit} {index}") for index, step in enumerate(steps)]
     if placement is not None and placement.supernodes:
         sent = [(message.step, message.sender, message.receiver, message.span) for message in messages]
-        for at, (begin, _) in enumerate(marks):
-            sends, across = costs_of(sent, at, programs[0].chunks, placement)
-            marks[at] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
+        for index, (begin, _) in enumerate(marks):
+            sends, across = costs_of(sent, index, programs[0].chunks, placement)
+            marks[index] = begin, f"{f'{sends}, ' * (sends != across)}{across} across" if across else sends
     chunks = f"{programs[0].chunks} chunk{'s' * (programs[0].chunks > 1)}"
     title = f"{name}: {ranks} ranks{f' on {len(set(nodes))} nodes' * bool(nodes)}, {chunks}"
     return draw_spans(rows, title, UNIT, marks, arrows)

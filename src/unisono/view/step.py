@@ -38,16 +38,16 @@ class Picture(NamedTuple):
         """Return a row for each thread of a lane that is ever needed; the first has the lane's name."""
         of_lanes = {lane: tracks(span for span in self.spans if span.task.lane == lane) for lane in self.lanes}
         return [
-            SpanRow("" if number else lane, [_span(span) for span in track])
+            SpanRow("" if index else lane, [_span(span) for span in track])
             for lane, tracks_of_lane in of_lanes.items()
-            for number, track in enumerate(tracks_of_lane)
+            for index, track in enumerate(tracks_of_lane)
         ]
 
 
 def _span(span: TaskSpan) -> Span:
     task = span.task
-    words = f"{task}: {span.begin:g} to {span.end:g}"
-    return Span(span.begin, span.end, f"{_letter(task)}{task.key}", task.operation.name, words)
+    tooltip = f"{task}: {span.begin:g} to {span.end:g}"
+    return Span(span.begin, span.end, f"{_letter(task)}{task.key}", task.operation.name, tooltip)
 
 
 def _letter(task: Task) -> str:
@@ -58,9 +58,9 @@ def drawn_costs(layout: Layout) -> Costs:
     """Return costs for a drawing: 1 unit for a layer's forward, 2 for its backward, 2 for a bucket's allreduce, and 1
     for an exchange of activations."""
     count = layout.parameters
-    needed = tuple(float(number) for number in range(count))
-    ready = tuple(float(count + 2 * (count - number)) for number in range(count))
-    nbytes = sum(one.nbytes for one in layout.buckets) / max(1, len(layout.buckets))
+    needed = tuple(float(parameter) for parameter in range(count))
+    ready = tuple(float(count + 2 * (count - parameter)) for parameter in range(count))
+    nbytes = sum(bucket.nbytes for bucket in layout.buckets) / max(1, len(layout.buckets))
     exchanges = (Duration(1.0, 1.0),) * len(layout.activations)
     computing = Computing(needed, ready, float(3 * count))
     return Costs(layout, computing, Cost(1.0, 1.0 / max(1.0, nbytes)), activations=exchanges)
@@ -69,7 +69,7 @@ def drawn_costs(layout: Layout) -> Costs:
 def picture_of(rule: BaseRule, layout: Layout, steps: int, title: str = "", costs: Costs | None = None) -> Picture:
     """Return the picture of `steps` consecutive steps."""
     used = costs or drawn_costs(layout)
-    program = tuple(task for number in range(steps) for task in rule(Step(number), 0, layout))
+    program = tuple(task for step in range(steps) for task in rule(Step(step), 0, layout))
 
     def price(_: int, task: Task) -> Duration:
         cost = task.operation.price(task, used)

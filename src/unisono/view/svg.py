@@ -60,9 +60,9 @@ def element(name: str, *content: str, **attributes: str | float) -> str:
     return f"<{name}{given}>{inside}</{name}>" if content else f"<{name}{given}/>"
 
 
-def text(x: float, y: float, words: str, **attributes: str | float) -> str:
+def text(x: float, y: float, content: str, **attributes: str | float) -> str:
     """Return a line of text with its baseline at `y`."""
-    return element("text", escape(words), x=x, y=y, **attributes)
+    return element("text", escape(content), x=x, y=y, **attributes)
 
 
 def box(x: float, y: float, width: float, height: float, **attributes: str | float) -> str:
@@ -83,17 +83,17 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     return element("path", d=line, stroke="currentColor", stroke_width=1.4, fill="none", marker_end="url(#head)")
 
 
-def width_of(words: str) -> float:
+def width_of(content: str) -> float:
     """Return an upper bound of the width of usual text, in SVG units."""
-    return CHARACTER_WIDTH * len(words)
+    return CHARACTER_WIDTH * len(content)
 
 
 def legend(colors: Mapping[str, str], y: float) -> list[str]:
     """Return a box of each color with its meaning, side by side on a line at `y`."""
     x, drawn = MARGIN, list[str]()
-    for words, color in colors.items():
-        drawn += [box(x, y - 6, 12, 12, rx=2, fill=color), text(x + 18, y + 4, words)]
-        x += 34 + width_of(words)
+    for meaning, color in colors.items():
+        drawn += [box(x, y - 6, 12, 12, rx=2, fill=color), text(x + 18, y + 4, meaning)]
+        x += 34 + width_of(meaning)
     return drawn
 
 
@@ -133,7 +133,7 @@ class Span(NamedTuple):
     end: float
     label: str
     kind: str
-    words: str
+    tooltip: str
     """Name and times, shown where a reader points at the box."""
 
 
@@ -179,16 +179,16 @@ def draw_spans(
     """
     spans = [span for row in rows for span in row.spans]
     kinds = dict.fromkeys(span.kind for span in sorted(spans, key=lambda span: span.begin))
-    colors = {kind: KIND_COLORS[number % len(KIND_COLORS)] for number, kind in enumerate(kinds)}
+    colors = {kind: KIND_COLORS[index % len(KIND_COLORS)] for index, kind in enumerate(kinds)}
     left, top = MARGIN + max((width_of(row.name) for row in rows), default=0.0) + 12, MARGIN + TITLE_HEIGHT + 32
     bottom = top + ROW * len(rows)
     body = legend(colors, top - 24)
-    for time, words in marks:
+    for time, label in marks:
         x = left + time * unit
         body.append(element("path", d=f"M{x:g},{top:g} V{bottom:g}", stroke="currentColor", stroke_opacity=0.2))
-        body.append(text(x, bottom + 12, words, text_anchor="middle"))
-    for number, row in enumerate(rows):
-        y = top + ROW * number
+        body.append(text(x, bottom + 12, label, text_anchor="middle"))
+    for index, row in enumerate(rows):
+        y = top + ROW * index
         body += [text(MARGIN, y + ROW / 2 + 1, row.name)] if row.name else []
         body += [_box(span, left + span.begin * unit, y, unit, colors[span.kind]) for span in row.spans]
     body += [ARROW_HEAD] * bool(arrows)
@@ -201,5 +201,5 @@ def draw_spans(
 
 def _box(span: Span, x: float, y: float, unit: float, color: str) -> str:
     width = max(1.0, (span.end - span.begin) * unit - 1)
-    words = [text(x + 4, y + ROW / 2 + 1, span.label, font_size=11, fill=INK)] if width > 6 * len(span.label) else []
-    return element("g", element("title", escape(span.words)), box(x, y, width, ROW - GAP, rx=2, fill=color), *words)
+    label = [text(x + 4, y + ROW / 2 + 1, span.label, font_size=11, fill=INK)] if width > 6 * len(span.label) else []
+    return element("g", element("title", escape(span.tooltip)), box(x, y, width, ROW - GAP, rx=2, fill=color), *label)

@@ -85,7 +85,7 @@ def test_of_many_classes_those_with_most_mistakes_are_drawn_and_the_rest_is_one_
     assert (len(found.rows), found.columns[-1]) == (MAX_CLASSES, "others")
     assert found.title == f"{MAX_CLASSES} of {count} classes: those with most mistakes"
     for number, row in zip(classes_drawn(counts), found.cells, strict=True):
-        assert sum(int(cell.words or 0) for cell in row) == counts[number].sum()
+        assert sum(int(cell.text or 0) for cell in row) == counts[number].sum()
 
 
 def test_long_names_are_cut() -> None:

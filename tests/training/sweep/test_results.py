@@ -245,7 +245,7 @@ def shares(drawn: HeatMap) -> list[list[float | None]]:
 
 
 def words(drawn: HeatMap) -> list[list[str]]:
-    return [[cell.words for cell in row] for row in drawn.cells]
+    return [[cell.text for cell in row] for row in drawn.cells]
 
 
 def test_two_keys_make_one_heat_map() -> None:

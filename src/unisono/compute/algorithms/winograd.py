@@ -119,7 +119,7 @@ def convolve(transforms: Transforms, inputs: Tensor, weight: Tensor, padding: Pa
         out = outputs[some] if tiled == (down, right) else outputs.new_empty(len(source), *tiled, out_channels)
         for block in blocks:
             values = _evaluate(input_transform, block.of(source, m, t), m, t, block.tiles)
-            parts = [torch.bmm(part, own) for part, own in zip(values.chunk(groups, 2), kernels, strict=True)]
+            parts = [torch.bmm(part, kernel) for part, kernel in zip(values.chunk(groups, 2), kernels, strict=True)]
             products = parts[0] if groups == 1 else torch.cat(parts, 2)
             pixels = (output_transform @ products.view(t * t, -1)).view(m, m, len(source), *block.tiles, out_channels)
             block.of(out, m, m).view(len(source), block.tiles[0], m, block.tiles[1], m, out_channels).copy_(
@@ -146,9 +146,9 @@ def correlate(transforms: Transforms, inputs: Tensor, gradient: Tensor, padding:
         slopes = padded(gradient[some], (0, 0), tiled)
         for block in blocks:
             values = _evaluate(input_transform, block.of(source, m, t), m, t, block.tiles)
-            others = _evaluate(gradient_transform, block.of(slopes, m, m), m, m, block.tiles)
-            for total, part, other in zip(sums, values.chunk(groups, 2), others.chunk(groups, 2), strict=True):
-                _add_product(total, part.transpose(1, 2), other)
+            deltas = _evaluate(gradient_transform, block.of(slopes, m, m), m, m, block.tiles)
+            for total, part, delta in zip(sums, values.chunk(groups, 2), deltas.chunk(groups, 2), strict=True):
+                _add_product(total, part.transpose(1, 2), delta)
     total = torch.cat(sums, 2).view(t * t, -1)
     kernels = two_dimensional(transforms.filter_transform.T, total) @ total
     return kernels.view(r, r, in_channels, out_channels).permute(3, 2, 0, 1).to(inputs.dtype)
