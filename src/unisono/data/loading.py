@@ -34,8 +34,7 @@ from threadpoolctl import threadpool_limits
 from unisono.data.kinds import find_kind
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
-from unisono.engine import Observe, observed
-from unisono.engine.closing import Closing
+from unisono.engine import Closing, Observe, observed
 from unisono.errors import DecodeError
 from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
