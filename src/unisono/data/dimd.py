@@ -28,7 +28,7 @@ from unisono.data.loader import check_number
 from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
-from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.pack import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, FILES, STREAMED, read_storage
 from unisono.errors import PackError, UsageError
 from unisono.tables import parse

@@ -29,7 +29,7 @@ from unisono.data.feed import is_same_data
 from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import parse_shuffle, steps_of
-from unisono.data.pack.layout import check_installed
+from unisono.data.pack import check_installed
 from unisono.device import is_on_host
 from unisono.errors import UsageError
 from unisono.processor import HOST

@@ -12,8 +12,8 @@ from unisono.data.kinds import find_kind, make_transform
 from unisono.data.loading import DECODING, PROCESSOR, Prefetcher
 from unisono.data.options import DataOptions
 from unisono.data.order import ShuffleOptions, parse_shuffle, permutation
+from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.pack.index import Index, read_index
-from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, split_folder
 from unisono.data.storage import AUTO, FILES, PARTITIONED, REPLICATED, STREAMED, read_storage
 from unisono.data.storage.choose import resolve_storage
 from unisono.data.storage.partitioned import scope_note

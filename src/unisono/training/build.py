@@ -28,7 +28,7 @@ from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
 from unisono.data.feed import Feed, FeedFacts
 from unisono.data.loading import InputFacts, cast_inputs, device_of_rank
 from unisono.data.options import DataOptions
-from unisono.data.pack.layout import check_installed
+from unisono.data.pack import check_installed
 from unisono.device import module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from unisono.data.pack.layout import (
-    TEST_SPLITS,
-    TRAIN_SPLITS,
-    plan_stripes,
-    split_folder,
-    stripe_name,
-    train_samples,
-)
+from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, split_folder, train_samples
+from unisono.data.pack.packing import plan_stripes, stripe_name
 from unisono.errors import PackError
 
 SIZES = st.lists(st.integers(0, 40) | st.sampled_from([1, 1_000]), min_size=1, max_size=60)
@@ -93,7 +87,7 @@ def test_what_is_not_there_is_named_with_how_to_make_it(tmp_path: Path) -> None:
 
 def test_it_is_known_without_loading_pytorch_mpi_or_arrow() -> None:
     program = (
-        "import sys, unisono.training.recipe, unisono.data.pack.layout as splits;"
+        "import sys, unisono.training.recipe, unisono.data.pack as splits;"
         "splits.train_samples('digits', '');"
         "print(sorted({'torch', 'mpi4py', 'mpi4py.MPI', 'pyarrow', 'PIL'} & set(sys.modules)))"
     )

@@ -1,6 +1,6 @@
 """Order of an epoch that is streamed from stripes: a function of (seed, epoch, batch, window), for any number of ranks.
 
-A block is a record batch of a stripe: 4 MB, one checksum, the least that is read at once (`pack/layout.py`).
+A block is a record batch of a stripe: 4 MB, one checksum, the least that is read at once (`pack/packing.py`).
 
     line       c1 c0 c2 | a0 a2 a1 | b0 b1 b2 | d0 d2 d1     stripes a b c d in random order, blocks of each too
     windows     0  2  1    2  0  1    0  1  2    0  1  2     3 of as many bytes: each 3 neighbours are spread over all

@@ -30,7 +30,7 @@ from unisono.data.builtin import BUILTIN_DATASETS, RowReader
 from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
-from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.pack import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import naming_os_errors, write_atomically
