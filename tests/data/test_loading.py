@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from unisono.data import loading
-from unisono.data.images.codec import ImageDecoder, RawDecoder
-from unisono.data.images.transform import ImageTransform
+from unisono.data.images.transform import ImageDecoder, ImageTransform, RawDecoder
 from unisono.data.kinds import IMAGE, RAW, SampleTransform
 from unisono.data.kinds.image import ImageOptions
 from unisono.data.loading import PREFETCHED_BATCHES, Prefetcher

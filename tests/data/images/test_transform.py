@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from unisono.data.images import transform, turbojpeg
-from unisono.data.images.codec import ImageDecoder, RawDecoder
-from unisono.data.images.transform import ImageTransform, shifted
+from unisono.data.images import transform
+from unisono.data.images.transform import ImageDecoder, ImageTransform, RawDecoder, shifted
 from unisono.data.kinds.image import AUGMENTS, MEAN_SIDE, ImageOptions, choose_augmentation
 from unisono.errors import DecodeError
 
@@ -245,7 +244,7 @@ def test_without_libjpeg_turbo_the_result_is_about_the_same(
     options = replace(VIEW, augment="scale")
     file = encode(photo(300, 200, 400), "4:2:0")
     found = [levels(options, shown(options, file, seed)) for seed in range(5)]
-    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    monkeypatch.setattr(transform, "turbojpeg", lambda: None)
     for seed in range(5):
         assert np.abs(found[seed] - levels(options, shown(options, file, seed))).mean() < 4
 

@@ -1,24 +1,45 @@
 """Transform of images to network inputs: decode, crop, scale, mirror and normalise, in channels-last memory.
 
-    bytes ─ header ─▶ width, height ─ decision ─▶ crop, mirrored, shift ─ decode ─▶ uint8, the crop
+    bytes ─ header ─▶ width, height ─ decision (`kinds/image.py`) ─▶ crop, mirrored, shift ─ decode ─▶ uint8, the crop
     the crop ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
     the mean image, if it is asked for ─ crop, resize, mirror, shift alike ─┘
+
+JPEGs are decoded by libjpeg-turbo, through the TurboJPEG interface, version 3, by ctypes: its calls let other threads
+run. The library comes with the `turbojpeg` wheel or with the system. Other formats and CMYK JPEGs are decoded by Pillow
+(`codec.py`). Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF
+orientation when they were packed.
 
 A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from unisono.data.images.codec import ImageDecoder, RawDecoder
-from unisono.data.kinds.image import MEAN_SIDE, ImageAugmentation, ImageHeader, ImageOptions, choose_augmentation
+from unisono.data.images.codec import Pixels, damage_named, decode_image, pixels_of
+from unisono.data.kinds.image import (
+    MEAN_SIDE,
+    Box,
+    ImageAugmentation,
+    ImageHeader,
+    ImageOptions,
+    Part,
+    choose_augmentation,
+    part_of,
+)
 from unisono.data.order import CounterRNG
+from unisono.errors import DecodeError
 
 WHITE = 255.0
 
@@ -97,3 +118,179 @@ def shifted(pixels: NDArray[Any], right: int, down: int) -> NDArray[Any]:
     into = out[max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)]
     into[:] = pixels[max(0, -down) : height + min(0, -down), max(0, -right) : width + min(0, -right)]
     return out
+
+
+JPEG = b"\xff\xd8"
+
+
+class ImageDecoder:
+    """Decoder of crops of image files, for one thread."""
+
+    def __init__(self, channels: int) -> None:
+        """Create the decoder. `channels` is 3, or 1 for grey images."""
+        self._grey, self._mode = channels == 1, "L" if channels == 1 else "RGB"
+        self._jpeg = JpegDecoder() if turbojpeg() else None
+
+    def header(self, file: memoryview | bytes) -> ImageHeader:
+        """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
+        self._file = bytes(file)
+        found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
+        if found is None:
+            with damage_named():
+                found = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
+        self._header = found
+        return found
+
+    def decode(self, box: Box, size: int) -> Pixels:
+        """Return the crop `box` of the image whose header was read last, to become size x size.
+
+        The part of a JPEG that has it is decoded at 1/2, 1/4 or 1/8 if that is large enough. Raises DecodeError if the
+        image is damaged.
+        """
+        width, height, block = self._header
+        if self._jpeg is not None and block is not None:
+            part, within = part_of(box, width, height, block, size)
+            with suppress(DecodeError):  # some odd files can only be decoded as a whole
+                return cropped(self._jpeg.decode(self._file, part, self._grey), within)
+        pixels = pixels_of(decode_image(self._file), self._mode)
+        if pixels.shape[:2] != (height, width):
+            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
+        return cropped(pixels, box)
+
+
+class RawDecoder:
+    """Decoder of raw images of the shape (height, width) or (height, width, channels), uint8."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def header(self, file: memoryview) -> ImageHeader:
+        """Return the size, that of all images."""
+        self._pixels: Pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
+        return ImageHeader(self._shape[1], self._shape[0])
+
+    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
+        """Return the crop, a view of the image's bytes."""
+        return cropped(self._pixels, box)
+
+
+def cropped(pixels: Pixels, box: Box) -> Pixels:
+    """Return a crop of an image, as a view."""
+    return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
+
+
+DECOMPRESS = 1
+PROPERTIES = 5, 6, 4, 8
+"""Numbers of a file's width, height, subsampling and colour space."""
+
+RGB, GREY = 0, 6
+"""Pixel formats of decoded images."""
+
+CMYK, YCCK = 3, 4
+"""Colour spaces of JPEG files that Pillow decodes."""
+
+BLOCKS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
+"""Width of a file's blocks in pixels, by its subsampling: a part can begin only at a block."""
+
+SYSTEMS = ("libturbojpeg.so.0", "libturbojpeg.dylib")
+"""Names of the system's library. A search for it would start processes, which is not allowed once MPI runs."""
+
+
+HANDLE, INT, TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (("x", INT), ("y", INT), ("w", INT), ("h", INT))
+
+
+class _ScalingFactor(ctypes.Structure):
+    _fields_ = (("num", INT), ("denom", INT))
+
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "tj3Init": (HANDLE, INT),
+    "tj3Destroy": (None, HANDLE),
+    "tj3Get": (INT, HANDLE, INT),
+    "tj3DecompressHeader": (INT, HANDLE, TEXT, ctypes.c_size_t),
+    "tj3SetScalingFactor": (INT, HANDLE, _ScalingFactor),
+    "tj3SetCroppingRegion": (INT, HANDLE, _Region),
+    "tj3Decompress8": (INT, HANDLE, TEXT, ctypes.c_size_t, ctypes.c_void_p, INT, INT),
+    "tj3GetErrorStr": (TEXT, HANDLE),
+    "tj3GetErrorCode": (INT, HANDLE),
+}
+"""Result and arguments of each function."""
+
+
+@cache
+def turbojpeg() -> ctypes.CDLL | None:
+    """Return libjpeg-turbo 3 or newer; None if it is not installed."""
+    for name in _paths():
+        with suppress(OSError):
+            found = ctypes.CDLL(name)
+            if hasattr(found, "tj3SetCroppingRegion"):
+                for function, (result, *arguments) in FUNCTIONS.items():
+                    getattr(found, function).restype, getattr(found, function).argtypes = result, arguments
+                return found
+    return None
+
+
+def _paths() -> list[str]:
+    with suppress(metadata.PackageNotFoundError):
+        files = metadata.files("turbojpeg") or []
+        return [*(str(file.locate()) for file in files if file.name.startswith("libturbojpeg")), *SYSTEMS]
+    return [*SYSTEMS]
+
+
+class JpegDecoder:
+    """Decoder of parts of JPEG files, for one thread. Of a truncated file it decodes what there is."""
+
+    def __init__(self) -> None:
+        """Create the decoder. Raises DecodeError if libjpeg-turbo 3 is not installed."""
+        found = turbojpeg()
+        if found is None:
+            raise DecodeError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
+        self._library, self._handle = found, found.tj3Init(DECOMPRESS)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.tj3Destroy(self._handle)
+
+    def header(self, file: bytes) -> ImageHeader | None:
+        """Return the header of the file; None if it is CMYK or YCCK, has unknown subsampling, or causes a warning.
+
+        Raises DecodeError if the file is no JPEG.
+        """
+        if self._library.tj3DecompressHeader(self._handle, file, len(file)):
+            self._fail_unless_warned()
+            return None
+        width, height, blocks, colors = (self._library.tj3Get(self._handle, each) for each in PROPERTIES)
+        return None if colors in (CMYK, YCCK) or blocks not in BLOCKS else ImageHeader(width, height, BLOCKS[blocks])
+
+    def decode(self, file: bytes, part: Part, grey: bool) -> NDArray[np.uint8]:
+        """Return a part of the image whose header was read last: (height, width, 3), RGB, or 1 channel if `grey`.
+
+        `part.x` is a multiple of the header's block over `part.shrink`. Raises DecodeError if it cannot be decoded.
+        """
+        out = np.empty((part.height, part.width, 1 if grey else 3), np.uint8)
+        turbo, handle = self._library, self._handle
+        region = _Region(part.x, part.y, part.width, part.height)
+        if (
+            turbo.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))
+            or turbo.tj3SetScalingFactor(handle, _ScalingFactor(1, part.shrink))
+            or turbo.tj3SetCroppingRegion(handle, region)
+        ):
+            self._fail()
+        arguments = handle, file, len(file), out.ctypes.data, 0, GREY if grey else RGB
+        if turbo.tj3Decompress8(*arguments):
+            self._fail_unless_warned()
+            out.fill(0)  # after a warning the rest may not have been written
+            turbo.tj3Decompress8(*arguments)
+        return out
+
+    def _fail_unless_warned(self) -> None:
+        if self._library.tj3GetErrorCode(self._handle):
+            self._fail()
+
+    def _fail(self) -> None:
+        raise DecodeError(self._library.tj3GetErrorStr(self._handle).decode(errors="replace"))

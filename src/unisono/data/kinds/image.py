@@ -211,8 +211,7 @@ class ImageKind(SampleKind):
         return is_packed_unchanged(sample)
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
+        from unisono.data.images.transform import ImageDecoder, ImageTransform  # noqa: PLC0415  needs PyTorch
 
         found = image_options(index, options)
         return lambda: ImageTransform(found, ImageDecoder(found.channels))
@@ -243,8 +242,7 @@ class RawKind(SampleKind):
     augments = AUGMENTS
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
+        from unisono.data.images.transform import ImageTransform, RawDecoder  # noqa: PLC0415
 
         found, shape = image_options(index, options), index.about.shape
         assert shape is not None, "raw samples have a shape"
