@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import RecipeError
+from unisono.placement import Placement
 from unisono.schedules.pieces import bounds
 
 Numbers = NDArray[np.int64]
@@ -76,6 +77,27 @@ def parse_shuffle(text: str) -> ShuffleOptions:
             '"every:4,parts:2"'
         )
     return ShuffleOptions(every, int(found["parts"] or 0))
+
+
+def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
+    """Return a line about samples that leave their part's ranks or cross supernodes in each epoch; empty if none do.
+
+    Part q of P belongs to ranks q p / P to (q + 1) p / P - 1.
+    """
+    ranks, parts = placement.ranks, shuffle.parts
+    if not parts or parts % ranks == 0:
+        return ""
+    if ranks % parts:
+        return f"{ranks} ranks do not divide into {parts} parts, so samples between two parts move in each epoch"
+    members = ranks // parts
+    for first in range(0, ranks, members):
+        sites = {placement.supernode_of(rank) for rank in range(first, first + members)}
+        if len(sites) > 1:
+            return (
+                f"ranks {first} to {first + members - 1} share a part, but are in {len(sites)} supernodes, so samples "
+                "cross uplinks in each epoch: number ranks supernode by supernode, or set more parts"
+            )
+    return ""
 
 
 def joined_ranges(begins: Numbers, sizes: Numbers) -> Numbers:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.data.options import DataOptions
-from unisono.data.order import Numbers, ShuffleOptions, ranks_of, share
+from unisono.data.order import Numbers, ranks_of, share
 from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import read_samples
 from unisono.data.storage import Storage
@@ -103,27 +103,6 @@ def form_groups(placement: Placement, groups: int) -> Groups:
     group_of_rank, member_of_rank = zip(*(seats[rank] for rank in ranks), strict=True)
     crossing = f"groups of {members} ranks are formed by number of rank: supernodes of {sizes} ranks do not divide"
     return Groups(group_of_rank, member_of_rank, "" if divided or groups == 1 else crossing)
-
-
-def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
-    """Return a line about samples that leave their part's ranks or cross supernodes in each epoch; empty if none do.
-
-    Part q of P belongs to ranks q p / P to (q + 1) p / P - 1 (`data/order.py`).
-    """
-    ranks, parts = placement.ranks, shuffle.parts
-    if not parts or parts % ranks == 0:
-        return ""
-    if ranks % parts:
-        return f"{ranks} ranks do not divide into {parts} parts, so samples between two parts move in each epoch"
-    members = ranks // parts
-    for first in range(0, ranks, members):
-        sites = {placement.supernode_of(rank) for rank in range(first, first + members)}
-        if len(sites) > 1:
-            return (
-                f"ranks {first} to {first + members - 1} share a part, but are in {len(sites)} supernodes, so samples "
-                "cross uplinks in each epoch: number ranks supernode by supernode, or set more parts"
-            )
-    return ""
 
 
 SEGMENT_BYTES = 64 << 20
