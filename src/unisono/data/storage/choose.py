@@ -30,8 +30,7 @@ from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.handing_over import left_bytes
 from unisono.data.storage.partitioned import plan_partition
-from unisono.data.storage.read_ahead import memory_limit
-from unisono.data.storage.streamed_order import blocks_of_pack
+from unisono.data.storage.streamed_order import blocks_of_pack, memory_limit
 from unisono.world import World
 
 MEMORY_SHARE = 0.5
