@@ -45,11 +45,11 @@ FLOORS = [
 MAX_LINES = {
     ".": 3_252,
     "asynchronous": 1_084,
-    "bench": 1_565,
+    "bench": 1_555,
     "cli": 2_552,
     "collectives": 4_052,
     "compute": 1_223,
-    "data": 6_311,
+    "data": 6_315,
     "elastic": 1_205,
     "engine": 600,
     "foresight": 795,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 336
+MAX_FILES = 335
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),

@@ -215,7 +215,7 @@ def messages(
 ) -> None:
     """Time messages between two ranks by size, through the MPI library: milliseconds, and bytes per second."""
     start_ranks(ranks)
-    from unisono.bench.messages import measure_messages
+    from unisono.bench.collectives import measure_messages
 
     world = join("bench messages")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))
