@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_552,
     "collectives": 4_052,
     "compute": 1_223,
-    "data": 6_315,
+    "data": 6_314,
     "elastic": 1_205,
     "engine": 600,
     "foresight": 795,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 335
+MAX_FILES = 334
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),

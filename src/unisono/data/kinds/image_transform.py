@@ -1,12 +1,12 @@
 """Transform of images to network inputs: decode, crop, scale, mirror and normalise, in channels-last memory.
 
-    bytes ─ header ─▶ width, height ─ decision (`kinds/image.py`) ─▶ crop, mirrored, shift ─ decode ─▶ uint8, the crop
+    bytes ─ header ─▶ width, height ─ decision (`image.py`) ─▶ crop, mirrored, shift ─ decode ─▶ uint8, the crop
     the crop ─ resize ─▶ size x size ─ mirror, shift ─ (x / 255 - mean) / std ─▶ float32
     the mean image, if it is asked for ─ crop, resize, mirror, shift alike ─┘
 
 JPEGs are decoded by libjpeg-turbo, through the TurboJPEG interface, version 3, by ctypes: its calls let other threads
 run. The library comes with the `turbojpeg` wheel or with the system. Other formats and CMYK JPEGs are decoded by Pillow
-(`codec.py`). Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF
+(`image_codec.py`). Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF
 orientation when they were packed.
 
 A crop at least twice as large as wanted is resized by area means, any other by bilinear interpolation.
@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from unisono.data.images.codec import Pixels, damage_named, decode_image, pixels_of
 from unisono.data.kinds.image import (
     MEAN_SIDE,
     Box,
@@ -38,6 +37,7 @@ from unisono.data.kinds.image import (
     choose_augmentation,
     part_of,
 )
+from unisono.data.kinds.image_codec import Pixels, damage_named, decode_image, pixels_of
 from unisono.data.order import CounterRNG
 from unisono.errors import DecodeError
 
