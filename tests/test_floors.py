@@ -45,13 +45,13 @@ FLOORS = [
 MAX_LINES = {
     ".": 3_252,
     "asynchronous": 1_084,
-    "bench": 1_565,
+    "bench": 1_555,
     "cli": 2_552,
     "collectives": 4_048,
     "compute": 1_223,
-    "data": 6_334,
+    "data": 6_315,
     "elastic": 1_205,
-    "engine": 618,
+    "engine": 600,
     "foresight": 795,
     "horovod": 1_008,
     "lab": 488,
@@ -61,14 +61,14 @@ MAX_LINES = {
     "optimizers": 524,
     "papers": 663,
     "plan": 3_535,
-    "reducer": 4_058,
+    "reducer": 4_057,
     "rules": 1_193,
     "schedules": 1_653,
-    "step": 2_862,
+    "step": 2_858,
     "tensor_parallel": 1_011,
     "testing": 1_684,
     "torch_backend": 2_090,
-    "training": 7_498,
+    "training": 7_494,
     "transports": 3_123,
     "view": 984,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 344
+MAX_FILES = 335
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),

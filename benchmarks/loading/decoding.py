@@ -22,10 +22,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from unisono.data.images.codec import ImageDecoder
-from unisono.data.images.transform import ImageTransform
-from unisono.data.images.turbojpeg import JpegDecoder
 from unisono.data.kinds.image import ImageAugmentation, ImageOptions, choose_augmentation, part_of
+from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform, JpegDecoder
 from unisono.data.loading import Prefetcher
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.index import Index, read_index

@@ -14,11 +14,11 @@ from files import Files
 from torch.utils.data import DataLoader
 
 import unisono
+from unisono.data.feed import packed_feed
 from unisono.data.kinds.image import image_options
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, share, steps_of
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import packed_feed
 from unisono.models import MODELS
 
 BATCH, STEPS, ROUNDS = 128, 40, 3

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from unisono.data.images.transform import shifted
 from unisono.data.kinds.image import ImageOptions, choose_augmentation
+from unisono.data.kinds.image_transform import shifted
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):

@@ -99,7 +99,7 @@ def unisono(storage: str) -> Callable[[Path, int], Construct]:
 
     def imported(data: Path, cores: int) -> Construct:
         import unisono as ours  # noqa: PLC0415  starts MPI
-        import unisono.data.packed_feed  # noqa: PLC0415  as the others' imports, before the clock starts
+        import unisono.data.storage.choose  # noqa: PLC0415  as the others' imports, before the clock starts
 
         world, options = ours.init(), {"buffer_megabytes": 8} if storage == "streamed" else {}
 

@@ -23,9 +23,8 @@ import unisono
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation
 from unisono.data.pack.index import read_index
-from unisono.data.storage.partitioned import PartitionedStorage, owners_in_epoch
+from unisono.data.storage.partitioned import PartitionedStorage, owners_in_epoch, shuffle
 from unisono.data.storage.sample_store import nbytes_of
-from unisono.data.storage.shuffle import shuffle
 from unisono.mpi import MPI
 
 ROUNDS, BATCH = 9, 256

@@ -15,10 +15,9 @@ from itertools import count
 from pathlib import Path
 
 import unisono
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, packed_feed
 from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import packed_feed
 from unisono.world import World
 
 ROUNDS, BATCH, COMPUTING_SECONDS = 5, 128, 0.03

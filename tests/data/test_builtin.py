@@ -2,7 +2,7 @@ import torch
 from sklearn import datasets
 
 from unisono.data.builtin import BUILTIN_DATASETS, load_digits
-from unisono.data.pack.layout import TRAIN_SAMPLES
+from unisono.data.pack import TRAIN_SAMPLES
 
 
 def test_every_data_set_is_in_the_catalogue_with_its_size() -> None:

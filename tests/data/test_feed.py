@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.builtin import Dataset, Samples, in_memory_feed
+from unisono.data.feed import check_alike, packed_feed
 from unisono.data.kinds import AUDIO, IMAGE, RAW, TEXT
 from unisono.data.kinds.image import MEAN_SIDE, image_options
 from unisono.data.loading import STRETCHES, Batch
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, steps_of
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.packed_feed import check_alike, packed_feed
 from unisono.engine import OperationSpan
 from unisono.errors import PackError
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.data import Loader
+from unisono.data.feed import packed_feed
 from unisono.data.loading import Batch
 from unisono.data.options import DataOptions
 from unisono.data.order import epoch_order, parse_shuffle, permutation
 from unisono.data.pack.index import read_index
-from unisono.data.packed_feed import packed_feed
 from unisono.errors import PackError, UsageError
 from unisono.placement import place
 

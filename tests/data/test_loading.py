@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 from unisono.data import loading
-from unisono.data.images.codec import ImageDecoder, RawDecoder
-from unisono.data.images.transform import ImageTransform
 from unisono.data.kinds import IMAGE, RAW, SampleTransform
 from unisono.data.kinds.image import ImageOptions
+from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform, RawDecoder
 from unisono.data.loading import PREFETCHED_BATCHES, Prefetcher
 from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, uniform_numbers
 from unisono.data.pack.index import About, Index

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.engine import Engine, OperationSpan, Variable
+from unisono.engine import Engine, OperationSpan, Variable, observed
 from unisono.engine.engine import MAIN, Handle
 from unisono.errors import OperationError, UsageError
 
@@ -245,3 +245,37 @@ def test_an_expected_operation_may_end_as_it_becomes_ready() -> None:
             after = engine.push(lambda: None, mutate=[gradient])
             engine.end(filled)
             assert after.wait(20)
+
+
+def test_a_block_is_reported_with_its_thread_and_its_times() -> None:
+    spans = list[OperationSpan]()
+
+    def work() -> None:
+        with observed(spans.append, "whole", "loading"), observed(spans.append, "part", "decoding"):
+            pass
+
+    before = time.perf_counter()
+    thread = threading.Thread(target=work, name="decoding_3")
+    thread.start()
+    thread.join()
+    part, whole = spans
+    assert [(one.name, one.kind, one.thread, one.about) for one in spans] == [
+        ("part", "decoding", "decoding_3", None),
+        ("whole", "loading", "decoding_3", None),
+    ]
+    assert before <= whole.begin <= part.begin <= part.end <= whole.end <= time.perf_counter()
+
+
+def test_a_block_that_fails_is_not_reported() -> None:
+    spans = list[OperationSpan]()
+    with pytest.raises(ValueError, match="of its own"), observed(spans.append, "work", "loading"):
+        raise ValueError("an error of its own")
+    assert not spans
+
+
+def test_without_an_observer_no_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.engine.engine.time", None)
+    with observed(None, "work", "loading"):
+        pass
+    with pytest.raises(AttributeError), observed(print, "work", "loading"):
+        pass

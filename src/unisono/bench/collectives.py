@@ -1,6 +1,9 @@
 """Times the allreduce of every algorithm, the MPI library, gloo and the bound, at every size, on a world's ranks.
 
-The report is a table and a plot.
+The report is a table and a plot. Messages between two ranks, there and back, are timed apart (swCaffe's figure 6):
+
+    rank 0   ── message ─▶     ◀─ message ──     16 times for short ones; a sample is half the time there and back
+    rank 1
 
 As a program it times Unisono's collectives, or gloo's, as `peer_program` times its library's (`against.py`):
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,7 +37,7 @@ from unisono.bench.peer_program import (
     time_calls,
     write_results,
 )
-from unisono.formats import markdown_table
+from unisono.formats import format_bytes, markdown_table
 from unisono.initialize import init
 from unisono.measure.timing import times, timing_of
 from unisono.mpi import MPI
@@ -268,6 +272,35 @@ def main() -> None:
         )
         library = MPI.Get_library_version()
     write_results(world.comm, path, library, rows)
+
+
+SAMPLES = 5
+"""Samples of messages of each size; the first, before them, does not count."""
+
+MESSAGES, MANY_UP_TO = [4 << power for power in range(0, 20, 2)], 64 << 10
+"""Bytes of the messages, 4 bytes to 1 MiB; up to MANY_UP_TO bytes 16 are sent there and back in each sample."""
+
+
+def measure_messages(world: World) -> list[dict[str, Any]]:
+    """Return named samples of messages between ranks 0 and 1 by size: half the time there and back, bytes per second.
+
+    The other ranks wait. Collective.
+    """
+    found, comm = list[dict[str, Any]](), world.comm
+    for size in MESSAGES:
+        ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= MANY_UP_TO else 1, list[float]()
+        for _ in range(1 + SAMPLES):
+            world.barrier()
+            begun = time.perf_counter()
+            for sends in 2 * turns * (world.rank == 0, world.rank == 1) if world.rank < 2 else ():
+                move = comm.Send if sends else comm.Recv
+                move(ball, 1 - world.rank)
+            seconds.append((time.perf_counter() - begun) / (4 * turns))
+        taken = world.call_on_root(lambda: seconds[1:])  # noqa: B023  called at once
+        name = f"message of {format_bytes(size)}"
+        found.append({"name": name, "unit": "ms", "samples": [1e3 * each for each in taken]})
+        found.append({"name": f"{name}, rate", "unit": "MB/s", "samples": [size / each / 1e6 for each in taken]})
+    return found
 
 
 if __name__ == "__main__":

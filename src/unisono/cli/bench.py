@@ -193,7 +193,7 @@ def shuffle(
 ) -> None:
     """Time the shuffle of samples over ranks, in memory: seconds of the slowest rank, and what each rank holds."""
     size, bits = parse_bytes(nbytes), parse_rate(rate) if rate else None
-    from unisono.data.pack.layout import check_installed
+    from unisono.data.pack import check_installed
 
     check_installed()
     start_ranks(ranks)
@@ -215,7 +215,7 @@ def messages(
 ) -> None:
     """Time messages between two ranks by size, through the MPI library: milliseconds, and bytes per second."""
     start_ranks(ranks)
-    from unisono.bench.messages import measure_messages
+    from unisono.bench.collectives import measure_messages
 
     world = join("bench messages")
     write(world, output, lambda: output.mkdir(parents=True, exist_ok=True))
@@ -239,7 +239,7 @@ def storage(
     """Train on the same images in memory, from the stripes of a pack, and from their files: seconds an epoch."""
     refuse_launcher(STARTS_RANKS.format("storage"))
     check_ranks(ranks)
-    from unisono.data.pack.layout import check_installed
+    from unisono.data.pack import check_installed
 
     check_installed()
     from unisono.bench.ablation import storages, write_images

@@ -50,7 +50,7 @@ def pack(
     Run it again to resume after a stop. Broken and empty samples, and links in tar files, are skipped and listed; the
     exit code is then 1.
     """
-    from unisono.data.pack.layout import check_installed
+    from unisono.data.pack import check_installed
 
     check_installed()
     if describe is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unisono.cli.ranks import count_ranks, init_ranks, launch, printer
-from unisono.data.pack.layout import check_installed
+from unisono.data.pack import check_installed
 from unisono.errors import UsageError
 from unisono.launch import cores, keep_memory, local_rank_started, ranks_started
 from unisono.training import run_directory

@@ -16,8 +16,7 @@ import torch
 
 from unisono.data.feed import Feed
 from unisono.data.loading import Batch, Reader
-from unisono.data.order import Numbers, parse_shuffle
-from unisono.data.storage import Sampler
+from unisono.data.order import Numbers, Sampler, parse_shuffle
 from unisono.engine import Observe, observed
 from unisono.world import World
 

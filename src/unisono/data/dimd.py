@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.data.feed import check_on_all
 from unisono.data.kinds import make_transform
 from unisono.data.loader import check_number
 from unisono.data.loading import Batch, Prefetcher, Running
 from unisono.data.options import DataOptions
 from unisono.data.order import permutation, random_draw
-from unisono.data.pack.layout import TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.pack import TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import AUTO, FILES, STREAMED, read_storage
 from unisono.errors import PackError, UsageError
 from unisono.tables import parse
@@ -49,7 +50,6 @@ def partitioned_load(
     given = {"threads": 1, **data, **place, "pack": str(pack)}
     options = parse(DataOptions, given, "partitioned_load", UsageError)
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`, as the next
-    from unisono.data.packed_feed import check_on_all  # noqa: PLC0415
     from unisono.data.storage.choose import resolve_storage  # noqa: PLC0415
 
     check_number("seed", seed, most=(1 << 64) - 1)

@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from unisono.data.feed import is_same_data
+from unisono.data.feed import is_same_data, packed_feed
 from unisono.data.loading import Batch, Running, device_of_rank, to_device
 from unisono.data.options import DataOptions
 from unisono.data.order import parse_shuffle, steps_of
-from unisono.data.pack.layout import check_installed
 from unisono.device import is_on_host
 from unisono.errors import UsageError
 from unisono.processor import HOST
@@ -61,9 +60,6 @@ class Loader(Running):
         UsageError if some ranks would have no samples or no device, or a key or value is none of `[data]`, RecipeError
         for another `shuffle`.
         """
-        check_installed()
-        from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  of the extra `data`
-
         check_number("virtual_ranks", virtual_ranks)
         if batch < max(world.size, virtual_ranks):
             named = f"{virtual_ranks} virtual" if virtual_ranks else f"{world.size}"

@@ -32,10 +32,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from unisono.data.kinds import find_kind
-from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, in_turn, uniform_numbers
+from unisono.data.order import DRAWS_PER_SAMPLE, CounterRNG, Numbers, Sampler, in_turn, uniform_numbers
 from unisono.device import CopyStreams, choose_device, host_memory, module_of
-from unisono.engine import Observe, observed
-from unisono.engine.closing import Closing
+from unisono.engine import Closing, Observe, observed
 from unisono.errors import DecodeError
 from unisono.processor import HOST
 from unisono.schedules.pieces import bounds
@@ -43,7 +42,7 @@ from unisono.schedules.pieces import bounds
 if TYPE_CHECKING:
     from unisono.data.kinds import SampleTransform
     from unisono.data.pack.index import Index
-    from unisono.data.storage import Sampler, Storage
+    from unisono.data.storage import Storage
     from unisono.world import World
 
 PROCESSOR = torch.device(HOST)

@@ -27,12 +27,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import RecipeError
+from unisono.placement import Placement
 from unisono.schedules.pieces import bounds
+
+if TYPE_CHECKING:
+    from unisono.world import World
 
 Numbers = NDArray[np.int64]
 """Numbers of samples."""
@@ -76,6 +81,27 @@ def parse_shuffle(text: str) -> ShuffleOptions:
             '"every:4,parts:2"'
         )
     return ShuffleOptions(every, int(found["parts"] or 0))
+
+
+def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
+    """Return a line about samples that leave their part's ranks or cross supernodes in each epoch; empty if none do.
+
+    Part q of P belongs to ranks q p / P to (q + 1) p / P - 1.
+    """
+    ranks, parts = placement.ranks, shuffle.parts
+    if not parts or parts % ranks == 0:
+        return ""
+    if ranks % parts:
+        return f"{ranks} ranks do not divide into {parts} parts, so samples between two parts move in each epoch"
+    members = ranks // parts
+    for first in range(0, ranks, members):
+        sites = {placement.supernode_of(rank) for rank in range(first, first + members)}
+        if len(sites) > 1:
+            return (
+                f"ranks {first} to {first + members - 1} share a part, but are in {len(sites)} supernodes, so samples "
+                "cross uplinks in each epoch: number ranks supernode by supernode, or set more parts"
+            )
+    return ""
 
 
 def joined_ranges(begins: Numbers, sizes: Numbers) -> Numbers:
@@ -174,6 +200,52 @@ def ranks_of(samples: int, batch: int, ranks: int, virtual: int = 0) -> NDArray[
         ((np.arange(1, length + 1) * ranks - 1) // max(1, length)).astype(np.int32) for length in (batch, rest)
     )
     return np.concatenate([np.tile(full, whole), last])
+
+
+class Sampler:
+    """Order in which the ranks of a world visit samples. Here each rank can read all, so that none ever moves."""
+
+    order_name = ""
+    """Property that orders depend on, beside the arguments of `order`; empty if they are full permutations."""
+    virtual = 0
+    """Number of virtual ranks that share each batch; 0: the ranks do."""
+    note = ""
+    """Line for the start of a run; empty if there is nothing to say."""
+
+    def __init__(self, samples: int, world: World) -> None:
+        """Keep the number of samples, over all ranks of `world`, which share each batch."""
+        self._count, self.world = samples, world
+        self._own: Numbers | None = None
+
+    @property
+    def numbers(self) -> NDArray[np.integer]:
+        """Numbers of the samples that this rank can read, ascending."""
+        return np.arange(self._count)
+
+    def order(self, seed: int, epoch: int, batch: int, shuffle: ShuffleOptions) -> Numbers:
+        """Return the order of an epoch in steps of `batch` samples: each once, the same on any number of ranks."""
+        return epoch_order(self._count, batch, seed, epoch, shuffle)
+
+    def epoch(self, order: Numbers, batch: int, done: int = 0) -> None:
+        """Give each rank what it will see of `order` in steps of `batch` samples (`order.share`). Collective.
+
+        The first `done` steps are left out: a run is resumed.
+        """
+
+    def give_stretches(self) -> None:
+        """Give each rank a stretch of the samples, which it will see in turn. Collective."""
+
+    def own(self, order: Numbers) -> Numbers:
+        """Return the numbers of the samples that are this rank's own, ascending; no epoch follows. Collective.
+
+        All ranks together own every sample of `order`, a permutation of all.
+        """
+        return np.arange(len(order))
+
+    def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
+        """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
+        own = np.arange(self._count) if self._own is None else self._own
+        return worker_order(own, seed, self.world.rank, epoch)
 
 
 DRAWS_PER_SAMPLE = 24

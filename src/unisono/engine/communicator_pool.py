@@ -17,9 +17,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from unisono.engine.closing import Closing, weakly
 from unisono.engine.dependencies import ExclusiveVariable
-from unisono.engine.engine import Engine
+from unisono.engine.engine import Closing, Engine, weakly
 from unisono.placement import Partition
 from unisono.world import World
 

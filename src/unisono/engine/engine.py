@@ -10,6 +10,11 @@
 
 Pushing costs a few microseconds and never waits. Operations pushed by one thread have that thread's order. Pushes from
 several threads must be ordered by the caller, as each order makes another serial execution.
+
+Spans, the time and the thread of work that was carried out, are also those of work without the engine:
+
+    with observed(observe, "read batch", "loading"):
+        ...                     observe(OperationSpan("read batch", "loading", "MainThread", 0.2, 0.3))
 """
 
 from __future__ import annotations
@@ -17,20 +22,46 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, NamedTuple, Self, cast
 
-from unisono.engine.closing import Closing
 from unisono.engine.dependencies import Failure, PendingOperation, Variable, complete, enqueue
-from unisono.engine.spans import Observe, OperationSpan
 from unisono.errors import OperationError, UsageError
 
 MAIN = "main"
 """Kind of the operations that the main thread carries out itself; it waits until they may run."""
 
 Action = Callable[[], object]
+
+
+class OperationSpan(NamedTuple):
+    """Time and thread of an operation that was carried out."""
+
+    name: str
+    kind: str
+    thread: str
+    begin: float
+    """Seconds, by `time.perf_counter`."""
+    end: float
+    about: Any = None
+    """Description from the caller that pushed the operation: a task of a step program."""
+
+
+Observe = Callable[[OperationSpan], None]
+"""Called with the span of an operation that was carried out, by the thread that has carried it out."""
+
+
+@contextmanager
+def observed(observe: Observe | None, name: str, kind: str) -> Iterator[None]:
+    """Report the block to `observe`, if given, as a span of this thread, once it has ended without an error."""
+    begin = 0.0 if observe is None else time.perf_counter()
+    yield
+    if observe is not None:
+        observe(OperationSpan(name, kind, threading.current_thread().name, begin, time.perf_counter()))
 
 
 class Handle(PendingOperation):
@@ -128,6 +159,32 @@ class ThreadPool:
             weakref.finalize(self, _end, self._queue, len(added)).atexit = False
             for thread in added:
                 thread.start()
+
+
+class Closing(ABC):
+    """Object that its `with` block closes on success; after an error it is not closed, as work may never end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for the work under way, and end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method as long as its object lives, and then does nothing."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        living = reference()
+        return None if living is None else living(*arguments, **named)
+
+    return call
 
 
 class Engine(Closing):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from unisono.data_parallel import parallel
-from unisono.engine.closing import weakly
+from unisono.engine import weakly
 from unisono.errors import UsageError
 from unisono.horovod.collectives import (
     Compression,

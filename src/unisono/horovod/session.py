@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from unisono.engine.closing import weakly
+from unisono.engine import weakly
 from unisono.errors import UnisonoError, UsageError
 from unisono.initialize import init as make_world
 from unisono.world import World

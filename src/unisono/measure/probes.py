@@ -170,8 +170,8 @@ def decoding_probe(width: int, height: int) -> Probe:
         try:
             from PIL import Image  # noqa: PLC0415  packages of images are optional
 
-            from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
             from unisono.data.kinds.image import Box  # noqa: PLC0415
+            from unisono.data.kinds.image_transform import ImageDecoder  # noqa: PLC0415
         except ImportError as error:
             raise UsageError(f"{error.name} is missing: {install_command('data')}") from error
         slope = np.add.outer(np.arange(height), np.arange(width))[..., None] * 255 // (height + width)

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 import torch
 
-from unisono.engine.spans import OperationSpan
+from unisono.engine import OperationSpan
 from unisono.errors import OperationError, UsageError
 from unisono.reducer.accumulation import Accumulation
 from unisono.reducer.control import StepControl

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unisono.engine.closing import weakly
+from unisono.engine import weakly
 from unisono.plan.trace import tensors_in
 
 if TYPE_CHECKING:

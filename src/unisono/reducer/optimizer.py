@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unisono.engine.closing import weakly
+from unisono.engine import weakly
 from unisono.errors import UsageError
 from unisono.optimizers.layerwise import LayerwiseOptimizer
 from unisono.optimizers.segments import Segment, State, cut, join

@@ -10,8 +10,8 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+from unisono.engine import Observe
 from unisono.engine.communicator_pool import ModelCollectives
-from unisono.engine.spans import Observe
 from unisono.placement import Partition
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers

@@ -32,8 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from unisono.asynchronous.exchange import WorkerExchange
 from unisono.asynchronous.link import ServerLinks
 from unisono.device import check_not_captured
-from unisono.engine import OperationSpan
-from unisono.engine.closing import weakly
+from unisono.engine import OperationSpan, weakly
 from unisono.engine.communicator_pool import CommunicatorPool, ModelCollectives
 from unisono.errors import UnisonoError, UsageError
 from unisono.optimizers.sharded import ShardedStep, is_inner_step

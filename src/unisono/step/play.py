@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unisono.engine import Engine, Handle, Observe, Variable
 from unisono.engine.communicator_pool import CommunicatorPool, call_labelled
-from unisono.engine.dependencies import Variable
-from unisono.engine.engine import Engine, Handle
-from unisono.engine.spans import Observe
 from unisono.errors import OperationError, UsageError
 from unisono.placement import Partition
 from unisono.step.program import MAIN, UPDATE, Act, RankGroup, StepProgram, Task, Value

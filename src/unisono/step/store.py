@@ -29,10 +29,8 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.device import computed_of, copy_behind
-from unisono.engine.closing import Closing
+from unisono.engine import Closing, Engine, Variable
 from unisono.engine.communicator_pool import CommunicatorPool
-from unisono.engine.dependencies import Variable
-from unisono.engine.engine import Engine
 from unisono.errors import UsageError
 from unisono.step.layout import Layout
 from unisono.step.overlaps import CollectiveTasks, find_overlap

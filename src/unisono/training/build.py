@@ -25,10 +25,9 @@ from unisono.binding import CoreShare, bind, report, shares_of
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, check_plan, machine, merge, read_plan, write_plan
 from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
 from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
-from unisono.data.feed import Feed, FeedFacts
+from unisono.data.feed import Feed, FeedFacts, packed_feed
 from unisono.data.loading import InputFacts, cast_inputs, device_of_rank
 from unisono.data.options import DataOptions
-from unisono.data.pack.layout import check_installed
 from unisono.device import module_of
 from unisono.engine import Observe
 from unisono.errors import RecipeError
@@ -133,9 +132,6 @@ def _feed(
 ) -> Feed:
     data, seed = recipe.data, recipe.training.seed
     if data.pack:
-        check_installed()
-        from unisono.data.packed_feed import packed_feed  # noqa: PLC0415  what only packs need
-
         data = replace(data, threads=decoding_threads(data, share))
         feed = packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
     else:

@@ -29,7 +29,7 @@ from unisono.data.builtin import BUILTIN_DATASETS
 from unisono.data.kinds import IMAGE, make_transform
 from unisono.data.kinds.audio import BANDS
 from unisono.data.options import DataOptions
-from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network

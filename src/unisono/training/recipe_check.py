@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 
 from unisono.data.order import ShuffleOptions, parse_shuffle
-from unisono.data.pack.layout import TRAIN_SAMPLES, train_samples
+from unisono.data.pack import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
 from unisono.plan.layer_plan import ParallelPlan, make_plan

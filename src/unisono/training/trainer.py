@@ -12,7 +12,7 @@ from unisono.compute.prepare import StepContext
 from unisono.data.loading import Batch, cast_inputs
 from unisono.data_parallel import attach, check_rule
 from unisono.device import check_not_captured, device_of, is_on_host
-from unisono.engine.closing import weakly
+from unisono.engine import weakly
 from unisono.errors import TensorError, UsageError
 from unisono.optimizers.sharded import ShardedStep
 from unisono.reducer import reducer_of

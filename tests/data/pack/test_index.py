@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono.data.pack import INDEX
 from unisono.data.pack.index import COLUMNS, About, Index, describe, read_index, write_index
-from unisono.data.pack.layout import INDEX
 from unisono.errors import PackError
 
 ABOUT = About(

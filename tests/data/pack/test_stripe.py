@@ -17,19 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.kinds import AUDIO, IMAGE, RAW
-from unisono.data.pack import packing, stripe
-from unisono.data.pack.index import Index, read_index
+from unisono.data.pack import index, packing, stripe
+from unisono.data.pack.index import CHECKSUM, UNISONO, Index, checksum, read_index, schema, to_batch
 from unisono.data.pack.packing import PackOptions, StripeWriter, WrittenStripe, fingerprints, pack, remove_notes
-from unisono.data.pack.stripe import (
-    CHECKSUM,
-    UNISONO,
-    checksum,
-    read_samples,
-    read_stretch,
-    samples_of,
-    schema,
-    to_batch,
-)
+from unisono.data.pack.stripe import read_samples, read_stretch, samples_of
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 
@@ -390,4 +381,4 @@ def test_a_schema_names_its_columns_and_tells_what_the_pack_is(kind: str, name: 
 
 @given(data=st.binary(max_size=9000), begin=st.integers(0, (1 << 32) - 1))
 def test_any_library_finds_the_checksum_that_zlib_does(data: bytes, begin: int) -> None:
-    assert stripe.crc32(data, begin) == zlib.crc32(data, begin)
+    assert index.crc32(data, begin) == zlib.crc32(data, begin)

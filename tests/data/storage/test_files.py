@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
+from unisono.data.feed import packed_feed
 from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import find
 from unisono.errors import DecodeError, PackError
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.data.order import ShuffleOptions, permutation, ranks_of, share, steps_of
-from unisono.data.storage.partitioned import check_groups, form_groups, owners_in_epoch, scope_note
+from unisono.data.order import ShuffleOptions, permutation, ranks_of, scope_note, share, steps_of
+from unisono.data.storage.partitioned import check_groups, form_groups, owners_in_epoch
 from unisono.errors import PackError
 from unisono.placement import Placement, one_rank_per_node, place, regular
 from unisono.schedules.pieces import bounds

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.data.order import epoch_rng, share, steps_of
-from unisono.data.storage import read_ahead
-from unisono.data.storage.read_ahead import (
+from unisono.data.storage import streamed
+from unisono.data.storage.streamed import ReadAhead, Samples
+from unisono.data.storage.streamed_order import (
     VIEW_BYTES,
-    ReadAhead,
     ReadPlan,
-    Samples,
+    StripeBlocks,
     memory_limit,
     plan_reads,
     reads_that_fit,
     seen_by,
+    streamed_order,
 )
-from unisono.data.storage.streamed_order import StripeBlocks, streamed_order
 from unisono.errors import PackError
 
 
@@ -113,7 +113,7 @@ def test_an_error_of_a_read_is_raised_where_its_samples_are_taken(disk: Disk) ->
 def test_a_file_that_does_not_answer_is_reported_once_and_the_step_goes_on(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(read_ahead, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(streamed, "SLOW_SECONDS", 0.01)
     disk.free.clear()
     reader = ReadAhead(plan_of(4, 5), disk.read, disk.name, 12)
     waiting = threading.Timer(0.3, disk.free.set)
@@ -126,9 +126,9 @@ def test_a_file_that_does_not_answer_is_reported_once_and_the_step_goes_on(
 def test_a_file_that_never_answers_is_an_error(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(read_ahead, "SLOW_SECONDS", 0.01)
-    monkeypatch.setattr(read_ahead, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(read_ahead, "JOIN_SECONDS", 0.01)
+    monkeypatch.setattr(streamed, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(streamed, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(streamed, "JOIN_SECONDS", 0.01)
     disk.free.clear()
     reader = ReadAhead(plan_of(4), disk.read, disk.name, 12)
     with pytest.raises(PackError, match=r"stripe 2 has not answered for 0 s: .*; check it, then resume the run"):
@@ -138,7 +138,7 @@ def test_a_file_that_never_answers_is_an_error(
 
 
 def test_blocks_that_were_not_begun_are_not_read_after_the_end(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "JOIN_SECONDS", 0.01)
+    monkeypatch.setattr(streamed, "JOIN_SECONDS", 0.01)
     disk.free.clear()
     reader = ReadAhead(plan_of(*range(10)), disk.read, disk.name, 99, threads=1)
     reader.stop()

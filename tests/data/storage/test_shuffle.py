@@ -16,9 +16,15 @@ from numpy.typing import NDArray
 
 from unisono.data.order import permutation, ranks_of
 from unisono.data.pack.stripe import EncodedSamples
-from unisono.data.storage.partitioned import SPARE_DEVIATIONS, owners_in_epoch
+from unisono.data.storage.partitioned import (
+    SPARE_DEVIATIONS,
+    CompactionPlan,
+    owners_in_epoch,
+    plan_compaction,
+    shuffle,
+    side_by_side,
+)
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
-from unisono.data.storage.shuffle import CompactionPlan, plan_compaction, shuffle, side_by_side
 
 LONE = SimpleNamespace(size=1, nodes=1, rank=0, all_gather_object=lambda own: [own])
 """A world of one rank."""

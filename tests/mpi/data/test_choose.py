@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, packed_feed
 from unisono.data.options import DataOptions
-from unisono.data.packed_feed import packed_feed
 from unisono.data.storage import free_memory
 from unisono.errors import PackError
 from unisono.world import World

@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from unisono.data.builtin import in_memory_feed
-from unisono.data.feed import Feed
+from unisono.data.feed import Feed, packed_feed
 from unisono.data.kinds import AUDIO
 from unisono.data.loading import Batch
 from unisono.data.options import DataOptions
 from unisono.data.order import epoch_rng, permutation, share, steps_of, worker_order
 from unisono.data.pack.index import read_index
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import Source
 from unisono.data.storage import FILES, STORAGES
 from unisono.data.storage.streamed_order import blocks_of_pack, streamed_order

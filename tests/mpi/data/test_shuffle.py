@@ -10,8 +10,8 @@ import pytest
 
 from unisono.data.order import ranks_of
 from unisono.data.pack.stripe import EncodedSamples
+from unisono.data.storage.partitioned import shuffle
 from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
-from unisono.data.storage.shuffle import shuffle
 from unisono.world import World
 
 SAMPLES = 200

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tests.data.pack.test_packing import samples_of
 
+from unisono.data.feed import packed_feed
 from unisono.data.options import MEGABYTE, DataOptions
 from unisono.data.order import ShuffleOptions, permutation, share, steps_of
 from unisono.data.pack.index import Index, read_index
 from unisono.data.pack.stripe import OpenStripes
-from unisono.data.packed_feed import packed_feed
 from unisono.data.storage import FILES, STORAGES, Storage, free_memory, read_storage, replicated, sample_store
 from unisono.data.storage.partitioned import PartitionedStorage
 from unisono.data.storage.replicated import ReplicatedStorage

@@ -10,12 +10,12 @@ from tests.data.conftest import work_on_ranks
 
 from unisono.binding import CoreShare
 from unisono.data.builtin import load_digits
+from unisono.data.feed import packed_feed
 from unisono.data.kinds import RAW, TEXT
 from unisono.data.kinds.text import ByteTokenizer
 from unisono.data.loading import PROCESSOR, Batch
 from unisono.data.options import DataOptions
 from unisono.data.pack.packing import PackOptions, pack
-from unisono.data.packed_feed import packed_feed
 from unisono.data.sources import Source
 from unisono.errors import PackError, UsageError
 from unisono.training.recipe import Recipe, parse_recipe

@@ -1,4 +1,5 @@
-"""Kinds of samples: image files, recordings, raw images, text. Each kind has one file, and one row here.
+"""Kinds of samples: image files, recordings, raw images, text. Each has a row here, and a file; images have
+two more, for what needs Pillow and PyTorch.
 
     file ──encode──▶ bytes in a pack ── storage, shuffle ──▶ bytes ──transform──▶ network input
                             └──pixels──▶ mean and std of the pack's channels

@@ -1,8 +1,8 @@
 """Images: files, in a pack JPEGs and PNGs, others are encoded again; and raw images, uint8 values of one shape.
 
-    bytes ─ header ─▶ width, height ─ decisions (here) ─▶ crop, mirrored, shift ─ decode, resize (`images/`) ─▶ float32
+    bytes ─ header ─▶ width, height ─ decisions (here) ─▶ crop, mirrored, shift ─ decode, resize ─▶ float32
 
-Decisions are pure functions of the image's size and of random numbers:
+Decisions, which `image_transform.py` carries out, are pure functions of the image's size and of random numbers:
 
     train       a part of 8% to 100% of the area, 3:4 to 4:3 in shape, anywhere; then to size x size, and mirrored or
                 not (Szegedy et al. 2015, section 6: scale and aspect)
@@ -201,25 +201,24 @@ class ImageKind(SampleKind):
 
     def encode(self, sample: bytes, options: PackOptions) -> bytes:
         """Return the file, or a JPEG of it with the short side of `options`."""
-        from unisono.data.images.codec import encode_image  # noqa: PLC0415  Pillow is of the extra `data`
+        from unisono.data.kinds.image_codec import encode_image  # noqa: PLC0415  Pillow is of the extra `data`
 
         return encode_image(sample, options.short_side, options.quality)
 
     def is_packed_unchanged(self, sample: bytes) -> bool:
-        from unisono.data.images.codec import is_packed_unchanged  # noqa: PLC0415
+        from unisono.data.kinds.image_codec import is_packed_unchanged  # noqa: PLC0415
 
         return is_packed_unchanged(sample)
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        from unisono.data.images.codec import ImageDecoder  # noqa: PLC0415
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415  recipes are checked without PyTorch
+        from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform  # noqa: PLC0415  needs PyTorch
 
         found = image_options(index, options)
         return lambda: ImageTransform(found, ImageDecoder(found.channels))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  files have a size
         """Return the decoded pixels, (height, width, 1 if grey or else 3)."""
-        from unisono.data.images.codec import GREY_MODES, decode_image, pixels_of  # noqa: PLC0415
+        from unisono.data.kinds.image_codec import GREY_MODES, decode_image, pixels_of  # noqa: PLC0415
 
         image = decode_image(sample.tobytes(), min_side=MIN_SIDE)
         return pixels_of(image, "L" if image.mode in GREY_MODES else "RGB")
@@ -228,7 +227,7 @@ class ImageKind(SampleKind):
         """Return True if the image's header has a grey mode."""
         from PIL import Image  # noqa: PLC0415
 
-        from unisono.data.images.codec import GREY_MODES  # noqa: PLC0415
+        from unisono.data.kinds.image_codec import GREY_MODES  # noqa: PLC0415
 
         with Image.open(io.BytesIO(sample.tobytes())) as image:
             return image.mode in GREY_MODES
@@ -243,8 +242,7 @@ class RawKind(SampleKind):
     augments = AUGMENTS
 
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
-        from unisono.data.images.codec import RawDecoder  # noqa: PLC0415
-        from unisono.data.images.transform import ImageTransform  # noqa: PLC0415
+        from unisono.data.kinds.image_transform import ImageTransform, RawDecoder  # noqa: PLC0415
 
         found, shape = image_options(index, options), index.about.shape
         assert shape is not None, "raw samples have a shape"

@@ -1,14 +1,18 @@
-"""Index of a pack: stripe, batch, row, length and label of every sample, and a description of the pack.
+"""Index of a pack: stripe, batch, row, length and label of every sample, and a description; and batches of stripes.
 
 The index is an Arrow file like the stripes. Every rank keeps it in memory, 20 bytes a sample; the samples themselves
 are read once, each by one rank of a group.
+
+    image (or audio)   label   key          a batch of a stripe, and beside it: crc32 of all of it
+    binary             int64   string
+
+The checksum covers the content of the columns, not Arrow's bytes: padding may differ.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,10 +21,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from unisono.data.kinds import find_kind
-from unisono.data.pack.layout import INDEX
-from unisono.data.pack.stripe import CHECKSUM, DAMAGE_ERRORS, UNISONO
+from unisono.data.pack import INDEX
 from unisono.errors import PackError
 from unisono.tables import parse
+
+try:  # the same number as zlib's, in a sixth of the time
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+CHECKSUM = b"crc32"
+UNISONO = b"unisono"
+"""Key in a schema's metadata for the description of the pack, in JSON."""
+
+TYPES = (pa.binary(), pa.int64(), pa.string())
+
+DAMAGE_ERRORS = (pa.ArrowException, ValueError, OSError)
+"""Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
 
 VERSION = 2
 """Version that is written and read."""
@@ -77,7 +94,7 @@ class Index:
         """Fingerprint of the samples: their number, lengths and labels; then content, classes, kind and shape."""
         about, found = self.about, f"{len(self)} {_crc([self.length, self.label]):08x}"
         words = json.dumps([about.content, about.classes, about.kind, about.shape])
-        return f"{found} {zlib.crc32(words.encode()):08x}" if about.content else found
+        return f"{found} {crc32(words.encode()):08x}" if about.content else found
 
     @property
     def nbytes(self) -> int:
@@ -125,13 +142,51 @@ def read_index(folder: Path) -> Index:
 
 
 def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:
-    return f"{_crc([columns[name] for name in COLUMNS], zlib.crc32(about)):08x}".encode()
+    return f"{_crc([columns[name] for name in COLUMNS], crc32(about)):08x}".encode()
 
 
 def _crc(arrays: Iterable[NDArray[np.int32]], found: int = 0) -> int:
     for array in arrays:
-        found = zlib.crc32(np.ascontiguousarray(array).data, found)
+        found = crc32(np.ascontiguousarray(array).data, found)
     return found
+
+
+def checksum_of(sample: bytes) -> int:
+    """Return the CRC-32 of a sample."""
+    return int(crc32(sample))
+
+
+def schema(kind: str, about: dict[str, object]) -> pa.Schema:
+    """Return the columns of a stripe; `about` describes the pack."""
+    names = find_kind(kind).column, "label", "key"
+    return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
+
+
+def to_batch(
+    columns: pa.Schema, samples: Sequence[bytes], labels: Sequence[int], keys: Sequence[str]
+) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+    """Return a record batch, and the metadata with its checksum that are written beside it."""
+    arrays = [pa.array(values, kind) for values, kind in zip((samples, labels, keys), TYPES, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
+    return batch, {CHECKSUM: f"{checksum(batch):08x}".encode()}
+
+
+def checksum(batch: pa.RecordBatch) -> int:
+    """Return the CRC-32 of a batch, with which a changed batch is recognised."""
+    found = 0
+    for column in (batch.column(0), batch.column(2)):
+        data, offsets = content_of(column)
+        found = crc32(np.diff(offsets).data, crc32(data.data, found))
+    return int(crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found))
+
+
+def content_of(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of a column of binary or text, as a view of Arrow's memory, and the bounds of its rows."""
+    _, offsets, data = column.buffers()
+    begin, rows = column.offset, len(column)
+    bounds = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
+    whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return whole[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
 MAX_CLASSES_LISTED = 20

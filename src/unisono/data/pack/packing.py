@@ -4,6 +4,12 @@ Stripes are written atomically. A note beside each finished stripe records its o
 it stopped:
 
     stripe-00003.arrow.5f0c.partial ──(whole)──▶ stripe-00003.arrow + stripe-00003.json    all done: the index; notes go
+
+2 stripes at least, of at most 256 MB; 8 samples of 90 MB:      stripe 0   0 1       stripe 2   4 5
+                                                                stripe 1   2 3       stripe 3   6 7
+
+Samples keep their order. So a rank that reads a stretch of them touches few stripes, and all ranks together read from
+many stripes at once (swCaffe 5.2: data striped over 32 disks in blocks of 256 MB, so that a batch touches two at most).
 """
 
 from __future__ import annotations
@@ -23,12 +29,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from unisono.data.kinds import Bytes, find_kind
 from unisono.data.kinds.image import MEAN_SIDE
-from unisono.data.pack.index import COLUMNS, About, Index, read_index, write_index
-from unisono.data.pack.layout import BATCH_BYTES, INDEX, plan_stripes, stripe_name
-from unisono.data.pack.stripe import checksum_of, read_stretch, schema, to_batch
+from unisono.data.pack import INDEX
+from unisono.data.pack.index import COLUMNS, About, Index, checksum_of, read_index, schema, to_batch, write_index
+from unisono.data.pack.stripe import read_stretch
 from unisono.data.sources import Source
 from unisono.errors import DecodeError, PackError
 from unisono.files import PARTIAL, naming_os_errors, write_atomically
@@ -71,6 +78,47 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
         reasons = "; ".join(f"{key}: {why}" for key, why in index.about.skipped[:3])
         raise PackError(f"there is no sample to pack{f' ({reasons})' if reasons else ''}")
     return index
+
+
+def plan_stripes(sizes: Sequence[int] | NDArray[np.int64], stripes: int, stripe_bytes: int) -> list[int]:
+    """Return the bounds of stripes: stripe s has the samples bounds[s] to bounds[s + 1] - 1.
+
+    There are at least `stripes` stripes of about equal bytes according to `sizes`, and more if one would exceed
+    `stripe_bytes`, but never more than samples. A sample larger than `stripe_bytes` has a stripe of its own.
+    """
+    samples = len(sizes)
+    if samples == 0:
+        return [0]
+    counted = np.clip(np.asarray(sizes, np.int64), 1, stripe_bytes)
+    ends = np.cumsum(counted)
+    full = np.flatnonzero(counted == stripe_bytes)
+    alone = {*full.tolist(), *(full + 1).tolist()}
+    count = min(samples, max(stripes, -(-int(ends[-1]) // stripe_bytes)))
+    while True:
+        bounds = sorted(alone.union(_cut(ends, count)))
+        if all(ends[stop - 1] - ends[start] + counted[start] <= stripe_bytes for start, stop in pairwise(bounds)):
+            return bounds
+        count = min(samples, count + max(1, count // 8))
+
+
+def _cut(ends: NDArray[np.int64], count: int) -> list[int]:
+    """Return the bounds of `count` stretches of about equal bytes, none empty."""
+    samples = len(ends)
+    wanted = ends[-1] * np.arange(1, count) // count
+    inner = np.searchsorted(ends, wanted, side="left") + 1
+    least = np.arange(1, count)
+    inner = np.clip(np.maximum.accumulate(inner), least, samples - count + least)
+    inner = np.maximum.accumulate(inner - least) + least  # so that each has one at least
+    return [0, *inner.tolist(), samples]
+
+
+BATCH_BYTES = 4 << 20
+"""Bytes of samples that share a checksum, the least that is read at once."""
+
+
+def stripe_name(number: int) -> str:
+    """Return the file name of a stripe."""
+    return f"stripe-{number:05d}.arrow"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,4 @@
-"""Stripes: Arrow files of record batches with a checksum each, which stay open: a batch is one read.
-
-    image (or audio)   label   key          beside the batch: crc32 of all of it
-    binary             int64   string
-
-The checksum covers the content of the columns, not Arrow's bytes: padding may differ. Batches are read into memory of
-our own:
+"""Reading of stripes, Arrow files of record batches, which stay open: a batch is one read, into memory of our own.
 
     file      schema │ batch 0 │ batch 1 │ batch 2 │ footer         the footer is read once, when the stripe is opened
                                  └─ one read ─▶ memory ─▶ Arrow: columns, checksum     nothing is copied: samples are
@@ -27,7 +21,6 @@ for each that is allocated, so there is never more than was in use at once.
 from __future__ import annotations
 
 import io
-import json
 import os
 import threading
 import weakref
@@ -35,36 +28,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from unisono.data.kinds import Bytes, find_kind
+from unisono.data.kinds import Bytes
+from unisono.data.pack.index import CHECKSUM, DAMAGE_ERRORS, TYPES, Index, checksum, content_of
 from unisono.errors import PackError
-
-if TYPE_CHECKING:
-    from unisono.data.pack.index import Index
-
-try:  # the same number as zlib's, in a sixth of the time
-    from zlib_ng.zlib_ng import crc32
-except ImportError:
-    from zlib import crc32
-
-CHECKSUM = b"crc32"
-UNISONO = b"unisono"
-"""Key in a schema's metadata for the description of the pack, in JSON."""
-
-TYPES = (pa.binary(), pa.int64(), pa.string())
-
-DAMAGE_ERRORS = (pa.ArrowException, ValueError, OSError)
-"""Errors that Arrow raises for changed files; ValueError is raised for names that are no longer valid text."""
-
-
-def checksum_of(sample: Bytes | bytes) -> int:
-    """Return the CRC-32 of a sample."""
-    return int(crc32(sample))
 
 
 class EncodedSamples(NamedTuple):
@@ -83,30 +55,6 @@ def joined(samples: Sequence[NDArray[np.uint8]]) -> EncodedSamples:
     return EncodedSamples(np.concatenate(samples), np.array([0, *map(len, samples)], np.int64).cumsum())
 
 
-def schema(kind: str, about: dict[str, object]) -> pa.Schema:
-    """Return the columns of a stripe; `about` describes the pack."""
-    names = find_kind(kind).column, "label", "key"
-    return pa.schema(list(zip(names, TYPES, strict=True)), {UNISONO: json.dumps(about).encode()})
-
-
-def to_batch(
-    columns: pa.Schema, samples: Sequence[bytes], labels: Sequence[int], keys: Sequence[str]
-) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-    """Return a record batch, and the metadata with its checksum that are written beside it."""
-    arrays = [pa.array(values, kind) for values, kind in zip((samples, labels, keys), TYPES, strict=True)]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=columns)
-    return batch, {CHECKSUM: f"{checksum(batch):08x}".encode()}
-
-
-def checksum(batch: pa.RecordBatch) -> int:
-    """Return the CRC-32 of a batch, with which a changed batch is recognised."""
-    found = 0
-    for column in (batch.column(0), batch.column(2)):
-        data, offsets = _content(column)
-        found = crc32(np.diff(offsets).data, crc32(data.data, found))
-    return int(crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found))
-
-
 def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:
     """Return the samples of a batch that was read. Raises PackError, naming file and batch, if it was changed."""
     written = (metadata or {}).get(CHECKSUM, b"none").decode(errors="replace")
@@ -116,16 +64,7 @@ def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[by
             f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written; copy the pack "
             "again"
         )
-    return EncodedSamples(*_content(batch.column(0)))
-
-
-def _content(column: pa.Array) -> EncodedSamples:
-    """Return the bytes of a column of binary or text, as views of Arrow's memory."""
-    _, offsets, data = column.buffers()
-    begin, rows = column.offset, len(column)
-    bounds = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
-    whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
-    return EncodedSamples(whole[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return EncodedSamples(*content_of(batch.column(0)))
 
 
 KEPT_STRIPES = 64

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unisono.data.kinds import KINDS, RAW, find_kind
 from unisono.data.kinds.text import TextOptions
-from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS
+from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS
 from unisono.errors import PackError
 from unisono.registry import Registry
 

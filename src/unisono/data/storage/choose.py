@@ -15,7 +15,7 @@ free, of which half is allowed:
     pack of 90 GB           1 group: 22.5 GB a rank, 45 GB a node                       streamed, and with windows of
                             0.5 GB a rank, 14 GB of the pack (16%) cached in each node
 
-A partition also needs spare memory for its shuffle (`shuffle.py`). The batches of an epoch are the same in all that
+A partition also needs spare memory for its shuffle (`partitioned.py`). The batches of an epoch are the same in all that
 are in memory; a streamed pack has an order of its own.
 """
 
@@ -30,8 +30,7 @@ from unisono.data.storage import AUTO, PARTITIONED, REPLICATED, STREAMED
 from unisono.data.storage.free_memory import FreeMemory, node_memory
 from unisono.data.storage.handing_over import left_bytes
 from unisono.data.storage.partitioned import plan_partition
-from unisono.data.storage.read_ahead import memory_limit
-from unisono.data.storage.streamed_order import blocks_of_pack
+from unisono.data.storage.streamed_order import blocks_of_pack, memory_limit
 from unisono.world import World
 
 MEMORY_SHARE = 0.5

@@ -6,7 +6,7 @@
 
     stripes          a0 a1 a2 │ b0 b1 b2 │ c0 c1 c2      blocks of 4 MB
     12 MB a node           a2         b2         c2      every third block: any part of any epoch has its share
-    a rank reads     a0 a1    │ b0 b1    │ c0 c1         the rest, ahead of the step (`read_ahead.py`)
+    a rank reads     a0 a1    │ b0 b1    │ c0 c1         the rest, ahead of the step (`streamed.py`)
 
 The order of an epoch does not depend on the cache, so a run may go on with another. Each block is as likely as any
 other to be one that a node needs in an epoch, so the cache never changes: the blocks that were read last would be found

@@ -8,13 +8,31 @@
     steps      0 1 2 ...         98 99 │ test │ 0 1 2 ...
 
 It needs no memory for the pack and no shuffle between ranks. The order (`streamed_order.py`) is no full permutation: it
-is drawn block by block. Each rank plans its reads of an epoch by itself, and its threads play them (`read_ahead.py`).
+is drawn block by block. Each rank plans its reads of an epoch by itself, and its threads play them:
+
+    step           take 13 14 ── take 12 15 ── take 18 17 ── ...      waits only for a block that is not there yet
+    reading        block 3 │ block 4 │            block 5 │           begun when block 3 has been handed out
+
 So nothing but `read` and `close` is collective, and a rank out of step reads in the same way, samples of its own.
+
+A block stays until its last sample of the epoch has been handed out. Then the next ones are read, as many as fit. What
+the current step needs is read even if it does not fit, so a step never waits for memory.
+
+`take` alone decides and changes the state, in the thread that calls it; the reading threads only read. They are
+daemons, since one that a file system does not answer would otherwise keep the process from its end. A file that has not
+answered for SLOW_SECONDS is reported once, and the step still waits; after STUCK_SECONDS it is an error.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +43,18 @@ from unisono.data.pack.index import Index
 from unisono.data.pack.stripe import OpenStripes, check_stripes
 from unisono.data.storage import Storage
 from unisono.data.storage.free_memory import check_free_memory
-from unisono.data.storage.read_ahead import ReadAhead, ReadPlan, memory_limit, plan_reads, seen_by
 from unisono.data.storage.replicated import ReplicatedStorage
-from unisono.data.storage.streamed_order import blocks_of_pack, own_blocks, streamed_order
+from unisono.data.storage.streamed_order import (
+    ReadPlan,
+    blocks_of_pack,
+    memory_limit,
+    own_blocks,
+    plan_reads,
+    reads_that_fit,
+    seen_by,
+    streamed_order,
+)
+from unisono.errors import PackError
 from unisono.schedules.pieces import bounds
 from unisono.world import World
 
@@ -173,3 +200,127 @@ def choose_cached(nbytes: Numbers, allowed: int) -> NDArray[np.bool_]:
             chosen[block] = True
             owed -= size * total
     return chosen
+
+
+READING_THREADS = 2
+"""Threads that read, in each rank: one waits for the file system while the other verifies checksums."""
+
+SLOW_SECONDS = 30.0
+"""Seconds a step waits for a block before its file is reported."""
+
+STUCK_SECONDS = 300.0
+"""Seconds a step waits for a block before the run ends."""
+
+JOIN_SECONDS = 1.0
+"""Seconds to wait for the end of a read when the blocks are dropped."""
+
+Samples = list[NDArray[np.uint8]]
+"""Bytes of each sample of a block."""
+
+
+class ReadAhead:
+    """Blocks of one plan, read by threads of its own."""
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        read: Callable[[int], Samples],
+        name_of: Callable[[int], str],
+        limit: int,
+        threads: int = READING_THREADS,
+    ) -> None:
+        """Begin to read. `read` returns the samples of a block and raises PackError; `name_of` names its file.
+
+        `limit` is in bytes (`memory_limit`).
+        """
+        self._plan, self._read, self._name_of = plan, read, name_of
+        self.limit = limit
+        """Bytes up to which blocks are read ahead of the step."""
+        self._turns = {block: turn for turn, block in enumerate(plan.blocks.tolist())}
+        self._left = plan.uses.tolist()
+        self._begun, self._reported = 0, set[str]()
+        self._reads: dict[int, Future[Samples]] = {}
+        self._queue: SimpleQueue[tuple[int, Future[Samples]] | None] = SimpleQueue()
+        self.nbytes = 0
+        """Bytes of the blocks that have been read or are being read."""
+        self._threads = [threading.Thread(target=self._work, name="reading", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+        self._begin_to(reads_that_fit(plan.nbytes, 0, 0, limit))
+
+    def take(self, blocks: Numbers, rows: Numbers) -> Samples:
+        """Return samples by block and row within it, as views, which stay valid. Waits for what is not there yet.
+
+        A block that the plan does not have, or of which all planned samples have been taken, is read once more, for
+        this call alone. Raises PackError if a block cannot be read.
+        """
+        numbers = blocks.tolist()
+        uses = Counter(numbers)
+        turns = {block: self._turns.get(block, -1) for block in uses}
+        self._begin_to(max(self._begun, 1 + max(turns.values(), default=-1)))
+        # all are under way before the first is waited for
+        reads = {block: self._reads.get(block) or self._submit(block) for block in uses}
+        found = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
+        for block in uses.keys() & self._reads.keys():
+            turn = turns[block]
+            self._left[turn] -= uses[block]
+            if self._left[turn] <= 0:  # views that are in use keep their memory
+                del self._reads[block]
+                self.nbytes -= int(self._plan.nbytes[turn])
+        if not self.all_begun:
+            self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
+        return [found[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
+
+    @property
+    def all_begun(self) -> bool:
+        """True if the reads of the whole plan have begun."""
+        return self._begun == len(self._plan.blocks)
+
+    def stop(self) -> None:
+        """Drop the blocks and end the threads; a read that its file system does not answer is left behind."""
+        for read in self._reads.values():
+            read.cancel()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+        self._reads, self.nbytes = {}, 0
+
+    def _begin_to(self, last: int) -> None:
+        """Submit the reads of the plan up to turn `last` - 1."""
+        for turn in range(self._begun, last):
+            block = int(self._plan.blocks[turn])
+            self._reads[block] = self._submit(block)
+            self.nbytes += int(self._plan.nbytes[turn])
+        self._begun = max(self._begun, last)
+
+    def _submit(self, block: int) -> Future[Samples]:
+        read = Future[Samples]()
+        self._queue.put((block, read))
+        return read
+
+    def _wait(self, block: int, read: Future[Samples]) -> Samples:
+        """Return the samples of a block; report a file that does not answer once. Raises PackError."""
+        begin, name = time.monotonic(), self._name_of(block)
+        for limit in (min(SLOW_SECONDS, STUCK_SECONDS), STUCK_SECONDS):
+            try:
+                return read.result(max(0.0, begin + limit - time.monotonic()))
+            except FutureTimeoutError:
+                silent = f"{name} has not answered for {time.monotonic() - begin:.0f} s"
+            if limit < STUCK_SECONDS and name not in self._reported:
+                self._reported.add(name)
+                print(f"unisono: {silent}; the step waits for it", file=sys.stderr, flush=True)
+        raise PackError(f"{silent}: its file system is slow or gone; check it, then resume the run")
+
+    def _work(self) -> None:
+        """Read blocks until `stop`. Errors go to the step that takes the block."""
+        while (task := self._queue.get()) is not None:
+            block, read = task
+            if not read.set_running_or_notify_cancel():
+                continue
+            try:
+                samples = self._read(block)
+            except BaseException as error:  # noqa: BLE001 - any error must reach the step that takes the block
+                read.set_exception(error)
+            else:
+                read.set_result(samples)

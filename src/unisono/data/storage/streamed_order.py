@@ -1,6 +1,8 @@
-"""Order of an epoch that is streamed from stripes: a function of (seed, epoch, batch, window), for any number of ranks.
+"""Order of an epoch that is streamed from stripes, and the reads of a rank, in a plan.
 
-A block is a record batch of a stripe: 4 MB, one checksum, the least that is read at once (`pack/layout.py`).
+The order is a function of (seed, epoch, batch, window), for any number of ranks.
+
+A block is a record batch of a stripe: 4 MB, one checksum, the least that is read at once (`pack/packing.py`).
 
     line       c1 c0 c2 | a0 a2 a1 | b0 b1 b2 | d0 d2 d1     stripes a b c d in random order, blocks of each too
     windows     0  2  1    2  0  1    0  1  2    0  1  2     3 of as many bytes: each 3 neighbours are spread over all
@@ -21,8 +23,15 @@ windows of 16 samples, steps of 8, seed 0, epoch 0:
     step 4             27 24  c0                1  2  a0               20 22  b2               40 41  d1
     step 5             26 25  c0                0  3  a0               23 21  b2               43 42  d1
 
-Bytes that a rank reads in an epoch: n / p, and about 2 blocks a window at the ends of its part. Its
-memory: 2 windows / p (`read_ahead.py`).
+A rank reads its blocks in the order in which they are first used:
+
+    its samples    13 14 | 12 15 | 18 17 | 16 19          blocks of 4 samples: 12 to 15 are block 3, 16 to 19 block 4
+    plan           block 3 for 4 samples, block 4 for 4
+
+A block that a node caches (`replicated.py`) takes little memory in the plan, and is not read.
+
+Bytes that a rank reads in an epoch: n / p, and about 2 blocks a window at the ends of its part. Its memory: 2 windows
+/ p, the one that is used and the one that is read meanwhile. 4 ranks, windows of 1 GB: 512 MB a rank.
 """
 
 from __future__ import annotations
@@ -32,7 +41,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.data.order import Numbers, joined_ranges
+from unisono.data.order import Numbers, joined_ranges, ranks_of
 from unisono.data.pack.index import Index
 from unisono.schedules.pieces import bounds
 
@@ -132,3 +141,51 @@ def steps_in_windows(sizes: Numbers, batch: int, chance: NDArray[np.float64]) ->
     counts = np.diff(begins, append=len(position))
     inside = (position - begins.repeat(counts) + chance) / counts.repeat(counts)
     return step[np.argsort(window + inside, kind="stable")]
+
+
+VIEW_BYTES = 200
+"""Bytes that a sample in the cache takes in a plan: a view of it, where others are copied."""
+
+
+class ReadPlan(NamedTuple):
+    """Blocks to read, in the order in which they are first used; arrays with one entry for each."""
+
+    blocks: Numbers
+    uses: Numbers
+    """Samples of the block that the rank will hand out."""
+    nbytes: Numbers
+    """Bytes of the block in memory."""
+
+
+def plan_reads(blocks: StripeBlocks, seen: Numbers, cached: NDArray[np.bool_]) -> ReadPlan:
+    """Return the plan for a rank that hands out the samples `seen`, in this order; of `cached` blocks it makes views.
+
+    Blocks in the cache are in the plan, too: the step takes all samples in one way.
+    """
+    found, firsts, uses = np.unique(blocks.find(seen), return_index=True, return_counts=True)
+    turns = np.argsort(firsts)
+    nbytes = np.where(cached, VIEW_BYTES * (blocks.stops - blocks.firsts), blocks.nbytes)
+    return ReadPlan(found[turns], uses[turns], nbytes[found[turns]])
+
+
+def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int, virtual: int = 0) -> Numbers:
+    """Return the samples that a rank sees of an epoch's order from step `done` on (`order.share`)."""
+    mine: NDArray[np.bool_] = ranks_of(len(order), batch, ranks, virtual) == rank
+    mine[: done * batch] = False
+    return order[mine]
+
+
+def reads_that_fit(nbytes: Numbers, begun: int, held: int, limit: int) -> int:
+    """Return how many reads of a plan may have begun, of which `begun` have, and `held` bytes are still in memory.
+
+    >>> reads_that_fit(np.array([4, 4, 4, 4]), 1, 4, 12)
+    3
+    """
+    after = held + nbytes[begun:].cumsum()
+    return begun + int(np.searchsorted(after, limit, side="right"))
+
+
+def memory_limit(blocks: StripeBlocks, window_bytes: int, ranks: int) -> int:
+    """Return the bytes up to which a rank reads ahead: its part of two windows, and a block at either end of each."""
+    largest = int(blocks.nbytes.max(initial=0))
+    return min(2 * (-(-window_bytes // ranks) + 2 * largest), int(blocks.nbytes.sum()))

@@ -27,10 +27,11 @@ from unisono.binding import CoreShare
 from unisono.compute.convolution_plan import ConvolutionPlan, Times, machine, read_plan
 from unisono.compute.prepare import StepContext, prepare
 from unisono.data.builtin import BUILTIN_DATASETS, RowReader
+from unisono.data.feed import check_alike
 from unisono.data.kinds import make_transform
 from unisono.data.loading import Batch, InputFacts, Prefetcher, Reader, cast_inputs, to_device
 from unisono.data.options import DataOptions
-from unisono.data.pack.layout import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
+from unisono.data.pack import INDEX, TEST_SPLITS, TRAIN_SPLITS, check_installed, split_folder
 from unisono.device import module_of
 from unisono.errors import CheckpointError, UsageError
 from unisono.files import naming_os_errors, write_atomically
@@ -247,7 +248,6 @@ def open_test_set(recipe: Recipe, pack: Path | None, world: World, share: CoreSh
 def read_both(trained_on: Path, pack: Path | None) -> tuple[Index, Index]:
     """Return the indexes of the training set of a run, and of the test set to evaluate. Raises PackError."""
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`
-    from unisono.data.packed_feed import check_alike  # noqa: PLC0415
 
     train = read_index(split_folder(trained_on, TRAIN_SPLITS))
     other = trained_on if pack is None else pack

@@ -38,8 +38,8 @@ from unisono.data.kinds import KINDS, RAW, find_kind
 from unisono.data.kinds.text import BYTES, Tokenizer, make_tokenizer
 from unisono.data.loading import InputFacts
 from unisono.data.options import DataOptions
+from unisono.data.pack import TRAIN_SPLITS, split_folder
 from unisono.data.pack.index import About, Index, read_index
-from unisono.data.pack.layout import TRAIN_SPLITS, split_folder
 from unisono.data.pack.packing import PackOptions
 from unisono.errors import DecodeError, PackError, UsageError
 from unisono.training.accuracy import accuracy_of

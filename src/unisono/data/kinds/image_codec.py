@@ -1,9 +1,4 @@
-"""Decoders of images: files of any format, JPEG by libjpeg-turbo, other formats and CMYK JPEGs by Pillow; raw images.
-
-    file ── header ──▶ width, height ── decision (`kinds/image.py`) ──▶ crop ── decode ──▶ pixels of the crop
-
-Grey images get three equal channels if RGB is wanted. Images in packs were rotated by their EXIF orientation when they
-were packed.
+"""Image files as a whole, by Pillow: decoding, and encoding for a pack.
 
 An image file is packed unchanged, byte for byte, unless its short side is above `short_side`, or it is rotated by EXIF,
 CMYK or transparent: then it is encoded again as a JPEG.
@@ -21,14 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from unisono.data.images import turbojpeg
-from unisono.data.kinds.image import Box, ImageHeader, part_of
 from unisono.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
 """Pixels of an image: height x width x channels."""
-
-JPEG = b"\xff\xd8"
 
 GREY_MODES = {"L", "1", "I", "I;16"}
 """Pillow's modes of grey images."""
@@ -40,70 +31,13 @@ DAMAGE_ERRORS = (
 """Errors that Pillow raises for files that are no images, or damaged."""
 
 
-class ImageDecoder:
-    """Decoder of crops of image files, for one thread."""
-
-    def __init__(self, channels: int) -> None:
-        """Create the decoder. `channels` is 3, or 1 for grey images."""
-        self._grey, self._mode = channels == 1, "L" if channels == 1 else "RGB"
-        self._jpeg = turbojpeg.JpegDecoder() if turbojpeg.library() else None
-
-    def header(self, file: memoryview | bytes) -> ImageHeader:
-        """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
-        self._file = bytes(file)
-        found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
-        if found is None:
-            with _damage_named():
-                found = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
-        self._header = found
-        return found
-
-    def decode(self, box: Box, size: int) -> Pixels:
-        """Return the crop `box` of the image whose header was read last, to become size x size.
-
-        The part of a JPEG that has it is decoded at 1/2, 1/4 or 1/8 if that is large enough. Raises DecodeError if the
-        image is damaged.
-        """
-        width, height, block = self._header
-        if self._jpeg is not None and block is not None:
-            part, within = part_of(box, width, height, block, size)
-            with suppress(DecodeError):  # some odd files can only be decoded as a whole
-                return cropped(self._jpeg.decode(self._file, part, self._grey), within)
-        pixels = pixels_of(decode_image(self._file), self._mode)
-        if pixels.shape[:2] != (height, width):
-            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
-            raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
-        return cropped(pixels, box)
-
-
-class RawDecoder:
-    """Decoder of raw images of the shape (height, width) or (height, width, channels), uint8."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-
-    def header(self, file: memoryview) -> ImageHeader:
-        """Return the size, that of all images."""
-        self._pixels: Pixels = np.frombuffer(file, np.uint8).reshape(*self._shape[:2], -1)
-        return ImageHeader(self._shape[1], self._shape[0])
-
-    def decode(self, box: Box, size: int) -> Pixels:  # noqa: ARG002  nothing is decoded
-        """Return the crop, a view of the image's bytes."""
-        return cropped(self._pixels, box)
-
-
-def cropped(pixels: Pixels, box: Box) -> Pixels:
-    """Return a crop of an image, as a view."""
-    return pixels[box.y : box.y + box.height, box.x : box.x + box.width]
-
-
 def decode_image(file: bytes, min_side: int = 0) -> Image.Image:
     """Return a whole image as it is stored, decoded by Pillow.
 
     With `min_side` above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if its short side still has `min_side`
     pixels. Raises DecodeError if the bytes are no image, or truncated.
     """
-    with _damage_named():
+    with damage_named():
         image = Image.open(io.BytesIO(file))
         if min_side:
             image.draft(None, (min_side, min_side))
@@ -139,7 +73,7 @@ def pixels_of(image: Image.Image, mode: str) -> Pixels:
 
 
 @contextmanager
-def _damage_named() -> Iterator[None]:
+def damage_named() -> Iterator[None]:
     """Turn Pillow's errors into a DecodeError of one line."""
     try:
         yield
@@ -160,7 +94,7 @@ def keeps_file(image: Image.Image) -> bool:
 
 def is_packed_unchanged(sample: bytes) -> bool:
     """Return True if an image that is not reduced is packed byte for byte, by its header. Raises DecodeError."""
-    with _damage_named():
+    with damage_named():
         image = Image.open(io.BytesIO(sample))
     return keeps_file(image) and not _is_rotated(image)
 

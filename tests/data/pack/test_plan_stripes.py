@@ -1,24 +1,13 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from unisono.data.pack.layout import (
-    TEST_SPLITS,
-    TRAIN_SPLITS,
-    plan_stripes,
-    split_folder,
-    stripe_name,
-    train_samples,
-)
-from unisono.errors import PackError
+from unisono.data.pack.packing import plan_stripes, stripe_name
 
 SIZES = st.lists(st.integers(0, 40) | st.sampled_from([1, 1_000]), min_size=1, max_size=60)
 
@@ -68,34 +57,3 @@ def test_no_samples_make_no_stripes(stripes: int) -> None:
 def test_names_of_stripes_sort_as_their_numbers() -> None:
     assert stripe_name(3) == "stripe-00003.arrow"
     assert sorted(map(stripe_name, (10, 9, 11))) == [stripe_name(number) for number in (9, 10, 11)]
-
-
-def test_how_many_samples_there_are_to_train_on(numbered: Path) -> None:
-    assert train_samples("digits", "") == 1437
-    assert train_samples("digits", str(numbered)) == 151
-
-
-def test_parts_are_found_by_any_of_their_names(tmp_path: Path) -> None:
-    for name in ("training", "valid", "test"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "training/index.arrow").touch()
-    (tmp_path / "valid/index.arrow").touch()
-    assert split_folder(tmp_path, TRAIN_SPLITS) == tmp_path / "training"
-    assert split_folder(tmp_path, TEST_SPLITS) == tmp_path / "valid", "test/ is no pack"
-
-
-def test_what_is_not_there_is_named_with_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"has no pack named train or training: create it with unisono pack SOURCE"):
-        split_folder(tmp_path, TRAIN_SPLITS)
-    with pytest.raises(PackError, match=r"nowhere has no pack named test or .*: there is no such folder; create it"):
-        split_folder(tmp_path / "nowhere", TEST_SPLITS)
-
-
-def test_it_is_known_without_loading_pytorch_mpi_or_arrow() -> None:
-    program = (
-        "import sys, unisono.training.recipe, unisono.data.pack.layout as splits;"
-        "splits.train_samples('digits', '');"
-        "print(sorted({'torch', 'mpi4py', 'mpi4py.MPI', 'pyarrow', 'PIL'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from unisono.data.images.codec import ImageDecoder, encode_image
-from unisono.data.images.transform import ImageTransform
 from unisono.data.kinds.image import ImageOptions
+from unisono.data.kinds.image_codec import encode_image
+from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform
 from unisono.errors import DecodeError
 
 ORIENTATION = 0x0112

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from unisono.data.images import turbojpeg
-from unisono.data.images.turbojpeg import JpegDecoder
+from unisono.data.kinds import image_transform
 from unisono.data.kinds.image import ImageHeader, Part
+from unisono.data.kinds.image_transform import JpegDecoder
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
 Encode = Callable[..., bytes]
 
-needs_library = pytest.mark.skipif(turbojpeg.library() is None, reason="there is no libjpeg-turbo 3")
+needs_library = pytest.mark.skipif(image_transform.turbojpeg() is None, reason="there is no libjpeg-turbo 3")
 
 BLOCKS = {"4:4:4": 8, "4:2:2": 16, "4:2:0": 16, "grey": 8}
 
@@ -175,12 +175,12 @@ def test_a_part_that_cannot_be_decoded_is_refused(photo: Photo, encode: Encode, 
 
 
 def test_without_the_library_the_error_tells_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    monkeypatch.setattr(image_transform, "turbojpeg", lambda: None)
     with pytest.raises(DecodeError, match="pip install turbojpeg"):
         JpegDecoder()
 
 
 def test_an_older_library_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stood in for by libraries that do not exist, or do something else."""
-    monkeypatch.setattr(turbojpeg, "_paths", lambda: ["/there/is/no/library.so", find_library("c") or "libc"])
-    assert turbojpeg.library.__wrapped__() is None
+    monkeypatch.setattr(image_transform, "_paths", lambda: ["/there/is/no/library.so", find_library("c") or "libc"])
+    assert image_transform.turbojpeg.__wrapped__() is None

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from unisono.data.images import transform, turbojpeg
-from unisono.data.images.codec import ImageDecoder, RawDecoder
-from unisono.data.images.transform import ImageTransform, shifted
+from unisono.data.kinds import image_transform
 from unisono.data.kinds.image import AUGMENTS, MEAN_SIDE, ImageOptions, choose_augmentation
+from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform, RawDecoder, shifted
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
@@ -189,7 +188,7 @@ def test_any_number_of_rows_at_once_gives_the_same_numbers(
 ) -> None:
     file = encode(photo(50, 40), "JPEG")
     expected, out = shown(VIEW, file), torch.empty((32, 32, 3))
-    monkeypatch.setattr(transform, "BYTES_AT_ONCE", nbytes)
+    monkeypatch.setattr(image_transform, "BYTES_AT_ONCE", nbytes)
     ImageTransform(VIEW, ImageDecoder(3)).into(out, memoryview(file), None)
     assert torch.equal(out, expected)
 
@@ -245,7 +244,7 @@ def test_without_libjpeg_turbo_the_result_is_about_the_same(
     options = replace(VIEW, augment="scale")
     file = encode(photo(300, 200, 400), "4:2:0")
     found = [levels(options, shown(options, file, seed)) for seed in range(5)]
-    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    monkeypatch.setattr(image_transform, "turbojpeg", lambda: None)
     for seed in range(5):
         assert np.abs(found[seed] - levels(options, shown(options, file, seed))).mean() < 4
 

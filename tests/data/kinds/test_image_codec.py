@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from unisono.data.images import codec, turbojpeg
-from unisono.data.images.codec import ImageDecoder, RawDecoder, decode_image, pixels_of, upright
+from unisono.data.kinds import image_transform
 from unisono.data.kinds.image import Box, ImageHeader, middle
+from unisono.data.kinds.image_codec import decode_image, pixels_of, upright
+from unisono.data.kinds.image_transform import ImageDecoder, RawDecoder
 from unisono.errors import DecodeError
 
 Photo = Callable[..., Image.Image]
@@ -191,7 +192,7 @@ def test_without_libjpeg_turbo_a_jpeg_is_decoded_by_pillow(
     photo: Photo, encode: Encode, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = encode(photo(160, 120), kind)
-    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    monkeypatch.setattr(image_transform, "turbojpeg", lambda: None)
     assert_decoded_whole(file, np.asarray(decode_image(file).convert("RGB")))
 
 
@@ -252,7 +253,7 @@ def test_an_image_of_another_size_than_its_header_is_refused(
 ) -> None:
     decoder = ImageDecoder(3)
     decoder.header(encode(photo(40, 30), "PNG"))
-    monkeypatch.setattr(codec, "decode_image", lambda file: photo(20, 30))
+    monkeypatch.setattr(image_transform, "decode_image", lambda file: photo(20, 30))
     with pytest.raises(DecodeError, match="header says 40 x 30 pixels, but it has 20 x 30"):
         decoder.decode(Box(0, 0, 40, 30), 8)
 

@@ -1,1 +1,0 @@
-"""Images: decoding, augmentation, and the transform to network inputs."""
