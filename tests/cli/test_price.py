@@ -122,6 +122,7 @@ def test_an_unknown_network_is_said_to_be_one(in_process: Run) -> None:
         (["--machine=./linkless.toml"], "--machine ./linkless.toml: it has no bandwidth in [link]"),
         (["--rate=1gbit", "--latency=soon"], "--latency soon: write a time like 30us"),
         (["--rate=1gbit", "--oversubscribe=0"], "--oversubscribe 0: give a number above 0"),
+        (["--rate=1gbit", "--oversubscribe=4"], "--oversubscribe 4 is for several supernodes; add --supernodes"),
         (["--wire=float8"], "there is no wire 'float8'; there are float32, "),
         (["--wire=int8", "--algorithms=halving"], "halving: the wire 'int8' encodes blocks"),
         (["--wire=bfloat16", "--collective=broadcast"], "a wire encodes allreduce, reduce_scatter, all_gather; broad"),

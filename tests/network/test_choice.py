@@ -16,6 +16,9 @@ from unisono.network.choice import (
     LONG_BYTES_PER_RANK,
     MAX_LEADER_BYTES,
     Choice,
+    ChoiceRow,
+    ChoiceTables,
+    SupernodeRow,
     choose_by_price,
     read_table,
 )
@@ -191,6 +194,18 @@ def test_a_schedule_is_chosen_only_for_what_it_offers(tmp_path: Path) -> None:
     )
     with pytest.raises(TableError, match="unknown algorithm 'halving'; there are library, ring, direct"):
         read_table(path)
+
+
+def test_choices_of_one_location_keep_those_of_the_other() -> None:
+    there, across = ChoiceRow("one node", "direct"), ChoiceRow("across nodes", "ring")
+    network, hosts = shaped(1e8, 2, 1.0, 1e-4), (SupernodeRow(("a", "b")), SupernodeRow(("c", "d")))
+    known = ChoiceTables(allreduce=(ChoiceRow("one node", "flat"), across), network=network, supernode=hosts)
+    tuned = ChoiceTables(allreduce=(there,), broadcast=(there,))
+    assert known.updated(tuned, "one node") == replace(known, allreduce=(across, there), broadcast=(there,))
+    again = ChoiceTables(allreduce=(ChoiceRow("across nodes", "direct"),), network=shaped(1e9, 4, 1.0, 1e-5))
+    assert tuned.updated(again, "across nodes") == replace(
+        again, allreduce=(there, *again.allreduce), broadcast=(there,)
+    )
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

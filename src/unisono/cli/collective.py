@@ -76,6 +76,8 @@ def case_of(
     nodes = ranks // ranks_per_node
     if supernodes is not None and (supernodes < 1 or nodes % supernodes):
         raise UsageError(f"--supernodes {supernodes}: {nodes} nodes do not spread evenly over {supernodes} supernodes")
+    if oversubscribe is not None and (supernodes or 1) == 1:
+        raise UsageError(f"--oversubscribe {oversubscribe:g} is for several supernodes; add --supernodes")
     nodes_each, choices = nodes // (supernodes or 1), read_table(table)
     slow_nodes: Mapping[int, float] = {}
     if machine is not None:

@@ -177,10 +177,10 @@ MIN_TRIALS = 3
 def tune(world: World, max_bytes: int, log: Log, machine: MachineFacts | None = None) -> MachineFacts:
     """Return the machine with choices up to `max_bytes` bytes. Called by all ranks, with the same result on each.
 
-    A `machine` that was measured before keeps all but its choices.
+    A `machine` that was measured before keeps all but its choices at this location: on one node, or across nodes.
     """
     tuned = machine_of(world, time_candidates(world, max_bytes, log))
-    return tuned if machine is None else replace(machine, choices=tuned.choices)
+    return tuned if machine is None else replace(machine, choices=machine.choices.updated(tuned.choices, _where(world)))
 
 
 def machine_at(path: Path) -> MachineFacts | None:
@@ -211,14 +211,17 @@ def time_candidates(world: World, max_bytes: int, log: Log) -> ProbeFindings:
     placement = place(world.placement.node_of_rank, groups)
     log(describe(links))
     known = World(world.comm.Dup(), placement, world.table)
-    where = "one node" if world.nodes == 1 else "across nodes"
     choices = {
-        collective: rows(_timings(known, collective, links.network, max_bytes, log), where)
+        collective: rows(_timings(known, collective, links.network, max_bytes, log), _where(world))
         for collective in COLLECTIVES
     }
     known.free()
     seconds = world.comm.bcast(time.perf_counter() - begin, 0)
     return ProbeFindings(links if world.nodes > 1 else None, (), (), seconds, choices)
+
+
+def _where(world: World) -> str:
+    return "one node" if world.nodes == 1 else "across nodes"
 
 
 def describe(links: Links) -> str:

@@ -148,6 +148,16 @@ class ChoiceTables:
     network: Network = DEFAULT_NETWORK
     supernode: tuple[SupernodeRow, ...] = ()
 
+    def updated(self, measured: ChoiceTables, where: str) -> ChoiceTables:
+        """Return these tables with what was measured at a location: rows of the other one stay, and with one node the
+        network and its supernodes."""
+        tables = self if where == "one node" else measured
+        rows: dict[str, Any] = {
+            name: (*(row for row in getattr(self, name) if row.where != where), *getattr(measured, name))
+            for name in COLLECTIVES
+        }
+        return replace(tables, **rows)
+
 
 MAX_LIBRARY_BYTES = 64 << 10
 """Largest payload in bytes that goes by the library on an unmeasured network."""
