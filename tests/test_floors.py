@@ -66,7 +66,7 @@ MAX_LINES = {
     "schedules": 1_653,
     "step": 2_862,
     "tensor_parallel": 1_011,
-    "testing": 1_684,
+    "testing": 1_686,
     "torch_backend": 2_090,
     "training": 7_498,
     "transports": 3_088,
