@@ -67,7 +67,7 @@ MAX_LINES = {
     "step": 2_862,
     "tensor_parallel": 1_011,
     "testing": 1_686,
-    "torch_backend": 2_090,
+    "torch_backend": 2_091,
     "training": 7_498,
     "transports": 3_088,
     "view": 984,
