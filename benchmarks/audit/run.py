@@ -137,7 +137,7 @@ def planted(kind: str, steps: Steps, draw: random.Random) -> AbstractContextMana
     virtual, memory = steps.trainer.reducer.programs.virtual, steps.trainer.reducer.memory
     assert virtual is not None
     layers = [module for module in steps.model.modules() if not [*module.children()] and [*module.parameters()]]
-    call, key = draw.randrange(2 * len(virtual.own)), draw.choice(memory.keys)  # shares of another rank come first
+    call, key = draw.randrange(2 * len(virtual.shares)), draw.choice(memory.keys)  # shares of another rank come first
 
     def gradient(_: HashedSums, __: int, terms: Any) -> None:
         parameter, _, part = draw.choice([piece for piece in memory.pieces(key) if piece[1].start < piece[1].stop])

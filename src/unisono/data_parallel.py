@@ -93,8 +93,8 @@ def parallel(
     if (example is not None) != (plan == AUTO):
         raise UsageError('plan="auto" needs example=inputs, a batch as one rank has it, and no other plan takes one')
     if example is not None:
-        whole = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
-        plan = _plan_by_prediction(model, world, example, whole)
+        reason = refusal(chosen, "" if optimizer is None else type(optimizer).__name__)
+        plan = _plan_by_prediction(model, world, example, reason)
     reducer = reducer_of(model)
     if reducer is None or optimizer is None or plan is not None or not reducer.takes(model, world, chosen, optimizer):
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
@@ -162,7 +162,7 @@ def add_samples(model: torch.nn.Module, samples: float) -> None:
             "the samples before: declare those of all passes of an average before the first, and before autograd.grad"
         )
     waits = not samples and reducer.traits.state.differs and reducer.runner.awaits_step
-    if waits and any(one.grad is not None and bool(one.grad.any()) for one in reducer.parameters):
+    if waits and any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in reducer.parameters):
         raise UsageError(
             "add_samples(model, 0) after another backward pass of the same step, whose gradients would be ignored too: "
             f"{type(reducer.rule).__name__} exchanges nothing in a backward pass, so leave out the empty one"
@@ -294,11 +294,11 @@ def _check_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
             )
 
 
-def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, whole: str) -> ParallelPlan | None:
-    """Return the chosen plan, the same on all ranks, and log it; None where nothing is split, as `whole` says."""
+def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, reason: str) -> ParallelPlan | None:
+    """Return the chosen plan, the same on all ranks, and log it; None where nothing is split, as `reason` says."""
     prepare(model)
     compare_models(model, world)
-    choice = choose_plan(model, world, example, whole=whole)
+    choice = choose_plan(model, world, example, whole=reason)
     plan = choice.plan or None
     if world.rank == 0:
         for line in choice.lines:

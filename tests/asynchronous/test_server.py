@@ -105,7 +105,7 @@ def served(
     centre = Centre({key: torch.zeros(3) for key in layout.keys})
     settings: dict[str, Any] = {"rule": EASGD(alpha=ALPHA), "budget": Budget(10**6, 1)}
     settings |= {"log": EventLog(tmp_path, 0), "report": lines.append, **options}
-    server = Server(number=0, layout=layout, centre=centre, port=port, state=begin(WORKERS), **settings)
+    server = Server(index=0, layout=layout, centre=centre, port=port, state=begin(WORKERS), **settings)
     server.run()
     return server, port, lines
 

@@ -110,11 +110,11 @@ def test_the_bound_holds_with_other_numbers_of_workers(
     number = max(last) + 1
     state = RunState(tuple(WorkerProgress(7 * one + 7, one) for one in last), number, samples=90)
     found = resized([state], workers, servers)
-    assert [one.number for one in found] == [number] + [0] * (servers - 1)
+    assert [one.exchanges for one in found] == [number] + [0] * (servers - 1)
     assert {(one.steps, one.samples) for one in found} == {(state.steps, 90)}  # names of checkpoints go on
     for one in found:
         exchanges, bound = [worker.exchange for worker in one.workers], max(1, workers - 1)
-        assert max(come_at_random(chance, exchanges, one.number, bound, 60)) <= bound
+        assert max(come_at_random(chance, exchanges, one.exchanges, bound, 60)) <= bound
 
 
 def test_the_first_exchanges_after_a_change_are_hardly_stale() -> None:
@@ -174,7 +174,7 @@ def test_a_run_resumes_from_a_reply(order: list[int], steps: int, data: st.DataO
         after, reply = answer(state, worker, header, budget, elapsed=float(number))
         if number == at:
             again, same = answer(resumed_states([reply])[0], worker, header, budget, elapsed=float(number))
-            assert (again.workers, again.number, again.samples) == (after.workers, after.number, after.samples)
+            assert (again.workers, again.exchanges, again.samples) == (after.workers, after.exchanges, after.samples)
             assert (again.epoch, again.loss, again.loss_samples) == (after.epoch, after.loss, after.loss_samples)
             assert (same.ended, same.cut if same.ended else 0) == (reply.ended, reply.cut if reply.ended else 0)
         state = after

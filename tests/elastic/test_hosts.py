@@ -39,7 +39,7 @@ def hosts(tmp_path: Path, up: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
 def until_changed(hosts: Hosts, silence: float) -> list[str]:
     while not hosts.look(silence):
         pass
-    return hosts.there
+    return hosts.present
 
 
 def test_a_host_that_is_silent_and_does_not_answer_is_gone_until_it_does(hosts: Hosts, up: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_host_that_is_silent_and_does_not_answer_is_gone_until_it_does(hosts: 
 def test_while_ranks_keep_states_no_host_is_asked(hosts: Hosts, up: Path) -> None:
     (up / "b").unlink()
     assert not any(hosts.look(0.0) for _ in range(100))
-    assert hosts.there == ["a", "b"]
+    assert hosts.present == ["a", "b"]
 
 
 def test_silence_to_which_all_answer_is_twice_as_long_the_next_time(
@@ -75,20 +75,20 @@ def test_a_host_that_answers_late_is_gone_unless_ranks_keep_states_meanwhile(
     monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.5)
     (up / "a").write_text("late")
     assert until_changed(hosts, math.inf) == ["b"]
-    hosts.there = ["a", "b"]
+    hosts.present = ["a", "b"]
     while not hosts._asked:
         hosts.look(math.inf)
     while hosts._asked:
         assert not hosts.look(0.0)
-    assert hosts.there == ["a", "b"]
+    assert hosts.present == ["a", "b"]
 
 
 def test_after_a_death_all_are_asked(hosts: Hosts, up: Path) -> None:
     hosts.find()
-    assert hosts.there == ["a", "b"]
+    assert hosts.present == ["a", "b"]
     (up / "a").unlink()
     hosts.find()
-    assert hosts.there == ["b"]
+    assert hosts.present == ["b"]
 
 
 def test_a_run_whose_hosts_start_nothing_names_them(hosts: Hosts, up: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_a_state_is_continued() -> None:
     assert (state["cycle"][0], state["first"]) == (8, 2)
     again = One(DiLoCo(every=8, **CHAIN))
     again.programs.resume(6, {**state, "period": 8})  # older checkpoints have it
-    assert (again.programs.number, again.programs.first) == (6, 2)
+    assert (again.programs.step, again.programs.first) == (6, 2)
     assert again.programs.rule_state()["kept"].keys() == state["kept"].keys()
 
 
@@ -104,14 +104,14 @@ def test_another_period_begins_anew() -> None:
     state = {**One(DiLoCo(every=8, **CHAIN)).programs.rule_state(), "first": 2}
     again = One(DiLoCo(every=12, **CHAIN))
     again.programs.resume(6, state)
-    assert (again.programs.number, again.programs.first) == (6, 6)
+    assert (again.programs.step, again.programs.first) == (6, 6)
 
 
 def test_without_a_state_only_a_rule_with_an_anchor_begins_a_period() -> None:
     for rule, first in ((DiLoCo(every=8, **CHAIN), 6), (LocalSGD(every=4, **CHAIN), 0)):
         one = One(rule)
         one.programs.resume(6)
-        assert (one.programs.number, one.programs.first) == (6, first)
+        assert (one.programs.step, one.programs.first) == (6, first)
 
 
 def test_too_few_buckets_for_the_fragments_are_reported_by_rank_0() -> None:

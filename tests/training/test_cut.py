@@ -68,7 +68,7 @@ def test_each_server_resumes_with_its_own_numbers(tmp_path: Path) -> None:
     found = load_cut(tmp_path)
     assert found is not None and found.seats == SeatCounts(2, 2)
     states = resumed_states(found.replies)
-    assert [one.number for one in states] == [7, 6]
+    assert [one.exchanges for one in states] == [7, 6]
     assert [one.workers for one in states] == [FIRST.workers, SECOND.workers]
     assert [one.samples for one in states] == [600, 600]
 
@@ -82,7 +82,7 @@ def test_centres_and_snapshots_of_older_releases_open(tmp_path: Path) -> None:
     assert found is not None and found.seats == SeatCounts(2, 1)
     assert [one.step for one in found.replies[0].workers] == [7, 6]
     (state,) = resumed_states(found.replies)
-    assert (state.number, state.samples, state.epoch, state.epoch_began) == (3, 48, 1, 2.5)
+    assert (state.exchanges, state.samples, state.epoch, state.epoch_began) == (3, 48, 1, 2.5)
     old = WorkerCounters(**{"step": 7, "samples": 4, "loss": 1.5, "known": 48})
     assert old == WorkerCounters(7, 4, 1.5, 48)
 
@@ -101,8 +101,8 @@ def test_logs_are_cut_where_each_server_resumes(tmp_path: Path) -> None:
 
 def test_a_new_server_begins_with_0() -> None:
     states = resumed_states([FIRST, SECOND])
-    assert [one.number for one in resized(states, 2, 3)] == [7, 6, 0]
-    assert [one.number for one in resized(states, 5, 1)] == [7]
+    assert [one.exchanges for one in resized(states, 2, 3)] == [7, 6, 0]
+    assert [one.exchanges for one in resized(states, 5, 1)] == [7]
 
 
 def centre(home: Path, cut: int, number: int, orders: Order = Order.SAVE | Order.CENTRE) -> None:
@@ -117,7 +117,7 @@ def test_the_newest_centre_with_all_snapshots_is_used(tmp_path: Path) -> None:
         snapshot(tmp_path, 0, cut)
     snapshot(tmp_path, 1, 20)
     found = load_cut(tmp_path, SeatCounts(2, 1))
-    assert found is not None and (found.centre.step, found.replies[0].number) == (20, 10)
+    assert found is not None and (found.centre.step, found.replies[0].exchanges) == (20, 10)
     newest = load_cut(tmp_path)
     assert newest is not None and newest.centre.step == 35
     for others in (SeatCounts(3, 1), SeatCounts(2, 2)):  # they use no snapshots

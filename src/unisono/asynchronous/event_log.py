@@ -74,8 +74,8 @@ def read_order(run: Path, server: int, limit: int | None = None) -> list[int]:
     return order[:limit]
 
 
-def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> None:
-    """Remove the events from exchange `number` on, where a run resumes before it.
+def truncate_events(run: Path, server: int, exchange: int, inexact: str = "") -> None:
+    """Remove the events from an `exchange` on, where a run resumes before it.
 
     `inexact` says why a replay of the whole log would find other weights, if it would. A log without any event is
     removed.
@@ -84,8 +84,8 @@ def truncate_events(run: Path, server: int, number: int, inexact: str = "") -> N
     if not path.exists():
         return
     # a death of that number came before the exchange
-    kept = [event for event in read_events(run, server) if event["number"] < number + ("worker" not in event)]
-    kept += [{"inexact": inexact, "number": number}] if inexact else []
+    kept = [event for event in read_events(run, server) if event["number"] < exchange + ("worker" not in event)]
+    kept += [{"inexact": inexact, "number": exchange}] if inexact else []
     if not kept:
         path.unlink()
         return

@@ -107,20 +107,20 @@ class Coding:
         end."""
         self._wire, self._worker, self.references = wire, worker, dict(references or {})
 
-    def swap(self, key: int, mine: torch.Tensor, link: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send `mine`, or its change, and receive the other end's. Return both numbers as both ends know them."""
-        wire = wire_of(self._wire, mine.dtype)
+    def swap(self, key: int, flat: torch.Tensor, link: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send `flat`, or its change, and receive the other end's. Return both numbers as both ends know them."""
+        wire = wire_of(self._wire, flat.dtype)
         if wire is None:
-            received = torch.empty_like(mine)
-            link.swap(mine, received)
-            return mine, received
+            received = torch.empty_like(flat)
+            link.swap(flat, received)
+            return flat, received
         reference = self.references[key]
-        change, other = (mine - reference).numpy(), np.empty(len(mine), reference.numpy().dtype)
-        sent, encoded = (np.empty(wire.nbytes(len(mine)), np.uint8) for _ in range(2))
+        change, received_change = (flat - reference).numpy(), np.empty(len(flat), reference.numpy().dtype)
+        sent, encoded = (np.empty(wire.nbytes(len(flat)), np.uint8) for _ in range(2))
         wire.encode(change, sent)
         link.swap(torch.from_numpy(sent), torch.from_numpy(encoded))
-        wire.decode(encoded, other)
-        both = reference + torch.from_numpy(change), reference + torch.from_numpy(other)
+        wire.decode(encoded, received_change)
+        both = reference + torch.from_numpy(change), reference + torch.from_numpy(received_change)
         self.references[key] = both[1] if self._worker else both[0]
         return both
 

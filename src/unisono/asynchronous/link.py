@@ -55,19 +55,19 @@ class MpiLink:
         """Send a header, by which a server chooses whom it serves."""
         self._wait([self._comm.Isend(header.numpy(), self.peer, ANNOUNCING)])
 
-    def swap(self, mine: torch.Tensor | None, came: torch.Tensor | None) -> None:
+    def swap(self, sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
         """Send one tensor and receive another, at the same time. Tensors are contiguous; None is not sent."""
-        received = [self._comm.Irecv(piece, self.peer, self._receives) for piece in _pieces(came)]
-        sent = [self._comm.Isend(piece, self.peer, self._sends) for piece in _pieces(mine)]
-        self._wait([*received, *sent])
+        receives = [self._comm.Irecv(piece, self.peer, self._receives) for piece in _pieces(received)]
+        sends = [self._comm.Isend(piece, self.peer, self._sends) for piece in _pieces(sent)]
+        self._wait([*receives, *sends])
 
-    def send(self, mine: torch.Tensor) -> None:
+    def send(self, tensor: torch.Tensor) -> None:
         """Send a tensor."""
-        self.swap(mine, None)
+        self.swap(tensor, None)
 
-    def receive(self, came: torch.Tensor) -> None:
+    def receive(self, tensor: torch.Tensor) -> None:
         """Receive a tensor."""
-        self.swap(None, came)
+        self.swap(None, tensor)
 
     def _wait(self, requests: list[MPI.Request]) -> None:
         began = looked = time.monotonic()

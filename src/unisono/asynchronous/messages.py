@@ -96,7 +96,7 @@ class WorkerProgress(NamedTuple):
 class Reply(NamedTuple):
     """Reply of a server. All numbers are those before the exchange that it belongs to, but for `samples`."""
 
-    number: int = 0
+    exchanges: int = 0
     """Number of exchanges that the server has served before."""
     samples: int = 0
     """Samples that all workers have trained on, with those of the header that it answers."""
@@ -139,7 +139,7 @@ def reply_length(workers: int) -> int:
 def decode_reply(numbers: torch.Tensor) -> Reply:
     """Return the reply that `encode` made a tensor."""
     plain, seconds, progress = torch.split(numbers, [PLAIN_FIELDS, KINDS_OF_TIME, len(numbers) - reply_length(0)])
-    number, samples, before, orders, epoch, ended, loss, loss_samples, cut, elapsed, since = plain.tolist()
+    exchanges, samples, before, orders, epoch, ended, loss, loss_samples, cut, elapsed, since = plain.tolist()
     workers = tuple(WorkerProgress(*map(int, pair)) for pair in progress.view(-1, 2).tolist())
-    first = (int(number), int(samples), int(before), Order(int(orders)), int(epoch), int(ended), loss)
+    first = (int(exchanges), int(samples), int(before), Order(int(orders)), int(epoch), int(ended), loss)
     return Reply(*first, int(loss_samples), int(cut), elapsed, since, tuple(seconds.tolist()), workers)

@@ -45,7 +45,7 @@ class Server:
     """A server, numbered from 0. The first one decides about the run: its end, epochs and checkpoints."""
 
     rule: BaseAsynchronousRule
-    number: int
+    index: int
     layout: Layout
     centre: Centre
     port: MpiPort
@@ -137,21 +137,21 @@ class Server:
             return self.replay.choose(waiting)
         last = [progress.exchange for progress in self.state.workers]
         living = [worker for worker in self.living if worker not in self._ended]
-        return next_worker(waiting, last, self.state.number, self.rule.staleness or None, living), True
+        return next_worker(waiting, last, self.state.exchanges, self.rule.staleness or None, living), True
 
     def _serve(self, worker: int, header: WorkerHeader, applied: bool) -> None:
         """Reply to a worker and carry out the program of its exchange."""
         began = time.perf_counter()
-        due = applied and self.number == 0 and not self.state.stopping and self.due()
-        if self.number == 0 and (asked := self.request()) > header.request and not self.state.stopping:
+        due = applied and self.index == 0 and not self.state.stopping and self.due()
+        if self.index == 0 and (asked := self.request()) > header.request and not self.state.stopping:
             header = header._replace(request=asked)
         state, reply = answer(self.state, worker, header, self.budget, self.clock(), due)
-        if self.number:
+        if self.index:
             reply = reply._replace(orders=Order.NONE)
         if not applied:
             reply = reply._replace(orders=Order.STOP)
         self.centre.worker, self.centre.reply = worker, reply.encode()
-        program = self.rule.serve(Arrival(self.state.number, worker), self.number, self.layout)
+        program = self.rule.serve(Arrival(self.state.exchanges, worker), self.index, self.layout)
         link = self.port.link(worker)
         for task in program:
             if applied or task.group is not None:
@@ -160,15 +160,15 @@ class Server:
         if applied:
             self._record(worker, header, reply)
             self.state = state
-        span = OperationSpan(f"serve worker {worker}", "server", f"server {self.number}", began, time.perf_counter())
+        span = OperationSpan(f"serve worker {worker}", "server", f"server {self.index}", began, time.perf_counter())
         self.observe(span)
 
     def _record(self, worker: int, header: WorkerHeader, reply: Reply) -> None:
         if self.replay is not None:
             self.replay.popleft()
         if self.log is not None:
-            stale = missed(reply.number, self.state.workers[worker].exchange)
-            self.log.add(number=reply.number, worker=worker, sent=header.step, applied=header.step, stale=stale)
+            stale = missed(reply.exchanges, self.state.workers[worker].exchange)
+            self.log.add(number=reply.exchanges, worker=worker, sent=header.step, applied=header.step, stale=stale)
 
     def _try(self, worker: int, act: Callable[[int], None]) -> None:
         """Call `act` with a worker, which may die meanwhile."""
@@ -181,24 +181,24 @@ class Server:
 
     def _send_centre(self, worker: int) -> None:
         """Send the final centre to the worker that fetches it."""
-        state, orders = self.state, Order.NONE if self.number else Order.CENTRE
+        state, orders = self.state, Order.NONE if self.index else Order.CENTRE
         last = reply_of(state, self.clock(), state.samples, orders, self.budget.epochs, state.steps, state.seconds)
         self.port.link(worker).send(last.encode())
-        for key in self.rule.keys_of(self.number, self.layout):
+        for key in self.rule.keys_of(self.index, self.layout):
             self.port.link(worker).send(self.centre.flats[key])
-        if self.number == 0 and self.centre.flat_buffers is not None:
+        if self.index == 0 and self.centre.flat_buffers is not None:
             self.port.link(worker).send(self.centre.flat_buffers)
 
     def _order_fetch(self) -> None:
         """Order the first living worker to fetch the final centre, once all have ended."""
-        if self.number or self._done or not set(self.living) <= self._ended or not self.living:
+        if self.index or self._done or not set(self.living) <= self._ended or not self.living:
             return
         order = Order.CLOSE if self.stopped else Order.FETCH  # a run that a signal has stopped is stored already
         self._try(self.living[0], lambda worker: self._send_order(worker, order))
 
     def _dismiss(self, first: int) -> None:
         """End the run: the final centre is stored. The other workers leave."""
-        if self.number == 0:
+        if self.index == 0:
             for worker in self.living:
                 if worker != first:
                     self._try(worker, lambda other: self._send_order(other, Order.LEAVE))
@@ -220,12 +220,12 @@ class Server:
             why = f"has not come for {seconds:.0f} s"
         else:
             return
-        raise self.replay.error(self.number, worker, why, self.state.number)
+        raise self.replay.error(self.index, worker, why, self.state.exchanges)
 
     def _mark_absent(self, seconds: float) -> None:
         """Count workers as gone that others wait for, at the end or by the bound of staleness, where they are stopped
         or have not come for long."""
-        awaited = self.replay is None and (bool(self._arrived) or (self.number == 0 and self.state.stopping))
+        awaited = self.replay is None and (bool(self._arrived) or (self.index == 0 and self.state.stopping))
         if not awaited or seconds < IDLE_SECONDS:
             return
         here = {worker for worker, _ in self._arrived} | self._ended
@@ -237,14 +237,14 @@ class Server:
         if worker in self.gone:
             return
         if self.replay is not None and worker in self.replay:
-            raise self.replay.error(self.number, worker, why, self.state.number)
+            raise self.replay.error(self.index, worker, why, self.state.exchanges)
         self.gone.add(worker)
         self._ended.discard(worker)
         self.state = replace(self.state, saving=self.state.saving - {worker})
         self._arrived = deque(pair for pair in self._arrived if pair[0] != worker)
         self.report(f"worker {worker} {why}: the others go on without it")
         if self.log is not None:
-            self.log.add(died=worker, number=self.state.number)
+            self.log.add(died=worker, number=self.state.exchanges)
         if self.living:
             self._order_fetch()
         else:
@@ -262,9 +262,10 @@ class Replay(deque[int]):
             return surplus, False
         return self[0] if self and self[0] in waiting else None, True
 
-    def error(self, server: int, worker: int, why: str, number: int) -> StallError:
-        """Return the error of a recorded worker that does not come; `number` exchanges were applied."""
+    def error(self, server: int, worker: int, why: str, exchanges: int) -> StallError:
+        """Return the error of a recorded worker that does not come; so many `exchanges` were applied."""
         return StallError(
-            f"server {server}: the log that is replayed has worker {worker} in exchange {number + self.index(worker)}, "
-            f"but it {why}: replay the run again, with all of its workers; if it is only slow, raise UNISONO_TIMEOUT"
+            f"server {server}: the log that is replayed has worker {worker} in exchange "
+            f"{exchanges + self.index(worker)}, but it {why}: replay the run again, with all of its workers; "
+            "if it is only slow, raise UNISONO_TIMEOUT"
         )

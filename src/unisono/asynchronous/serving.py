@@ -20,11 +20,11 @@ from unisono.schedules.pieces import bounds
 def next_worker(
     arrived: Sequence[int],
     last: Sequence[int],
-    number: int,
+    exchange: int,
     staleness: int | None = None,
     alive: Collection[int] | None = None,
 ) -> int | None:
-    """Return the worker that a server serves in exchange `number`; None where it has to wait for another one.
+    """Return the worker that a server serves in `exchange`; None where it has to wait for another one.
 
     `arrived` are the workers that wait, first come first; `last` the number of each worker's last exchange, -1 for
     none. With `staleness`, no living worker may miss more exchanges of others between two of its own: a worker is
@@ -35,14 +35,14 @@ def next_worker(
     living = set(range(len(last)) if alive is None else alive) | set(arrived)
     for worker in arrived:
         latest = sorted(last[other] + 1 + staleness for other in living if other != worker)
-        if all(number + 1 + place <= limit for place, limit in enumerate(latest)):
+        if all(exchange + 1 + place <= limit for place, limit in enumerate(latest)):
             return worker
     return min(arrived, key=lambda worker: last[worker]) if arrived and living == set(arrived) else None
 
 
-def missed(number: int, last: int) -> int:
+def missed(exchange: int, last: int) -> int:
     """Return the exchanges of others since a worker's last one: the staleness of the centre that it knows."""
-    return number - last - 1
+    return exchange - last - 1
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class RunState:
-    """Progress of a run after `number` exchanges, as its first server knows it."""
+    """Progress of a run after so many `exchanges`, as its first server knows it."""
 
     workers: tuple[WorkerProgress, ...]
-    number: int = 0
+    exchanges: int = 0
     samples: int = 0
     """Samples that all workers have trained on."""
     epoch: int = 0
@@ -99,7 +99,7 @@ def resumed_states(replies: Sequence[Reply]) -> tuple[RunState, ...]:
     first = replies[0]
     return tuple(
         RunState(
-            *(reply.workers, reply.number, first.samples_before, first.epoch, first.loss, first.loss_samples),
+            *(reply.workers, reply.exchanges, first.samples_before, first.epoch, first.loss, first.loss_samples),
             first.elapsed - first.epoch_seconds,
             seconds=(first.seconds,) * len(first.workers),
         )
@@ -116,15 +116,15 @@ def resized(states: Sequence[RunState], workers: int, servers: int) -> tuple[Run
     first = states[0]
     shares = [bounds(first.steps, workers, worker) for worker in range(workers)]
     progress = tuple(WorkerProgress(last - start) for start, last in shares)
-    plain = replace(first, number=0, workers=progress, seconds=first.seconds[:1] * workers)
-    numbers = [state.number for state in states[:servers]] + [0] * (servers - len(states))
-    return tuple(afresh(replace(plain, number=number), range(workers)) for number in numbers)
+    plain = replace(first, exchanges=0, workers=progress, seconds=first.seconds[:1] * workers)
+    counts = [state.exchanges for state in states[:servers]] + [0] * (servers - len(states))
+    return tuple(afresh(replace(plain, exchanges=count), range(workers)) for count in counts)
 
 
 def afresh(state: RunState, workers: Collection[int]) -> RunState:
     """Return the state in which `workers` begin at the centre: they have missed no exchange, as if the last one had
     been theirs. So a bound of staleness neither breaks nor waits for what they did before."""
-    exchange, progress = state.number - 1, enumerate(state.workers)
+    exchange, progress = state.exchanges - 1, enumerate(state.workers)
     renewed = (known._replace(exchange=exchange) if worker in workers else known for worker, known in progress)
     return replace(state, workers=tuple(renewed))
 
@@ -142,7 +142,7 @@ def reply_of(
     those of each kind of time, of each worker."""
     means = tuple(sum(kind) / len(seconds) for kind in zip(*seconds, strict=True))
     before = (state.epoch, ended, state.loss, state.loss_samples, cut, elapsed, elapsed - state.epoch_began)
-    return Reply(state.number, samples, state.samples, orders, *before, means, state.workers)
+    return Reply(state.exchanges, samples, state.samples, orders, *before, means, state.workers)
 
 
 def answer(
@@ -157,8 +157,8 @@ def answer(
     epoch = min(samples // budget.samples, budget.epochs)
     finished = samples >= budget.samples * budget.epochs
     ends = epoch > state.epoch and not state.stopping and not finished  # the last epoch ends with the final centre
-    every = budget.checkpoint_samples
-    passed = bool(every) and samples // every > state.samples // every
+    interval = budget.checkpoint_samples
+    passed = bool(interval) and samples // interval > state.samples // interval
     cuts = not state.stopping and (ends or passed or due or header.request is not Request.NONE)
     saving = frozenset(range(len(state.workers))) if cuts else state.saving
     cut = state.steps - state.workers[worker].step + header.step if cuts else state.cut
@@ -166,11 +166,11 @@ def answer(
     orders = Order.SAVE if worker in saving else Order.NONE
     orders |= (Order.CENTRE if cuts else Order.NONE) | (Order.STOP if stopping else Order.NONE)
     reply = reply_of(state, elapsed, samples, orders, epoch if ends else 0, cut, seconds)
-    served = WorkerProgress(header.step, state.number)
+    served = WorkerProgress(header.step, state.exchanges)
     after = replace(
         state,
         workers=(*state.workers[:worker], served, *state.workers[worker + 1 :]),
-        number=state.number + 1,
+        exchanges=state.exchanges + 1,
         samples=samples,
         epoch=epoch if ends else state.epoch,
         loss=0.0 if ends else state.loss + header.loss,

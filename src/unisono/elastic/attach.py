@@ -141,12 +141,12 @@ def main(name: str, count: str, *words: str) -> None:
     if not process:
         sys.exit(f"unisono: the process that imports PyTorch on {socket.gethostname()} has ended: {' '.join(command)}")
 
-    def forward(number: int, _frame: object) -> None:
+    def forward(signum: int, _frame: object) -> None:
         with suppress(ProcessLookupError):  # it has just ended
-            os.kill(process, number)
+            os.kill(process, signum)
 
-    for number in FORWARDED:
-        signal.signal(number, forward)
+    for signum in FORWARDED:
+        signal.signal(signum, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     status = int(read_line(connection) or -signal.SIGKILL)
     if status < 0:  # as the rank has ended: the launcher says which signal it was

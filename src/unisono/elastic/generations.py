@@ -164,8 +164,8 @@ class ElasticRun:
         name, *arguments = self.later
         if self.recipe is None:  # a program, whose ranks are not told
             arguments = ["--resume", str(self.home), *arguments]
-        there = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
-        return f"; resume with: {shlex.join(['unisono', name, '--elastic', *arguments])}" if there else ""
+        resumable = checkpoint_names(self.home / CHECKPOINTS) or (self.home / RECIPE).exists()
+        return f"; resume with: {shlex.join(['unisono', name, '--elastic', *arguments])}" if resumable else ""
 
     def kept_anywhere(self) -> int:
         """Return the newest step that is kept on any host, as rank 0 has announced, or on the disk; -1 for none."""

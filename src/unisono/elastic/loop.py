@@ -66,8 +66,8 @@ class Loop:
         self._folder = Path(folder) if folder else None
         self._copies: MemoryCopies | None = None
         if self._folder is not None:
-            for name, one in kept.items():
-                flatten_state(one.state_dict(), f"the state of {name}")
+            for name, stateful in kept.items():
+                flatten_state(stateful.state_dict(), f"the state of {name}")
             without = "so it begins anew after a death"
             self._copies = MemoryCopies(self._folder, self._home, world, True, self._warn, without)
 
@@ -110,7 +110,7 @@ class Loop:
 
     def _checkpoint(self, step: int) -> Checkpoint:
         averages = {name: control.averages for name, control in self._controls().items()}
-        states = {name: one.state_dict() for name, one in self._kept.items()}
+        states = {name: stateful.state_dict() for name, stateful in self._kept.items()}
         return Checkpoint(step, states, {}, {"averages": averages})
 
     def _load(self, copy: Checkpoint) -> None:
@@ -122,8 +122,8 @@ class Loop:
 
     def _controls(self) -> dict[str, StepControl]:
         """Return what counts the averages of each parallel model: random numbers of its shares follow from them."""
-        models = [(name, one) for name, one in self._kept.items() if isinstance(one, torch.nn.Module)]
-        parts = {f"{name}.{path}": reducer_of(part) for name, one in models for path, part in one.named_modules()}
+        models = [(name, stateful) for name, stateful in self._kept.items() if isinstance(stateful, torch.nn.Module)]
+        parts = {f"{name}.{path}": reducer_of(part) for name, model in models for path, part in model.named_modules()}
         return {name: reducer.control for name, reducer in parts.items() if reducer is not None}
 
     def _end(self) -> None:

@@ -116,8 +116,8 @@ class Standby:
     def _accept(self) -> ForkRequest | None:
         """Fork a rank for the next connection. Return its request in the forked process, None in this one."""
         connection, _ = self._listener.accept()
-        about = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-        if PEER.unpack(about)[1] != os.getuid():
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        if PEER.unpack(credentials)[1] != os.getuid():
             connection.close()
             return None
         try:

@@ -78,7 +78,7 @@ class Hosts:
 
     def __init__(self, run: ElasticRun) -> None:
         self._run = run
-        self.there = list(run.hosts)
+        self.present = list(run.hosts)
         """Hosts that train, as far as is known."""
         self._asked: dict[str, subprocess.Popen[bytes]] = {}
         self._since = time.monotonic()
@@ -93,7 +93,7 @@ class Hosts:
         now = time.monotonic()
         if not self._asked:
             silent = silence > self.patience
-            hosts = [host for host in self._run.hosts if silent or host not in self.there]
+            hosts = [host for host in self._run.hosts if silent or host not in self.present]
             if hosts and now - self._since > (self.patience if silent else ASK_SECONDS):
                 self._ask(hosts)
             return False
@@ -103,15 +103,15 @@ class Hosts:
         for process in waits:
             process.kill()
             process.wait()
-        before = self.there
+        before = self.present
         if silence > self.patience:  # else a host is only slow to answer
-            self.there = [host for host in before if host not in self._asked]
+            self.present = [host for host in before if host not in self._asked]
         back = [host for host, process in self._asked.items() if process.returncode == 0]
-        self.there = [host for host in self._run.hosts if host in self.there or host in back]
-        if self._asked.keys() == set(before) == set(self.there):
+        self.present = [host for host in self._run.hosts if host in self.present or host in back]
+        if self._asked.keys() == set(before) == set(self.present):
             self.patience = min(2 * self.patience, MAX_SILENT_SECONDS)
         self._asked.clear()
-        return self.there != before
+        return self.present != before
 
     def find(self) -> None:
         """Ask all now, and wait for the answers."""
@@ -134,7 +134,7 @@ class Supervisor:
         if run.hosts and ranks % len(run.hosts):
             raise UsageError(f"{ranks} ranks on {len(run.hosts)} hosts: each host of --hosts has as many ranks")
         self._run, self._ranks, self._hosts = run, ranks, Hosts(run)
-        self._each = ranks // max(1, len(run.hosts))
+        self._ranks_per_host = ranks // max(1, len(run.hosts))
         self._generation = Generation(ranks, step=run.kept())
         self._received: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,8 +142,8 @@ class Supervisor:
     def play(self) -> int:
         """Train to the end. Return the exit code."""
         run = self._run
-        for number in (*STOP_SIGNALS, signal.SIGUSR1):
-            signal.signal(number, self._pass_on)
+        for signum in (*STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(signum, self._pass_on)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
             requests.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
@@ -172,14 +172,14 @@ class Supervisor:
             begun = begun or end.step > first.step
             self._record(end)
             following = decide(self._generation, end, run.least) if not self._stopped else ""
-            if following and run.hosts and not self._hosts.there:
+            if following and run.hosts and not self._hosts.present:
                 try_it = shlex.join(run.question(run.hosts[0]))
                 following = f"none of the hosts {', '.join(run.hosts)} starts programs; try {try_it}"
             if isinstance(following, str):
                 if (end.code and run.store()) or following:
                     _report(f"{following or 'the state in memory is a checkpoint now'}{run.remedy()}")
                 return end.code
-            where = f" on {', '.join(self._hosts.there)}" if run.hosts else ""
+            where = f" on {', '.join(self._hosts.present)}" if run.hosts else ""
             what = f"from step {following.step}" if following.step >= 0 else "from the beginning"
             _report(f"goes on {what} with {following.ranks} ranks{where} (generation {following.number})")
             self._generation, self._ranks = following, following.ranks
@@ -193,17 +193,17 @@ class Supervisor:
         """Take note of a generation that the ranks which are left of the one before play, as the first of them says."""
         if (said := SURVIVED.search(line)) is None:
             return
-        step, ranks, number = map(int, said.groups())
+        step, ranks, generation = map(int, said.groups())
         if not self._run.hosts:
             print(listener.report(REPORT_SECONDS), file=sys.stderr, flush=True)
             self._ranks = ranks
         self._record(End(0, step, ranks))
-        self._generation = Generation(ranks, number, step, made=self._generation.ranks)
+        self._generation = Generation(ranks, generation, step, made=self._generation.ranks)
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._received.append(number)
+    def _pass_on(self, signum: int, _frame: FrameType | None) -> None:
+        self._received.append(signum)
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signum)
 
     def _train(self, generation: Generation, begun: bool, requests: socket.socket) -> End:
         """Start the ranks of a generation, and wait for their end."""
@@ -214,7 +214,7 @@ class Supervisor:
             environment |= {GENERATION_VARIABLE: str(generation.number), FOLDER_VARIABLE: str(run.home.absolute())}
             if run.survives:
                 environment[SURVIVORS_VARIABLE] = json.dumps([run.least, *run.later])
-            command = run.command(generation.ranks, self._hosts.there, begun)
+            command = run.command(generation.ranks, self._hosts.present, begun)
             pipe, die = subprocess.PIPE, partial(ctypes.CDLL(None).prctl, SET_DEATH_SIGNAL, signal.SIGKILL)
             with subprocess.Popen(
                 command,
@@ -248,14 +248,14 @@ class Supervisor:
             remove_leftover_files(began)
             if not stopped and not joins and self._last_kept(began) == began + START_SECONDS:
                 self._hosts.find()  # else the next generation goes on with them at once
-        there = self._each * len(self._hosts.there) if run.hosts else self._ranks
-        there = next((ranks for ranks in range(there, 0, -1) if not run.refusal(ranks)), there)
-        return End(code, run.kept_anywhere(), there, joins, bool(stopped))
+        available = self._ranks_per_host * len(self._hosts.present) if run.hosts else self._ranks
+        available = next((ranks for ranks in range(available, 0, -1) if not run.refusal(ranks)), available)
+        return End(code, run.kept_anywhere(), available, joins, bool(stopped))
 
     @property
     def _stopped(self) -> int:
         """Exit code for the signal by which the user has ended the run; 0 for none."""
-        return next((STOP_SIGNALS[number] for number in self._received if number in STOP_SIGNALS), 0)
+        return next((STOP_SIGNALS[signum] for signum in self._received if signum in STOP_SIGNALS), 0)
 
     def _last_kept(self, began: float) -> float:
         """Return when ranks that began then have last kept a state; at least when they could make a step."""
@@ -273,9 +273,9 @@ class Supervisor:
                 if requests.fileno() in ready and self._take(witness.receive(requests) or "") and not joins:
                     joins = True
                     process.send_signal(signal.SIGTERM)
-                before = self._hosts.there
+                before = self._hosts.present
                 if self._run.hosts and self._hosts.look(time.time() - self._last_kept(began)):
-                    gone = set(before) - set(self._hosts.there)  # their ranks would not hear of a signal
+                    gone = set(before) - set(self._hosts.present)  # their ranks would not hear of a signal
                     if gone or not joins:
                         joins = True
                         process.send_signal(signal.SIGKILL if gone else signal.SIGTERM)
@@ -286,10 +286,10 @@ class Supervisor:
 
     def _take(self, message: str) -> bool:
         """Take a request of `unisono join`: so many more ranks of this machine. Return True if their number changes."""
-        word, _, number = message.partition(" ")
-        if word != "join" or self._run.hosts or not number.lstrip("-").isdigit():
+        word, _, count = message.partition(" ")
+        if word != "join" or self._run.hosts or not count.lstrip("-").isdigit():
             return False
-        ranks = max(self._run.least, self._ranks + int(number))
+        ranks = max(self._run.least, self._ranks + int(count))
         if refusal := self._run.refusal(ranks):
             _report(f"the {self._ranks} ranks train on without others: {refusal}")
             return False
@@ -302,8 +302,8 @@ def _forward(source: BinaryIO, target: TextIO, hear: Callable[[bytes], object]) 
     held = before = b""
     while (chunk := source.read(MAX_CHUNK_BYTES)) or held:
         lines, written = (held + chunk).splitlines(keepends=True), list[bytes]()
-        whole = lines[-1].endswith((b"\n", b"\r"))
-        waits = lines[-1].rstrip() == RULE or lines[-1] == RULE[:50] or (LAUNCHERS_OWN.match(lines[-1]) and not whole)
+        ended = lines[-1].endswith((b"\n", b"\r"))
+        waits = lines[-1].rstrip() == RULE or lines[-1] == RULE[:50] or (LAUNCHERS_OWN.match(lines[-1]) and not ended)
         held = lines.pop() if chunk and waits else b""
         for line, after in pairwise([*lines, held]):
             rule = line.rstrip() == RULE
@@ -335,5 +335,5 @@ def join(home: Path, ranks: int) -> None:
             ) from error
 
 
-def _report(words: str) -> None:
-    print(f"unisono: {words}", file=sys.stderr, flush=True)
+def _report(message: str) -> None:
+    print(f"unisono: {message}", file=sys.stderr, flush=True)

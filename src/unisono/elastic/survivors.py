@@ -89,21 +89,21 @@ def begin_again() -> bool:
     comm: MPI.Intracomm = initialize.job().Shrink()  # type: ignore[assignment]  # one of a job's is one, too
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     least, *arguments = json.loads(os.environ[SURVIVORS_VARIABLE])
-    number, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
+    generation, home = int(os.environ[GENERATION_VARIABLE]) + 1, Path(os.environ[FOLDER_VARIABLE])
     recipe = recipe_of(home, []) if (home / RECIPE).exists() else None
     run = ElasticRun(home, recipe=recipe, command_key=os.environ[MEMORY_VARIABLE].rpartition("-")[2])
     step = max(comm.allgather(run.kept()))
     if step < 0 or comm.size < least or run.refusal(comm.size):
         return False
     if comm.rank == 0:  # the supervisor reads it
-        words = f"goes on from step {step} with the {comm.size} ranks that are left (generation {number})"
-        print(f"unisono: {words}", file=sys.stderr, flush=True)
+        message = f"goes on from step {step} with the {comm.size} ranks that are left (generation {generation})"
+        print(f"unisono: {message}", file=sys.stderr, flush=True)
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     seats = (SIZE_VARIABLES, comm.size), (RANK_VARIABLES, comm.rank), (LOCAL_SIZE_VARIABLES, node.size)
     for names, value in (*seats, (LOCAL_RANK_VARIABLES, node.rank)):
         os.environ[names[1]] = str(value)  # as Open MPI's launcher has set them
     node.Free()
-    os.environ[GENERATION_VARIABLE] = str(number)
+    os.environ[GENERATION_VARIABLE] = str(generation)
     witness.notify(initialize.job().rank)  # that of the generation before watches this rank no more
     os.environ.pop(witness.WITNESS_VARIABLE, None)
     atexit.unregister(witness.notify)

@@ -61,12 +61,12 @@ class Compression:
 
 def synchronize(handle: Any) -> Any:
     """Wait for a collective, or for each of a list, and return its result. Raises its error."""
-    return [session().wait(one) for one in handle] if isinstance(handle, list) else session().wait(handle)
+    return [session().wait(item) for item in handle] if isinstance(handle, list) else session().wait(handle)
 
 
 def poll(handle: Any) -> bool:
     """Return True when a collective, or each of a list, is over."""
-    return all(one.done() for one in handle) if isinstance(handle, list) else handle.done()
+    return all(item.done() for item in handle) if isinstance(handle, list) else handle.done()
 
 
 def barrier() -> None:
@@ -105,20 +105,20 @@ class _ScaledReduction(NamedTuple):
     def label(self, function: str, name: str | None, tensor: torch.Tensor) -> str:
         """Return what all ranks compare: also the op, and factors other than 1. Raises UsageError for bools' means."""
         factors = (("prescale", self.before), ("postscale", self.after))
-        words = "".join(f", {word} {float(factor)}" for word, factor in factors if factor != 1)
-        if tensor.dtype is torch.bool and (self.op is Average or words):
+        scaling = "".join(f", {word} {float(factor)}" for word, factor in factors if factor != 1)
+        if tensor.dtype is torch.bool and (self.op is Average or scaling):
             raise UsageError(
-                f"{function} of torch.bool by {self.op.name}{words}: bools have no mean, and take no factors; "
+                f"{function} of torch.bool by {self.op.name}{scaling}: bools have no mean, and take no factors; "
                 "allreduce them by hvd.Max (any rank) or hvd.Min (all ranks), or convert them"
             )
-        return f"{_label(function, name, tensor.shape)} by {self.op.name}{words}"
+        return f"{_label(function, name, tensor.shape)} by {self.op.name}{scaling}"
 
     def reduce(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
         """Reduce a tensor in place, and return it."""
-        own = tensor.detach()
-        _scale(own, self.before)
-        world.allreduce(own, wire=self.compression.wire, op=self.op.value.op)
-        self._finish(own, world.size)
+        detached = tensor.detach()
+        _scale(detached, self.before)
+        world.allreduce(detached, wire=self.compression.wire, op=self.op.value.op)
+        self._finish(detached, world.size)
         return tensor
 
     def reduce_scatter(self, tensor: torch.Tensor, world: World) -> torch.Tensor:
@@ -128,9 +128,9 @@ class _ScaledReduction(NamedTuple):
             begin = world.rank * least + min(world.rank, more)
             rows = least + (world.rank < more)
             return self.reduce(tensor.clone(), world)[begin : begin + rows].clone()
-        own = tensor.clone()
-        _scale(own, self.before)
-        part = world.reduce_scatter(own, wire=self.compression.wire).view(least, *tensor.shape[1:])
+        source = tensor.clone()
+        _scale(source, self.before)
+        part = world.reduce_scatter(source, wire=self.compression.wire).view(least, *tensor.shape[1:])
         self._finish(part, world.size)
         return part
 
@@ -148,8 +148,8 @@ def _scale(tensor: torch.Tensor, factor: float, divisor: int = 1) -> None:
         return
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.mul_(factor / divisor)
-    elif (whole := int(factor / divisor)) * divisor == factor:
-        tensor.mul_(whole)
+    elif (quotient := int(factor / divisor)) * divisor == factor:
+        tensor.mul_(quotient)
     else:
         tensor.copy_(tensor.double() * factor / divisor)
 
@@ -198,8 +198,8 @@ def allreduce(
     """Return the reduction of `tensor` over all ranks. Differentiable; the options are those of `allreduce_async_`."""
     options = average, name, op, prescale_factor, postscale_factor, compression
 
-    def reduced(own: torch.Tensor) -> torch.Tensor:
-        return synchronize(allreduce_async(own, *options))  # type: ignore[no-any-return]
+    def reduced(source: torch.Tensor) -> torch.Tensor:
+        return synchronize(allreduce_async(source, *options))  # type: ignore[no-any-return]
 
     def gradient(grad: torch.Tensor) -> torch.Tensor:
         if op not in (None, Average, Sum):
@@ -265,7 +265,7 @@ def reducescatter(
         factor = prescale_factor * postscale_factor * (size() if op is Sum else 1)
         return synchronize(allgather_async(grad * factor))  # type: ignore[no-any-return]
 
-    return _differentiable(tensor, lambda own: synchronize(reducescatter_async(own, *options)), gradient)
+    return _differentiable(tensor, lambda source: synchronize(reducescatter_async(source, *options)), gradient)
 
 
 # Copies
@@ -298,7 +298,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         begin = sum(rows[: rank()])
         return synchronize(allreduce_async(grad))[begin : begin + own_rows]  # type: ignore[no-any-return]
 
-    return _differentiable(tensor, lambda own: synchronize(allgather_async(own, name)), gradient)
+    return _differentiable(tensor, lambda source: synchronize(allgather_async(source, name)), gradient)
 
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
@@ -334,7 +334,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
         mean: torch.Tensor = synchronize(allreduce_async(grad))
         return mean if rank() == root_rank else torch.zeros_like(mean)
 
-    return _differentiable(tensor, lambda own: synchronize(broadcast_async(own, root_rank, name)), gradient)
+    return _differentiable(tensor, lambda source: synchronize(broadcast_async(source, root_rank, name)), gradient)
 
 
 def alltoall_async(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Handle:
@@ -364,8 +364,8 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) 
     """
     received: list[torch.Tensor] = []
 
-    def exchange(own: torch.Tensor) -> torch.Tensor:
-        out, sizes = synchronize(alltoall_async(own, splits, name))
+    def exchange(source: torch.Tensor) -> torch.Tensor:
+        out, sizes = synchronize(alltoall_async(source, splits, name))
         received.append(sizes)
         return out  # type: ignore[no-any-return]
 
@@ -399,8 +399,8 @@ def allgather_object(obj: Object, name: str | None = None) -> list[Object]:
     def gather(world: World) -> list[bytes]:
         return world.all_gather_object(world.call_on_all(lambda: _pickled(obj)))
 
-    own = session()
-    return [pickle.loads(data) for data in own.wait(own.submit(gather, name))]
+    active = session()
+    return [pickle.loads(data) for data in active.wait(active.submit(gather, name))]
 
 
 def _pickled(obj: object) -> bytes:
@@ -418,7 +418,7 @@ def broadcast_parameters(
     Those with names are matched by them, in whatever order each rank gives them.
     """
     pairs = params.items() if isinstance(params, Mapping) else params
-    named = [one if isinstance(one, tuple) and len(one) == 2 else ("", one) for one in pairs]
+    named = [pair if isinstance(pair, tuple) and len(pair) == 2 else ("", pair) for pair in pairs]
     for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
         if isinstance(tensor, torch.Tensor):
             broadcast_(tensor, root_rank, name)
@@ -430,12 +430,14 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
     """Load the state and the options (learning rate, ...) of `root_rank`'s optimizer on all ranks."""
-    mine, own = rank() == root_rank, optimizer.state_dict()
-    shapes = tree_map_only(torch.Tensor, lambda one: one.to("meta"), own["state"])
-    shapes, groups = broadcast_object((shapes, own["param_groups"]), root_rank)
-    make, whole = (torch.Tensor.cpu, own["state"]) if mine else (partial(torch.empty_like, device="cpu"), shapes)
-    state = tree_map_only(torch.Tensor, make, whole)
-    for one in tree_leaves(state):
-        if isinstance(one, torch.Tensor):
-            broadcast_(one, root_rank)
+    is_root, state_dict = rank() == root_rank, optimizer.state_dict()
+    shapes = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), state_dict["state"])
+    shapes, groups = broadcast_object((shapes, state_dict["param_groups"]), root_rank)
+    make, source = (
+        (torch.Tensor.cpu, state_dict["state"]) if is_root else (partial(torch.empty_like, device="cpu"), shapes)
+    )
+    state = tree_map_only(torch.Tensor, make, source)
+    for leaf in tree_leaves(state):
+        if isinstance(leaf, torch.Tensor):
+            broadcast_(leaf, root_rank)
     optimizer.load_state_dict({"state": state, "param_groups": groups})  # on all: it may change a tensor's dtype

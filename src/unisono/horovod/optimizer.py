@@ -69,15 +69,15 @@ def DistributedOptimizer(  # noqa: N802
     if op is not ReduceOp.AVERAGE:
         raise UsageError(f"DistributedOptimizer averages: for {op.name}, multiply the loss by hvd.size()")
     names = _names_of(optimizer, named_parameters)
-    own = session()
-    own.make_way(frozenset(id(one) for group in optimizer.param_groups for one in group["params"]))
-    exchange = GradientExchange(optimizer, names, compression.wire, backward_passes_per_step, own.world)
-    own.enter(exchange)
+    active = session()
+    active.make_way(frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"]))
+    exchange = GradientExchange(optimizer, names, compression.wire, backward_passes_per_step, active.world)
+    active.enter(exchange)
     base = type(optimizer)
     if not issubclass(base, _Distributed):
         optimizer.__class__ = type(base.__name__, (_Distributed, base), {})
         optimizer.register_step_pre_hook(_before_step)
-        optimizer.register_step_post_hook(lambda one, *_: one.exchange.restart())
+        optimizer.register_step_post_hook(lambda stepped, *_: stepped.exchange.restart())
     optimizer.exchange, optimizer.skip = exchange, False  # type: ignore[attr-defined]
     return optimizer
 
@@ -143,7 +143,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: NamedParameter
     if len({name for name, _ in named}) < len(named):
         raise UsageError("named_parameters has a name twice: give model.named_parameters() of one model")
     names = {id(parameter): name for name, parameter in named}
-    missing = sum(id(one) not in names for group in optimizer.param_groups for one in group["params"])
+    missing = sum(id(parameter) not in names for group in optimizer.param_groups for parameter in group["params"])
     if named and missing:
         raise UsageError(f"named_parameters lacks {missing} parameters of the optimizer: name all, or none")
     return names
@@ -173,8 +173,8 @@ class GradientExchange:
         self._complete = False  # whether this accumulation was averaged on demand, and the next gradient begins another
         count = weakly(self._count)
         self._hooks = [  # before the reducer's: the first gradient of the last pass begins the average
-            parameter.register_post_accumulate_grad_hook(partial(_call, count, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(parameters)
+            parameter.register_post_accumulate_grad_hook(partial(_call, count, index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(parameters)
             if parameter.requires_grad
         ]
         parallel(self.module, world, BSP(exchange=Exchange(wire=wire)))
@@ -244,35 +244,39 @@ class GradientExchange:
                 hook.remove()
             self.reducer.release()
 
-    def _count(self, number: int) -> None:
+    def _count(self, index: int) -> None:
         if self._complete:
             self.restart()
-        self._counts[number] += 1
-        if self._counts[number] == self._passes:
+        self._counts[index] += 1
+        if self._counts[index] == self._passes:
             self._alone.close()
-        elif self._counts[number] > self._passes:
+        elif self._counts[index] > self._passes:
             raise UsageError(
-                f"a gradient was computed {self._counts[number]} times since the last step, and "
+                f"a gradient was computed {self._counts[index]} times since the last step, and "
                 f"backward_passes_per_step is {self._passes}: raise it, or call step() or zero_grad() more often"
             )
 
     def _check_parameters(self) -> None:
-        if any(id(one) not in self.parameters for group in self.optimizer.param_groups for one in group["params"]):
+        if any(
+            id(parameter) not in self.parameters
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        ):
             raise UsageError(
                 "a parameter was added to the optimizer after DistributedOptimizer had it, so that nothing would "
                 f"average its gradient: {REMEDY}"
             )
 
 
-def _call(function: Any, number: int, _: torch.Tensor) -> None:
-    function(number)
+def _call(function: Any, index: int, _: torch.Tensor) -> None:
+    function(index)
 
 
 def _module_of(groups: list[dict[str, Any]], names: Mapping[int, str]) -> torch.nn.Module:
     """Return a module that holds the parameters of the groups under their names; those without one are numbered."""
     module = torch.nn.Module()
-    for number, parameter in enumerate(one for group in groups for one in group["params"]):
-        name = names.get(id(parameter), f"parameter {number}")
+    for index, parameter in enumerate(parameter for group in groups for parameter in group["params"]):
+        name = names.get(id(parameter), f"parameter {index}")
         module._parameters[name] = parameter  # register_parameter refuses dots, and names such as "type"
     return module
 
@@ -285,19 +289,19 @@ def join(device: int = -1) -> int:
     gradients are exchanged meanwhile: the others make no other collectives. Raises UsageError with more than one
     DistributedOptimizer in use.
     """
-    own = session()
-    if len(own.exchanges) > 1:
-        raise UsageError(f"join() serves one DistributedOptimizer, and {len(own.exchanges)} are in use")
+    active = session()
+    if len(active.exchanges) > 1:
+        raise UsageError(f"join() serves one DistributedOptimizer, and {len(active.exchanges)} are in use")
     averages = 0
-    for exchange in own.exchanges if own.world.size > 1 else ():
+    for exchange in active.exchanges if active.world.size > 1 else ():
         while not exchange.take_part():
             averages += 1
         exchange.reducer.zero_grad()
         exchange.restart()
-    waited = own.wait(own.submit(lambda world: world.all_gather_object(averages)))
-    last = max(rank for rank in range(own.world.size) if waited[rank] == min(waited))
+    waited = active.wait(active.submit(lambda world: world.all_gather_object(averages)))
+    last = max(rank for rank in range(active.world.size) if waited[rank] == min(waited))
     if max(waited) > min(waited):
-        for exchange in own.exchanges:
+        for exchange in active.exchanges:
             broadcast_parameters(exchange.module.parameters(), last)
             broadcast_optimizer_state(exchange.optimizer, last)
     return last

@@ -40,17 +40,17 @@ class Session:
     @property
     def exchanges(self) -> list[GradientExchange]:
         """Gradients of the distributed optimizers that are in use, in the order in which these were made."""
-        return [living for one in self._exchanges if (living := one()) is not None and not living.closed]
+        return [living for reference in self._exchanges if (living := reference()) is not None and not living.closed]
 
     def make_way(self, parameters: frozenset[int]) -> None:
         """End the averages of an earlier optimizer of the same parameters. Raises UsageError if it has some of them."""
-        for other in self.exchanges:
-            if shared := other.parameters & parameters:
-                if other.parameters != parameters:
+        for exchange in self.exchanges:
+            if shared := exchange.parameters & parameters:
+                if exchange.parameters != parameters:
                     raise UsageError(
                         f"{len(shared)} parameters have another DistributedOptimizer: give each parameter to one"
                     )
-                other.close()
+                exchange.close()
 
     def enter(self, exchange: GradientExchange) -> None:
         """Register the gradients of a new optimizer."""
@@ -82,7 +82,7 @@ class Session:
         try:
             return handle.result()
         except BaseException as error:  # of any class, as it was noted
-            self._failed = [one for one in self._failed if one is not error]
+            self._failed = [noted for noted in self._failed if noted is not error]
             raise
 
     def raise_failed(self) -> None:
@@ -107,11 +107,11 @@ class Session:
         try:
             self.raise_failed()
         except UnisonoError as error:
-            words = (
+            message = (
                 f"unisono: rank {self.world.rank} of {self.world.size}: a collective of unisono.horovod failed: {error}"
             )
-            print(words, file=sys.stderr, flush=True)
-            self.world.abort(1, words)
+            print(message, file=sys.stderr, flush=True)
+            self.world.abort(1, message)
 
 
 _SESSIONS: list[Session] = []

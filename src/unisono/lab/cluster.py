@@ -72,16 +72,16 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code of the lab, which a signal ends early."""
     received: list[int] = []
 
-    def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+    def end(signum: int, _frame: FrameType | None) -> None:
+        received.append(signum)
         _end(process)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, end) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         code = process.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     return 128 + received[0] if received else _exit_code(code)
 
 
@@ -95,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     first: list[int] = []
     with suppress(FileNotFoundError, ProcessLookupError):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        first = [os.pidfd_open(int(number)) for number in children]
+        first = [os.pidfd_open(int(pid)) for pid in children]
     process.kill()
     for descriptor in first:
         select.select([descriptor], [], [])  # it can be read when the process has ended
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str]) -> int:
     full = mpiexec_command(lab, mpiexec, is_open_mpi(Path(mpiexec)), str(Path.cwd()), command)
     with subprocess.Popen(full, env=environment) as process:
         while process.returncode is None:  # reap what others leave behind, too: this is the first process
-            number, status = os.wait()
-            if number == process.pid:
+            pid, status = os.wait()
+            if pid == process.pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
     return _exit_code(process.returncode)
 

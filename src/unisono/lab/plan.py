@@ -139,12 +139,12 @@ class Lab:
             raise LabError(f"--rate of {self.rate} bits per second: a lab's links can have 100kbit to 100gbit")
         if self.supernodes > 1 and self.uplink_rate < SLOWEST:
             raise LabError(f"uplinks of {self.uplink_rate} bits per second: raise --rate or lower --oversubscribe")
-        for number, factor in self.slow_hosts:
-            if not 0 <= number < self.supernodes * self.hosts:
+        for host, factor in self.slow_hosts:
+            if not 0 <= host < self.supernodes * self.hosts:
                 last = self.supernodes * self.hosts - 1
-                raise LabError(f"--slow-host {number}:{factor:g}: there is no host {number}; hosts are 0 to {last}")
+                raise LabError(f"--slow-host {host}:{factor:g}: there is no host {host}; hosts are 0 to {last}")
             if not 1 <= factor <= self.rate / SLOWEST:
-                raise LabError(f"--slow-host {number}:{factor:g}: the factor is 1 to {self.rate / SLOWEST:g}")
+                raise LabError(f"--slow-host {host}:{factor:g}: the factor is 1 to {self.rate / SLOWEST:g}")
 
     @property
     def uplink_rate(self) -> int:
@@ -158,9 +158,9 @@ class Lab:
 
     def link(self, host: int) -> Link:
         """Return the link between a host and its switch."""
-        here, others = self.ranks_per_host, self.ranks_per_host * (self.supernodes * self.hosts - 1)
+        here, elsewhere = self.ranks_per_host, self.ranks_per_host * (self.supernodes * self.hosts - 1)
         rate = int(self.rate / dict(self.slow_hosts).get(host, 1.0))
-        return Link(rate, _train(rate), self._queue(here * others))
+        return Link(rate, _train(rate), self._queue(here * elsewhere))
 
     @property
     def uplink(self) -> Link:

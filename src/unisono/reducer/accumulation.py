@@ -71,23 +71,23 @@ class Accumulation:
     def forget_replaced(self) -> None:
         """Forget the sum of the last pass where the program has put a gradient of its own in its place."""
         views, parameters = self._memory.views, self._memory.parameters
-        self._summed = {number for number in self._summed if lies_in(parameters[number].grad, views[number])}
+        self._summed = {index for index in self._summed if lies_in(parameters[index].grad, views[index])}
 
-    def take_share(self, number: int, contributes: bool) -> bool:
+    def take_share(self, index: int, contributes: bool) -> bool:
         """Make the sum of the last pass in a parameter's `.grad` this rank's share of it. The gradient of the next pass
         is about to be added, or there is none.
 
         Return True where the rank contributes that share alone: it has no samples, but its weights are those of the
         last pass.
         """
-        gradient = self._memory.parameters[number].grad
-        if number in self._summed:
-            self._summed.remove(number)
+        gradient = self._memory.parameters[index].grad
+        if index in self._summed:
+            self._summed.remove(index)
             if gradient is not None and (contributes or not self.changes()):
                 with torch.no_grad():
                     gradient.div_(self._summands)
-                self._shares.add(number)
-        return not contributes and number in self._shares
+                self._shares.add(index)
+        return not contributes and index in self._shares
 
     def _weights_version(self) -> int:
         return sum(parameter._version for parameter in self._memory.parameters)

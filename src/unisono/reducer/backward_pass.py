@@ -58,7 +58,7 @@ class BackwardPass:
         message = replica.agreement.message
         self._contributes = message.contributes
         self._takes = message.contributes or (programs.traits.state.differs and message.samples is None)
-        operations = {one.task.operation for one in program}
+        operations = {prepared.task.operation for prepared in program}
         self.releases = not operations.isdisjoint(TAKING)
         """True where gradients leave their parameters, which get others in their place."""
         self._weight = replica.weight_of_ready(operations)
@@ -70,22 +70,22 @@ class BackwardPass:
         self._postponed: list[int] = []  # ready, but added only after the program's own hooks have run
         self._submitted: set[int] = set()  # keys of buckets that were packed or applied
 
-    def mark_ready(self, number: int, complete: bool) -> None:
+    def mark_ready(self, index: int, complete: bool) -> None:
         """Add a parameter's gradient, after those that have waited. It waits too unless it is `complete`: hooks of the
         program may still change it."""
         if self._postponed:
             self._add_postponed()
         if complete:
-            self._take(number)
+            self._take(index)
         else:
-            self._postponed.append(number)
+            self._postponed.append(index)
 
     def end(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
         self._add_postponed()
-        for number in range(len(self._parameters)):
-            if number not in self.replica.gradients:
-                self._take(number, present=False)
+        for index in range(len(self._parameters)):
+            if index not in self.replica.gradients:
+                self._take(index, present=False)
         self.ended = True
         forget_unread(self._parameters)
         self._on_progress()
@@ -119,28 +119,28 @@ class BackwardPass:
             self._next += 1
             self._player.play(self._program[self._next - 1], self.replica)
 
-    def add(self, number: int, gradient: torch.Tensor | None) -> None:
+    def add(self, index: int, gradient: torch.Tensor | None) -> None:
         """Add a parameter's gradient. A second one (of another part of the backward pass) is added to the first.
 
         Raises UsageError when the first was already submitted.
         """
-        keys, gradients = self.replica.layout.keys_of[number], self.replica.gradients
-        if number in gradients:
-            before = gradients[number]
+        keys, gradients = self.replica.layout.keys_of[index], self.replica.gradients
+        if index in gradients:
+            before = gradients[index]
             if not self._submitted.isdisjoint(keys):
                 raise UsageError(
-                    f"parameter {number} got a gradient twice in one backward pass, the first is already submitted: "
+                    f"parameter {index} got a gradient twice in one backward pass, the first is already submitted: "
                     "activation checkpointing needs use_reentrant=False"
                 )
-            if number in self.replica.placed and before is not None and gradient is not None:
-                before.add_(gradient.detach(), alpha=self.replica.placed[number])
+            if index in self.replica.placed and before is not None and gradient is not None:
+                before.add_(gradient.detach(), alpha=self.replica.placed[index])
             else:
-                gradients[number] = gradient if before is None or gradient is None else before + gradient
+                gradients[index] = gradient if before is None or gradient is None else before + gradient
             return
         if gradient is not None and self._weight is not None:
-            gradient = self.replica.place_gradient(number, gradient, self._weight)
-        gradients[number] = gradient
-        self.order.append(number)
+            gradient = self.replica.place_gradient(index, gradient, self._weight)
+        gradients[index] = gradient
+        self.order.append(index)
         for key in keys:
             self._missing_gradients[key] -= 1
             if not self._missing_gradients[key]:
@@ -155,30 +155,30 @@ class BackwardPass:
         if task.operation in op.PACKING:
             self._submitted.add(task.key)
         elif task.operation is op.UPDATE_LOCAL:
-            self._submitted.update(key for number in task.parameters for key in self.replica.layout.keys_of[number])
+            self._submitted.update(key for index in task.parameters for key in self.replica.layout.keys_of[index])
 
     def _add_postponed(self) -> None:
         """Add the gradients that waited for the program's own hooks, which have run by now."""
-        for number in self._postponed:
-            self._take(number)
+        for index in self._postponed:
+            self._take(index)
         self._postponed.clear()
 
-    def _take(self, number: int, present: bool = True) -> None:
+    def _take(self, index: int, present: bool = True) -> None:
         """Take a gradient from its parameter, and add it where it counts."""
-        parameter = self._parameters[number]
+        parameter = self._parameters[index]
         if present:
-            self._times.record_ready(number)
+            self._times.record_ready(index)
         gradient = parameter.grad
-        part = self.replica.memory.parts.of(number) > 1  # its gradient is of the group's samples, whatever this rank's
-        share = self._sums and self._accumulation.take_share(number, self._contributes or part)
+        part = self.replica.memory.parts.of(index) > 1  # its gradient is of the group's samples, whatever this rank's
+        share = self._sums and self._accumulation.take_share(index, self._contributes or part)
         counts = self._takes or share or part
         if isinstance(gradient, ScatteredGradient):  # of an earlier pass: it stays, and the program cannot step with it
             gradient = gradient.take_added()
         elif self.releases or not self._takes:  # without samples it does not count, and nothing takes its place
             parameter.grad = None  # before it is added: an update may set another at once
             if not counts:
-                self.replica.set_aside(number, gradient)
-        self.add(number, gradient if counts else None)
+                self.replica.set_aside(index, gradient)
+        self.add(index, gradient if counts else None)
         self._on_progress()
 
     def _on_progress(self) -> None:
@@ -196,7 +196,7 @@ class BackwardPass:
         if task.operation is op.BACKWARD:
             return self.is_full(task.key)
         if task.operation is op.GRAD_INPUT:
-            return have_been_read(self._parameters[number] for number in task.parameters)
+            return have_been_read(self._parameters[index] for index in task.parameters)
         if task.operation is op.END:
             return self.ended
         return task.operation in (op.BEGIN, op.FORWARD)
@@ -207,7 +207,7 @@ class PassRunner:
 
     def __init__(self, programs: Programs, control: StepControl, names: Sequence[str] = ()) -> None:
         self._programs, self._times, self._control, self._names = programs, programs.times, control, names
-        self._numbers = {id(parameter): number for number, parameter in enumerate(programs.memory.parameters)}
+        self._indices = {id(parameter): index for index, parameter in enumerate(programs.memory.parameters)}
         self.current: BackwardPass | None = None
         """Pass that has begun, until its last event has advanced the program."""
         self.last: BackwardPass | None = None
@@ -299,17 +299,17 @@ class PassRunner:
 
     def wait_for(self, parameter: torch.Tensor) -> None:
         """Wait until a parameter is up to date, before its module's forward pass reads it."""
-        number = self._numbers.get(id(parameter))
-        if number is None or self.current is not None:
+        index = self._indices.get(id(parameter))
+        if index is None or self.current is not None:
             return
         began = time.perf_counter()
-        waited = self._programs.player.wait_for(weights(number))
+        waited = self._programs.player.wait_for(weights(index))
         self._programs.memory.join()
         if waited:
             self._times.add_waiting(began)
             thread, now = threading.current_thread().name, time.perf_counter()
             self._programs.observe(OperationSpan("wait for weights", "waiting", thread, began, now))
-        self._times.record_read(number)
+        self._times.record_read(index)
 
     def wait_for_replies(self) -> None:
         """Wait until all servers have replied to this step's exchange; their centre may still be on its way."""

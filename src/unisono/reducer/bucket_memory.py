@@ -48,7 +48,7 @@ class ParameterParts:
     """Number of parts of each trainable parameter, and the groups of ranks that hold all parts of one."""
 
     counts: tuple[int, ...] = ()
-    """Number of parts of each parameter, by its number; 1: every rank holds it whole. Empty: all are whole."""
+    """Number of parts of each parameter, by its index; 1: every rank holds it whole. Empty: all are whole."""
     groups: Mapping[int, Partition] = field(default_factory=dict)
     """Groups whose member k holds part k, by the number of parts (2 or more)."""
 
@@ -57,9 +57,9 @@ class ParameterParts:
         """Ranks that hold the same part, for each part, by the number of parts."""
         return {count: holders_of(groups) for count, groups in self.groups.items()}
 
-    def of(self, number: int) -> int:
+    def of(self, index: int) -> int:
         """Return the number of parts of a parameter: each is on one p-th of all ranks, a whole one on all."""
-        return self.counts[number] if self.counts else 1
+        return self.counts[index] if self.counts else 1
 
     def weight(self, weights: Sequence[float], rank: int, count: int, mean: bool) -> float:
         """Return the factor of gradients with `count` parts, of the mean of this rank's group: the group's share of the
@@ -70,9 +70,9 @@ class ParameterParts:
             return sum(group) / total if total else 0.0
         return float(sum(weight > 0 for weight in group))
 
-    def holders_of(self, number: int, rank: int, ranks: int) -> Sequence[int]:
+    def holders_of(self, index: int, rank: int, ranks: int) -> Sequence[int]:
         """Return the ranks, of so many, that hold the same part of a parameter as `rank`."""
-        groups = self.holders.get(self.of(number), ())
+        groups = self.holders.get(self.of(index), ())
         return next((group for group in groups if rank in group), range(ranks))
 
 
@@ -97,7 +97,7 @@ def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: Wor
 class BucketPiece(NamedTuple):
     """Part of a parameter that lies in a bucket."""
 
-    number: int
+    parameter: int
     here: slice
     """Its elements in the bucket."""
     part: slice
@@ -229,7 +229,7 @@ class BucketMemory:
             self.copies = BucketCopies(device, self._flat, world.device_transports(device).stays)
         else:
             keep_freed_memory()
-        self._own = self._flat if self.copies is None else self.copies.flat  # where gradients lie
+        self._gradients = self._flat if self.copies is None else self.copies.flat  # where gradients lie
         self.views: list[torch.Tensor] = []
         """Gradient of each parameter, with the parameter's shape and strides."""
         self.starts: Sequence[int] = ()
@@ -246,37 +246,37 @@ class BucketMemory:
 
         Earlier contents are lost, but those that are gradients of parameters: averages move with their places."""
         averages = {}
-        for number, view in enumerate(self.views):
-            if lies_in(self.parameters[number].grad, view):
-                averages[number] = view.clone()
+        for index, view in enumerate(self.views):
+            if lies_in(self.parameters[index].grad, view):
+                averages[index] = view.clone()
         for key in self.keys:
             self._finish_copies(key)
-        for flat in (*self._flat.values(), *self._own.values()):
+        for flat in (*self._flat.values(), *self._gradients.values()):
             flat.zero_()  # the gaps between gradients are summed with them
         self.starts, _, slices = plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio)
         sequence = sequence or range(len(slices))
-        self._places = tuple(slices[number] for number in sequence)
+        self._places = tuple(slices[index] for index in sequence)
         self.buckets = tuple(map(self._bucket_of, self._places))
-        keys = {number: key for key, number in enumerate(sequence, 1)}
-        self.filled = tuple(keys[number] for number in range(len(slices)))
+        keys = {index: key for key, index in enumerate(sequence, 1)}
+        self.filled = tuple(keys[index] for index in range(len(slices)))
         self.views = [
-            _view(self._own[kind][start : start + length], parameter, strides)
+            _view(self._gradients[kind][start : start + length], parameter, strides)
             for parameter, strides, (length, _), kind, start in zip(
                 self.parameters, self.strides, self._kinds, self._memories, self.starts, strict=True
             )
         ]
-        for number, average in averages.items():
-            self.parameters[number].grad = self.views[number].copy_(average)
-        self._pieces = [[self._piece_of(number, place) for number in place.parameters] for place in self._places]
+        for index, average in averages.items():
+            self.parameters[index].grad = self.views[index].copy_(average)
+        self._pieces = [[self._piece_of(index, place) for index in place.parameters] for place in self._places]
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         """Return the buckets that `lay_out` would make, in the order in which they fill."""
         return [*map(self._bucket_of, plan_memory(self._kinds, order, largest, self.parts.counts, end_ratio).buckets)]
 
-    def _piece_of(self, number: int, place: BucketSlice) -> BucketPiece:
-        start, length = self.starts[number], self._kinds[number][0]
+    def _piece_of(self, index: int, place: BucketSlice) -> BucketPiece:
+        start, length = self.starts[index], self._kinds[index][0]
         first, last = max(place.start, start), min(place.flags, start + length)
-        return BucketPiece(number, slice(first - place.start, last - place.start), slice(first - start, last - start))
+        return BucketPiece(index, slice(first - place.start, last - place.start), slice(first - start, last - start))
 
     def _bucket_of(self, place: BucketSlice) -> Bucket:
         return Bucket(place.nbytes, place.parameters, groups=self.parts.holders.get(place.parts, ()))
@@ -316,8 +316,8 @@ class BucketMemory:
         """Return, for each gradient that ends in a bucket, True where any rank had one."""
         ends = self.place(key).ends
         flags = self.flags(key)[: len(ends)]
-        there = flags.view(torch.uint8).view(len(flags), flags.itemsize).any(1)  # numbers, or integers
-        return dict(zip(ends, there.tolist(), strict=True))
+        present = flags.view(torch.uint8).view(len(flags), flags.itemsize).any(1)  # numbers, or integers
+        return dict(zip(ends, present.tolist(), strict=True))
 
     def pieces(self, key: int) -> Sequence[BucketPiece]:
         """Return the piece of each parameter in a bucket."""
@@ -353,9 +353,9 @@ class BucketMemory:
         if self.copies is not None:
             self.copies.join()
 
-    def place_gradient(self, number: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
+    def place_gradient(self, index: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
         """Write a gradient, times `weight`, to where it lies in its buckets, and return it there."""
-        return torch.mul(gradient, weight, out=self.views[number])
+        return torch.mul(gradient, weight, out=self.views[index])
 
     def pack(
         self,
@@ -366,7 +366,7 @@ class BucketMemory:
     ) -> None:
         """Write gradients, times `weight`, into a bucket, and flags behind them. A gradient of None counts as zero;
         those that are `placed` lie there, times that weight."""
-        flat = self._sums(key, self._own)
+        flat = self._sums(key, self._gradients)
         if self.copies is not None:
             with self.copies.outgoing(key) as stream:
                 self._gather(key, fresh, flat, stream)
@@ -374,50 +374,50 @@ class BucketMemory:
                     flat.mul_(weight)
                 self._fetch(key)
         else:
-            for number, here, part in self._pieces[key - 1]:
-                gradient = fresh[number]
+            for index, here, part in self._pieces[key - 1]:
+                gradient = fresh[index]
                 if gradient is None:
                     flat[here].zero_()
-                elif number in placed:
-                    if weight != placed[number]:
-                        flat[here].mul_(weight / placed[number])
-                elif weight != 1 or not lies_in(gradient, self.views[number]):
-                    torch.mul(self.in_order(gradient, number)[part], weight, out=flat[here])
+                elif index in placed:
+                    if weight != placed[index]:
+                        flat[here].mul_(weight / placed[index])
+                elif weight != 1 or not lies_in(gradient, self.views[index]):
+                    torch.mul(self.in_order(gradient, index)[part], weight, out=flat[here])
         ends = self.place(key).ends
-        there = [fresh[number] is not None for number in ends]
-        flags = 1 if all(there) else torch.tensor(there, device="cpu")  # one call, however many parameters
+        present = [fresh[index] is not None for index in ends]
+        flags = 1 if all(present) else torch.tensor(present, device="cpu")  # one call, however many parameters
         self.flags(key)[: len(ends)] = flags
 
     def _gather(self, key: int, fresh: Mapping[int, torch.Tensor | None], flat: torch.Tensor, stream: Any) -> None:
         """Copy gradients into a device's bucket, all by one call: each costs the host as much as the device."""
         targets, gradients = list[torch.Tensor](), list[torch.Tensor]()
-        for number, here, part in self._pieces[key - 1]:
-            gradient = fresh[number]
+        for index, here, part in self._pieces[key - 1]:
+            gradient = fresh[index]
             if gradient is None:
                 flat[here].zero_()
                 continue
             gradient.record_stream(stream)  # it may be freed before it was read
-            if not lies_in(gradient, self.views[number]):
+            if not lies_in(gradient, self.views[index]):
                 targets.append(flat[here])
-                gradients.append(self.in_order(gradient, number)[part])
+                gradients.append(self.in_order(gradient, index)[part])
         if targets:
             torch._foreach_copy_(targets, gradients)
 
     def _fetch(self, key: int) -> None:
         if self.copies is not None:
-            self.copies.fetch(key, self._sums(key, self._flat), self._sums(key, self._own))
+            self.copies.fetch(key, self._sums(key, self._flat), self._sums(key, self._gradients))
 
     def unpack(self, key: int) -> None:
         """Begin to copy the sums of a bucket to where its gradients lie."""
         if self.copies is not None:
-            self.copies.send(key, self._sums(key, self._flat), self._sums(key, self._own))
+            self.copies.send(key, self._sums(key, self._flat), self._sums(key, self._gradients))
 
     def pack_weights(self, key: int, ranks: int) -> None:
         """Write weights, divided by the number of ranks, into a bucket."""
-        flat = self._sums(key, self._own)
+        flat = self._sums(key, self._gradients)
         with self.incoming(marked=True):
-            for number, here, part in self._pieces[key - 1]:
-                torch.div(self.in_order(self.parameters[number].detach(), number)[part], ranks, out=flat[here])
+            for index, here, part in self._pieces[key - 1]:
+                torch.div(self.in_order(self.parameters[index].detach(), index)[part], ranks, out=flat[here])
             self._fetch(key)
         self.flags(key)[: len(self.place(key).ends)] = 0
 
@@ -425,8 +425,8 @@ class BucketMemory:
         """Return the weights of a bucket's parameters, where they would lie in it, with zeros elsewhere."""
         flat = torch.zeros_like(self.bucket(key))
         with self.incoming(marked=True):
-            for number, here, part in self._pieces[key - 1]:
-                flat[here] = self.in_order(self.parameters[number].detach(), number)[part]
+            for index, here, part in self._pieces[key - 1]:
+                flat[here] = self.in_order(self.parameters[index].detach(), index)[part]
         return flat
 
     def unpack_weights(self, key: int) -> None:
@@ -437,13 +437,13 @@ class BucketMemory:
         """Copy a tensor like a bucket to the weights of its parameters."""
         with self.incoming(marked=True):
             given = flat if self.copies is None else flat.to(self.parameters[0].device)
-            for number, here, part in self._pieces[key - 1]:
-                parameter, view = self.parameters[number].detach(), self.views[number]
+            for index, here, part in self._pieces[key - 1]:
+                parameter, view = self.parameters[index].detach(), self.views[index]
                 if parameter.stride() == view.stride():
-                    self.in_order(parameter, number)[part] = given[here]
+                    self.in_order(parameter, index)[part] = given[here]
                 else:  # it is not dense: a copy that is takes the part, and is copied back
                     dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=view.device)
-                    self.in_order(dense.copy_(parameter), number)[part] = given[here]
+                    self.in_order(dense.copy_(parameter), index)[part] = given[here]
                     parameter.copy_(dense)
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
@@ -452,7 +452,7 @@ class BucketMemory:
     def segments(self, key: int, group: Sequence[int], rank: int) -> tuple[PlacedSegment, ...]:
         """Return the segments in a rank's shard of a bucket that the ranks of a group share: of its gradients, without
         the flags behind them."""
-        ranges = ((number, here.start, here.stop, part.start) for number, here, part in self._pieces[key - 1])
+        ranges = ((index, here.start, here.stop, part.start) for index, here, part in self._pieces[key - 1])
         return segments_of(ranges, len(self.sums(key)), len(group), group.index(rank))
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
@@ -460,9 +460,9 @@ class BucketMemory:
         weights = self.in_order(self.parameters[segment.number].detach(), segment.number)
         return weights[segment.first : segment.last]
 
-    def in_order(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
+    def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
         """Return the elements of a tensor like a parameter, flat, in the order of the parameter's memory."""
-        return in_order(tensor, self.strides[number])
+        return in_order(tensor, self.strides[index])
 
 
 def keep_freed_memory() -> None:

@@ -46,7 +46,11 @@ class Buffers:
     """Floating-point buffers of a model, and memory to send them in."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        named = [(name, one) for name, one in model.named_buffers() if one.is_floating_point() or one.is_complex()]
+        named = [
+            (name, buffer)
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() or buffer.is_complex()
+        ]
         buffers = [buffer for _, buffer in named]
         lines = (-(-buffer.numel() * buffer.itemsize // ALIGNMENT) for buffer in buffers)
         *starts, total = (ALIGNMENT * line for line in accumulate(lines, initial=0))
@@ -55,14 +59,14 @@ class Buffers:
         self._arrived: Any = None
         length = total + len(buffers)  # the buffers, then their flags
         self._flat = torch.zeros(length, dtype=torch.uint8, device="cpu")
-        self._own = self._flat[:total]
+        self._values = self._flat[:total]
         if self._streams is not None:
             self._flat = host_memory(length, torch.uint8, device).zero_()
-            self._own = torch.zeros(total, dtype=torch.uint8, device=device)
+            self._values = torch.zeros(total, dtype=torch.uint8, device=device)
         self._flags = self._flat[total:]
         self.slots: list[BufferSlot] = []
         for (path, buffer), start in zip(named, starts, strict=True):
-            sent = self._own[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
+            sent = self._values[start : start + buffer.numel() * buffer.itemsize].view(buffer.dtype).view(buffer.shape)
             parent, _, name = path.rpartition(".")
             self.slots.append(BufferSlot(weakref.ref(model.get_submodule(parent)), name, sent, start))
 
@@ -76,9 +80,9 @@ class Buffers:
     def pack(self) -> None:
         """Copy the buffers to their places, and set their flags. Only rank 0's are sent."""
         pairs = list[tuple[torch.Tensor, torch.Tensor]]()
-        for number, slot in enumerate(self.slots):
+        for index, slot in enumerate(self.slots):
             buffer = slot.current()
-            self._flags[number] = buffer is not None
+            self._flags[index] = buffer is not None
             if buffer is not None:
                 pairs.append((slot.sent, buffer))
         with torch.no_grad():
@@ -87,15 +91,15 @@ class Buffers:
                     sent.copy_(buffer)
             elif pairs:
                 torch._foreach_copy_([sent for sent, _ in pairs], [buffer for _, buffer in pairs])
-                self._flat[: len(self._own)].copy_(self._own, non_blocking=True)
+                self._flat[: len(self._values)].copy_(self._values, non_blocking=True)
                 self._arrived = self._streams.record()
 
-    def move(self, mine: torch.Tensor, other: torch.Tensor, share: float) -> None:
-        """Move buffers, in the form in which they are sent, by a share of the difference towards others, in place."""
+    def move(self, buffers: torch.Tensor, targets: torch.Tensor, share: float) -> None:
+        """Move buffers, in the form in which they are sent, by a share of the difference to `targets`, in place."""
         for slot in self.slots:
             here = slice(slot.start, slot.start + slot.sent.numel() * slot.sent.itemsize)
-            own, target = (flat[here].view(slot.sent.dtype) for flat in (mine, other))
-            own.add_((target - own).mul_(share))
+            values, target_values = (flat[here].view(slot.sent.dtype) for flat in (buffers, targets))
+            values.add_((target_values - values).mul_(share))
 
     def unpack(self) -> None:
         """Copy the received values to the buffers. Autograd sees it: a graph that needs the old values raises an error.
@@ -106,11 +110,11 @@ class Buffers:
         norms = list[tuple[torch.Tensor, torch.Tensor]]()
         with torch.no_grad():
             if self._streams is not None:
-                self._own.copy_(self.flat[: len(self._own)], non_blocking=True)
+                self._values.copy_(self.flat[: len(self._values)], non_blocking=True)
                 self._arrived = self._streams.record()
-            for slot, there in zip(self.slots, self._flags.tolist(), strict=True):
+            for slot, present in zip(self.slots, self._flags.tolist(), strict=True):
                 buffer = slot.current()
-                if not there or buffer is None:
+                if not present or buffer is None:
                     continue
                 if isinstance(slot.owner(), _NormBase):
                     norms.append((buffer.data, slot.sent))

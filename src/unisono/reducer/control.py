@@ -155,9 +155,9 @@ def decode(sums: Sequence[float]) -> ControlResult:
     return ControlResult(samples, int(given), without_samples, _differ(*firsts), requested, _differ(*changes))
 
 
-def _powers(number: int | None) -> tuple[float, float, float]:
+def _powers(value: int | None) -> tuple[float, float, float]:
     """Return the powers 0, 1 and 2 of a number; zeros for None."""
-    return (0.0, 0.0, 0.0) if number is None else (1.0, float(number), float(number) ** 2)
+    return (0.0, 0.0, 0.0) if value is None else (1.0, float(value), float(value) ** 2)
 
 
 def _differ(count: float, total: float, squares: float) -> bool:

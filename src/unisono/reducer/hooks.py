@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unisono.reducer.reducer import Reducer
 
 MarkReady = Callable[[int, bool], None]
-"""Function of a parameter's number, and True where no hooks of the program's own follow: they may change a gradient."""
+"""Function of a parameter's index, and True where no hooks of the program's own follow: they may change a gradient."""
 
 
 class BackwardEndCallback:
@@ -42,15 +42,15 @@ def register_hooks(parameters: Sequence[torch.Tensor], mark_ready: MarkReady) ->
     """Call a bound method for each gradient that is complete, as long as its object lives. Return the handles."""
     living = weakly(mark_ready)
 
-    def hook_of(number: int) -> Callable[[torch.Tensor], None]:
+    def hook_of(index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            living(number, next(reversed(parameter._post_accumulate_grad_hooks.values())) is hook)
+            living(index, next(reversed(parameter._post_accumulate_grad_hooks.values())) is hook)
 
         return hook
 
     return [
-        parameter.register_post_accumulate_grad_hook(hook_of(number))  # type: ignore[no-untyped-call]
-        for number, parameter in enumerate(parameters)
+        parameter.register_post_accumulate_grad_hook(hook_of(index))  # type: ignore[no-untyped-call]
+        for index, parameter in enumerate(parameters)
     ]
 
 

@@ -72,12 +72,12 @@ class SplitStep:
         self._groups = options_of(optimizer)
 
     def update(self, parameters: Sequence[int]) -> None:
-        """Make the step for these parameters, given by number; for all parameters where it is not made in parts."""
+        """Make the step for these parameters, given by index; for all parameters where it is not made in parts."""
         if self.updates is Updates.WHOLE:
             self._optimizer.step()
             return
-        mine = {id(self._parameters[number]) for number in parameters}
-        parts = [[parameter for parameter in group["params"] if id(parameter) in mine] for group in self._groups]
+        updated = {id(self._parameters[index]) for index in parameters}
+        parts = [[parameter for parameter in group["params"] if id(parameter) in updated] for group in self._groups]
         groups = [{**group, "params": part} for group, part in zip(self._groups, parts, strict=True)]
         part_of(self._optimizer, groups).step()
 
@@ -192,10 +192,10 @@ class ShardedOptimizer:
         before = self._segments
         self._segments = [placed.segment for key, group in groups for placed in memory.segments(key, group, rank)]
         if before is not None:
-            for number, whole in self._whole_states():
-                for key in [key for key in self._state if isinstance(key, Segment) and key.number == number]:
+            for index, state in self._joined_states():
+                for key in [key for key in self._state if isinstance(key, Segment) and key.number == index]:
                     del self._state[key]
-                self._cut(number, whole)
+                self._cut(index, state)
         self._cut_all()
 
     def hide_gradients(self, summed: ModelReplica) -> None:
@@ -206,17 +206,17 @@ class ShardedOptimizer:
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
         """Return the state as if unsharded; with `root`, only there, and no parameter's state elsewhere. Called by all
         ranks together."""
-        optimizer, own, whole = self.optimizer, self.optimizer.state, self._whole(root)
-        optimizer.state = whole
+        optimizer, shards, full = self.optimizer, self.optimizer.state, self._full_state(root)
+        optimizer.state = full
         try:
             return type(optimizer).state_dict(optimizer)
         finally:
-            optimizer.state = own
+            optimizer.state = shards
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a copy, which is not sharded: `copy.deepcopy` and `pickle` use them. Called by all
         ranks together."""
-        return {**type(self.optimizer).__getstate__(self.optimizer), "state": self._whole()}
+        return {**type(self.optimizer).__getstate__(self.optimizer), "state": self._full_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a whole state, and keep this rank's segments of it."""
@@ -234,7 +234,7 @@ class ShardedOptimizer:
 
     def give_back(self) -> None:
         """Leave the optimizer as it was, with the whole state. Called by all ranks together."""
-        self.optimizer.state = self._whole()
+        self.optimizer.state = self._full_state()
         for handle in self._handles:
             handle.remove()
         for name in METHODS:
@@ -261,8 +261,8 @@ class ShardedOptimizer:
         try:
             self._runner.finish_step()
         finally:
-            for number, gradient in self._set_aside.items():
-                self._parameters[number].grad = gradient
+            for index, gradient in self._set_aside.items():
+                self._parameters[index].grad = gradient
             self._set_aside.clear()
 
     def _set_gradients_aside(self) -> None:
@@ -271,20 +271,20 @@ class ShardedOptimizer:
         step, uses = self.begin(), dict[int, GradientUse]()
         last = self._runner.last.replica if self._runner.last is not None and self._runner.awaits_step else None
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-        for number, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters):
             if id(parameter) not in held:
                 continue
             if parameter.grad is not None:
                 if last is None:
                     raise UsageError(
-                        f"parameter {self._names[number]} has a gradient that no backward pass since the last "
+                        f"parameter {self._names[index]} has a gradient that no backward pass since the last "
                         "optimizer.step() has summed: with Sharded, call step() once after each backward(), which is "
                         "not under no_sync, or after unisono.synchronize(model), where the program has set .grad"
                     )
-                self._set_aside[number] = parameter.grad
-            summed = isinstance(last, ShardedReplica) and last.has_gradient(number)
-            if (use := use_of(parameter.grad, self._placeholders[number] if summed else None)) is not None:
-                uses[number] = use
+                self._set_aside[index] = parameter.grad
+            summed = isinstance(last, ShardedReplica) and last.has_gradient(index)
+            if (use := use_of(parameter.grad, self._placeholders[index] if summed else None)) is not None:
+                uses[index] = use
             parameter.grad = None
         if isinstance(last, ShardedReplica):
             last.shards.step, last.uses = step, uses
@@ -295,37 +295,37 @@ class ShardedOptimizer:
 
     def _cut_all(self) -> None:
         """Replace the states of whole parameters by those of this rank's segments."""
-        for number, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters):
             if parameter in self._state:
-                self._cut(number, self._state.pop(parameter))
+                self._cut(index, self._state.pop(parameter))
 
-    def _cut(self, number: int, whole: State) -> None:
-        if whole:
-            mine = [segment for segment in self._segments or () if segment.number == number]
-            self._state.update(cut(whole, self._parameters[number], self._memory.strides[number], mine))
+    def _cut(self, index: int, state: State) -> None:
+        if state:
+            segments = [segment for segment in self._segments or () if segment.number == index]
+            self._state.update(cut(state, self._parameters[index], self._memory.strides[index], segments))
 
-    def _whole(self, root: int | None = None) -> defaultdict[Any, State]:
+    def _full_state(self, root: int | None = None) -> defaultdict[Any, State]:
         """Return the states of whole parameters; with `root`, those that were in shards only there."""
         self._runner.wait()
-        whole: dict[Any, State] = {key: state for key, state in self._state.items() if torch.is_tensor(key)}
-        for number, state in self._whole_states():
+        full: dict[Any, State] = {key: state for key, state in self._state.items() if torch.is_tensor(key)}
+        for index, state in self._joined_states():
             if state and root in (None, self._collectives.rank):
-                whole[self._parameters[number]] = state
-        return defaultdict(dict, whole)
+                full[self._parameters[index]] = state
+        return defaultdict(dict, full)
 
-    def _whole_states(self) -> Iterator[tuple[int, State]]:
-        """Yield each parameter's number and whole state; empty where it has none. That of a split one is of this rank's
+    def _joined_states(self) -> Iterator[tuple[int, State]]:
+        """Yield each parameter's index and whole state; empty where it has none. That of a split one is of this rank's
         part."""
-        mine: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
+        shards: list[list[tuple[Segment, State]]] = [[] for _ in self._parameters]
         for key, state in self._state.items():
             if isinstance(key, Segment):
                 on_host = {name: value.cpu() if torch.is_tensor(value) else value for name, value in state.items()}
-                mine[key.number].append((key, on_host))
-        for number, parameter in enumerate(self._parameters):
-            everyone = self._collectives.all_gather_object(mine[number])
-            holders = self._memory.parts.holders_of(number, self._collectives.rank, self._collectives.size)
-            parts = [part for rank in holders for part in everyone[rank]]
-            yield number, join(parts, parameter, self._memory.strides[number])
+                shards[key.number].append((key, on_host))
+        for index, parameter in enumerate(self._parameters):
+            gathered = self._collectives.all_gather_object(shards[index])
+            holders = self._memory.parts.holders_of(index, self._collectives.rank, self._collectives.size)
+            parts = [part for rank in holders for part in gathered[rank]]
+            yield index, join(parts, parameter, self._memory.strides[index])
 
 
 def _refuse(*_: object, **__: object) -> None:

@@ -55,7 +55,7 @@ class Programs:
         self.observe, self.traits = observe, rule.traits
         self.rule_memory = RuleState(memory, collectives.rank, collectives.size)
         """Rule's memory of this rank."""
-        self.number = 0
+        self.step = 0
         """Number of the next step that synchronizes."""
         self.first = 0
         """Number of the step with which the first period begins."""
@@ -122,7 +122,7 @@ class Programs:
 
         Without a state, or where the rule has another period now, a period begins; then no change is in flight.
         """
-        self.number, has_anchor = step, self.traits.state.has_anchor
+        self.step, has_anchor = step, self.traits.state.has_anchor
         if rule_state is None:
             self.first = step if has_anchor else 0
             return
@@ -134,12 +134,12 @@ class Programs:
     # Programs
 
     def next(self, updates: Updates, clip: float | None) -> tuple[Layout, Prepared]:
-        """Return the layout and the program of the next step that synchronizes, and advance `number`."""
-        number = (self.number - self.first) % self.traits.period
-        self.number += 1
-        key = updates, clip, self.layer_norms, number
+        """Return the layout and the program of the next step that synchronizes, and advance `step`."""
+        step = (self.step - self.first) % self.traits.period
+        self.step += 1
+        key = updates, clip, self.layer_norms, step
         if key not in self._made:
-            self._made[key] = self._make(updates, clip, number)
+            self._made[key] = self._make(updates, clip, step)
         return self._made[key]
 
     def layout(self) -> Layout:
@@ -155,10 +155,10 @@ class Programs:
             nodes=self._nodes,
         )
 
-    def _make(self, updates: Updates, clip: float | None, number: int) -> tuple[Layout, Prepared]:
+    def _make(self, updates: Updates, clip: float | None, step: int) -> tuple[Layout, Prepared]:
         deferred, rank = updates is not Updates.OUTSIDE, self.collectives.rank
         layout = replace(self.layout(), updates=updates, deferred=deferred, clip=clip)
-        program = self._rule(Step(number), rank, layout)
+        program = self._rule(Step(step), rank, layout)
         if (updates, clip, program) not in self._prepared:
             check_groups(rank, program)
             check_threads(rank, program, self._rule.threads())

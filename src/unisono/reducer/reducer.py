@@ -103,8 +103,8 @@ class Reducer:
         if rule.exchange.wire == EXACT:
             programs.exact = ExactSums(virtual_ranks or size, memory.sums, memory.pieces, memory.in_order)
         if virtual_ranks:
-            about = self.accumulation, self.control, self.parameters
-            programs.virtual = VirtualRanks(virtual_ranks, world.rank, size, *about)
+            state = self.accumulation, self.control, self.parameters
+            programs.virtual = VirtualRanks(virtual_ranks, world.rank, size, *state)
         self.runner = PassRunner(programs, self.control, self.structure.names)
         self.sharded: ShardedOptimizer | None = None
         """Optimizer whose state is in shards, where the rule is sharded and `shard` was called."""
@@ -115,8 +115,8 @@ class Reducer:
         # hooks of the nodes that add to `.grad` run in `backward()` alone, those of a tensor in `autograd.grad` too;
         # autograd forgets a node that nobody holds, with its hooks
         self._adding = [get_gradient_edge(parameter).node for parameter in self.parameters] if self.traits.sums else []
-        for number, node in enumerate(self._adding):
-            self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), number)))
+        for index, node in enumerate(self._adding):
+            self._hooks.append(node.register_prehook(partial(weakly(self.before_adding), index)))
         attach(model, self)
         LIVING.add(self)
 
@@ -237,19 +237,19 @@ class Reducer:
                 self._step = self.sharded.begin()
         self._prepared = True
 
-    def before_adding(self, number: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    def before_adding(self, index: int, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Make room for a gradient beside the sum of an earlier pass. Without samples it counts as zero there."""
-        contributes = self.control.samples != 0 or self.memory.parts.of(number) > 1
-        share_alone = self.accumulation.take_share(number, contributes)
+        contributes = self.control.samples != 0 or self.memory.parts.of(index) > 1
+        share_alone = self.accumulation.take_share(index, contributes)
         return tuple(map(torch.zeros_like, gradients)) if share_alone else None
 
-    def mark_ready(self, number: int, last: bool) -> None:
+    def mark_ready(self, index: int, last: bool) -> None:
         """Add a parameter's complete gradient; it is not the `last` hook where some of the program's own follow. Raises
         UsageError for a sparse gradient, and for one with a graph that an exchange would cut."""
-        parameter = self.parameters[number]
+        parameter = self.parameters[index]
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise UsageError(
-                f"parameter {self.structure.names[number]} has a sparse gradient, which unisono.parallel does not "
+                f"parameter {self.structure.names[index]} has a sparse gradient, which unisono.parallel does not "
                 "average: make its module with sparse=False"
             )
         if not self.accumulation.averages:
@@ -264,11 +264,11 @@ class Reducer:
                 )
         if begun.releases and parameter.grad is not None and parameter.grad.requires_grad:
             raise UsageError(
-                f"parameter {self.structure.names[number]} has a gradient with a graph, which its exchange would "
+                f"parameter {self.structure.names[index]} has a gradient with a graph, which its exchange would "
                 "cut, as by backward(create_graph=True): use torch.autograd.grad(..., create_graph=True), whose "
                 "gradients are this rank's own"
             )
-        begun.mark_ready(number, last)
+        begun.mark_ready(index, last)
 
     def finalize(self) -> None:
         """End the backward pass: parameters without a gradient get none."""
@@ -309,7 +309,7 @@ class Reducer:
         one, without a backward pass that averages. Raises UsageError for a trainable parameter of no parallel model."""
         if self._step is None:
             if self.traits.state.differs:
-                check_known(optimizer, {id(one) for reducer in LIVING for one in reducer.parameters})
+                check_known(optimizer, {id(parameter) for reducer in LIVING for parameter in reducer.parameters})
             self.programs.lay_out_memory()
 
     def end_step(self) -> None:
@@ -337,7 +337,7 @@ class Reducer:
         if not self.traits.state.differs:
             self.runner.finish_step()  # if the program has left it out, as the other ranks gather weights
         elif self.runner.awaits_step:  # another pass of the same step, with the same setting
-            self.programs.number -= 1  # it has exchanged nothing
+            self.programs.step -= 1  # it has exchanged nothing
             self._prepared = True
         if not self._prepared:
             self.prepare_for_backward()
@@ -352,8 +352,8 @@ class Reducer:
         return begun
 
     def _refuse_capture(self) -> None:
-        for one in self.parameters[:1]:
-            check_not_captured(one.device)
+        for parameter in self.parameters[:1]:
+            check_not_captured(parameter.device)
 
     def _updates(self) -> Updates:
         """Return how the gradients of the pass that runs are applied."""
@@ -380,7 +380,7 @@ class Reducer:
         self.control.discard(None if begun is None else begun.replica.agreement, newest)
         awaits_step = begun is not None and begun.replica.layout.updates is Updates.OUTSIDE
         if newest and awaits_step and self.traits.state.differs:  # a period counts steps, and none was made
-            self.programs.number -= 1  # it has exchanged nothing
+            self.programs.step -= 1  # it has exchanged nothing
 
     def _observe(self, span: OperationSpan) -> None:
         self.times.observe(span)

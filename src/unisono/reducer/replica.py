@@ -30,7 +30,7 @@ from unisono.transports.exact import Gradients, Terms, integers
 from unisono.world import World
 
 Update = Callable[[Sequence[int]], None]
-"""Optimizer's step for these parameters, given by number."""
+"""Optimizer's step for these parameters, given by index."""
 
 
 class ModelReplica:
@@ -87,18 +87,18 @@ class ModelReplica:
 
     # Gradients
 
-    def set_aside(self, number: int, average: torch.Tensor | None) -> None:
+    def set_aside(self, index: int, average: torch.Tensor | None) -> None:
         """Keep the average of an earlier pass, which other ranks add theirs to: it stays if none has samples. One that
         the loss of an empty batch has made NaN is lost."""
-        if average is not None and lies_in(average, self.memory.views[number]) and average.isfinite().all():
-            self._averages[number] = average
+        if average is not None and lies_in(average, self.memory.views[index]) and average.isfinite().all():
+            self._averages[index] = average
 
-    def place_gradient(self, number: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
+    def place_gradient(self, index: int, gradient: torch.Tensor, weight: float) -> torch.Tensor:
         """Write a gradient that is ready to its buckets, times the weight that it will most likely have: it is in the
         caches, and its memory is free for the next one. Return it there."""
-        self.placed[number] = weight
+        self.placed[index] = weight
         with torch.no_grad():
-            return self.memory.place_gradient(number, gradient, weight)
+            return self.memory.place_gradient(index, gradient, weight)
 
     def weight_of_ready(self, operations: Set[Operation]) -> float | None:
         """Return the weight with which gradients are placed when they are ready, for a program with these operations;
@@ -111,12 +111,12 @@ class ModelReplica:
 
     def agree(self, world: World) -> None:
         message = self.agreement.message
-        own = encode(message, world.rank, world.size)
+        encoded = encode(message, world.rank, world.size)
         weights = [0.0] * world.size if self.memory.parts.groups else []
         if weights:
             weights[world.rank] = 1.0 if message.samples is None else message.samples
-        sums = world.allreduce(torch.tensor([*own, *weights], dtype=torch.float64, device="cpu")).tolist()
-        result, self._loss_weights = decode(sums[: len(own)]), sums[len(own) :]
+        sums = world.allreduce(torch.tensor([*encoded, *weights], dtype=torch.float64, device="cpu")).tolist()
+        result, self._loss_weights = decode(sums[: len(encoded)]), sums[len(encoded) :]
         if result.changes_differ:
             result = replace(result, difference=self._compare_weights(world))
         self.weight, self._samples = result.weight_of(message), result.samples
@@ -126,7 +126,7 @@ class ModelReplica:
 
     def _compare_weights(self, world: World) -> str:
         """Return the error of all ranks where the weights that they all have differ; empty where they do not."""
-        common = [weights for number, weights in enumerate(self.memory.parameters) if self.memory.parts.of(number) == 1]
+        common = [weights for index, weights in enumerate(self.memory.parameters) if self.memory.parts.of(index) == 1]
         table = torch.zeros(world.size, 3, dtype=torch.float64, device="cpu")
         changes = self.agreement.message.changes
         if changes is not None:
@@ -144,10 +144,10 @@ class ModelReplica:
 
     def measure(self, key: int, scaled: bool = True) -> None:
         assert self._exact is not None, "a program that measures has exact sums"
-        for number in self.memory.place(key).parameters:
-            gradient = self.gradients[number]
-            if gradient is not None and lies_in(gradient, self.memory.views[number]):
-                self.gradients[number] = gradient.clone()  # integers take its place
+        for index in self.memory.place(key).parameters:
+            gradient = self.gradients[index]
+            if gradient is not None and lies_in(gradient, self.memory.views[index]):
+                self.gradients[index] = gradient.clone()  # integers take its place
         self._exact.measure(key, self.terms(scaled))
 
     def pack(self, key: int, scaled: bool = True) -> None:
@@ -164,13 +164,13 @@ class ModelReplica:
         else:
             terms, flags = self.terms(scaled), integers(self.memory.flags(key))
             self._exact.pack(key, terms)
-            for at, number in enumerate(place.ends):
-                flags[at] = any(gradients[number] is not None for _, gradients in terms)
-        for number in place.parameters:
-            self._unpacked_parts[number] -= 1
-            if not self._unpacked_parts[number]:
+            for position, index in enumerate(place.ends):
+                flags[position] = any(gradients[index] is not None for _, gradients in terms)
+        for index in place.parameters:
+            self._unpacked_parts[index] -= 1
+            if not self._unpacked_parts[index]:
                 for gradients in (self.gradients, *(kept for _, kept in self._shares)):
-                    gradients[number] = None
+                    gradients[index] = None
 
     def set_grads(self, key: int) -> None:
         """Make a bucket's sums the gradients of its parameters. A parameter without a gradient on any rank gets None.
@@ -183,16 +183,16 @@ class ModelReplica:
         self.memory.unpack(key)
         with self.lock:
             self._has_gradient.update(present)
-            for number in self.memory.place(key).parameters:
-                self._unset_parts[number] -= 1
-                if not self._unset_parts[number] and not self.discarded:
-                    view = self.memory.views[number] if self._has_gradient[number] else None
-                    self.memory.parameters[number].grad = view
+            for index in self.memory.place(key).parameters:
+                self._unset_parts[index] -= 1
+                if not self._unset_parts[index] and not self.discarded:
+                    view = self.memory.views[index] if self._has_gradient[index] else None
+                    self.memory.parameters[index].grad = view
 
     def sum_squares(self, world: World) -> None:
         parts, parameters = self.memory.parts, self.memory.parameters
         with self.memory.incoming():
-            gradients = ((parameter.grad, parts.of(number)) for number, parameter in enumerate(parameters))
+            gradients = ((parameter.grad, parts.of(index)) for index, parameter in enumerate(parameters))
             self._norm = norm_of_all(gradients, world)
 
     def clip(self) -> None:
@@ -218,9 +218,9 @@ class ModelReplica:
     def update_local(self, parameters: Sequence[int]) -> None:
         with self.memory.incoming(marked=True) as stream:
             with self.lock:
-                for number in () if self.discarded else parameters:
-                    gradient, self.gradients[number] = self.gradients[number], None
-                    self.memory.parameters[number].grad = gradient
+                for index in () if self.discarded else parameters:
+                    gradient, self.gradients[index] = self.gradients[index], None
+                    self.memory.parameters[index].grad = gradient
                     if stream is not None and gradient is not None:
                         gradient.record_stream(stream)  # it may be freed before it was read
             self.update(parameters)
@@ -254,10 +254,10 @@ class ShardedReplica(ModelReplica):
         """Changes of gradients by the program before its step; None where it has left the step out."""
         self._result: StepResult | None = None  # of all ranks of a loop of their own; None until it is known
 
-    def has_gradient(self, number: int) -> bool:
+    def has_gradient(self, index: int) -> bool:
         """Return True where any rank had a gradient of a parameter. Its bucket has been summed."""
-        keys = self.layout.keys_of[number]
-        return bool(keys) and self.shards.present(keys[0])[number]
+        keys = self.layout.keys_of[index]
+        return bool(keys) and self.shards.present(keys[0])[index]
 
     def step_error(self, names: Sequence[str]) -> UnisonoError | None:
         """Return the error of a step that only some ranks have made, or of other gradients than those summed."""
@@ -265,14 +265,14 @@ class ShardedReplica(ModelReplica):
 
     def pack(self, key: int, scaled: bool = True) -> None:
         """Write gradients into a bucket, and record which there are."""
-        kept = {number: one for _, kept in self._shares for number, one in kept.items() if one is not None}
+        kept = {index: gradient for _, kept in self._shares for index, gradient in kept.items() if gradient is not None}
         self.shards.set_presence(key, self.gradients | kept)
         super().pack(key, scaled)
 
     def agree_on_step(self, world: Any) -> None:
         """Sum the messages of all ranks. Nothing is updated where not all have made the step."""
-        own = step_numbers(self.uses, self.layout.parameters, self._rank, self.layout.ranks)
-        total = torch.tensor(own, dtype=torch.float64, device="cpu")
+        numbers = step_numbers(self.uses, self.layout.parameters, self._rank, self.layout.ranks)
+        total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         world.allreduce(total)
         self._result = step_result(total.tolist(), self.layout.parameters, self.layout.ranks)
         if not self._result.is_made():
@@ -297,6 +297,6 @@ class ShardedReplica(ModelReplica):
         if self.shards.step is not None:
             self.unpack_weights(key)
             return
-        parameters = tuple(self.memory.parameters[number] for number in self.layout.bucket(key).parameters)
+        parameters = tuple(self.memory.parameters[index] for index in self.layout.bucket(key).parameters)
         with _unsafe_preserve_version_counter(parameters):
             self.unpack_weights(key)

@@ -110,11 +110,11 @@ class ScatteredGradient(torch.Tensor):
 def scatter(
     parameters: Sequence[torch.Tensor], names: Sequence[str], has_gradient: Callable[[int], bool]
 ) -> list[torch.Tensor | None]:
-    """Give each parameter a placeholder, or None where no rank has a gradient of the parameter with its number. Stale
+    """Give each parameter a placeholder, or None where no rank has a gradient of the parameter with its index. Stale
     placeholders stay. Return what each has."""
-    for number, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
+    for index, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
         if not isinstance(parameter.grad, ScatteredGradient):
-            parameter.grad = ScatteredGradient(parameter, name) if has_gradient(number) else None
+            parameter.grad = ScatteredGradient(parameter, name) if has_gradient(index) else None
     return [parameter.grad for parameter in parameters]
 
 
@@ -148,12 +148,12 @@ class StepResult:
     missing: tuple[int, ...]
     """Ranks that have not made the step."""
     uses: Mapping[int, tuple[int, ...]]
-    """Number of ranks for each GradientUse, by number of the parameter."""
+    """Number of ranks for each GradientUse, by index of the parameter."""
 
     @property
     def removed(self) -> frozenset[int]:
         """Parameters without a gradient on any rank."""
-        return frozenset(number for number, counts in self.uses.items() if counts[GradientUse.REMOVED] == self.ranks)
+        return frozenset(index for index, counts in self.uses.items() if counts[GradientUse.REMOVED] == self.ranks)
 
     def is_made(self) -> bool:
         return not self.missing and self.error(()) is None
@@ -169,8 +169,8 @@ class StepResult:
                 "optimizer.step() after a backward pass with Sharded, which the others have made: no weight was "
                 "changed. Make it on all ranks or on none, by a condition that has the same value on all ranks"
             )
-        for number, counts in self.uses.items():
-            name = f"parameter {names[number] if names else number}"
+        for index, counts in self.uses.items():
+            name = f"parameter {names[index] if names else index}"
             if counts[GradientUse.STALE]:
                 return UsageError(
                     f"{name} has a gradient of an earlier backward pass, which Sharded has not kept: call "
@@ -201,11 +201,11 @@ def use_of(gradient: torch.Tensor | None, placeholder: torch.Tensor | None) -> G
 
 
 def step_numbers(uses: Mapping[int, GradientUse] | None, parameters: int, rank: int, ranks: int) -> list[float]:
-    """Return what a rank says of its step, to be summed over all ranks. `uses` tells how `.grad` was changed, by number
+    """Return what a rank says of its step, to be summed over all ranks. `uses` tells how `.grad` was changed, by index
     of the parameter; it is None where the step was left out."""
     numbers = [0.0] * parameters
-    for number, use in (uses or {}).items():
-        numbers[number] = float(DIGIT**use)
+    for index, use in (uses or {}).items():
+        numbers[index] = float(DIGIT**use)
     return [*numbers, *rank_bit(None if uses is None else rank, ranks)]
 
 
@@ -213,8 +213,8 @@ def step_result(sums: Sequence[float], parameters: int, ranks: int) -> StepResul
     """Return what all ranks have said, from the sums of their numbers."""
     made = set(ranks_of(sums[parameters:]))
     uses = {
-        number: tuple(int(total) // DIGIT**use % DIGIT for use in GradientUse)
-        for number, total in enumerate(sums[:parameters])
+        index: tuple(int(total) // DIGIT**use % DIGIT for use in GradientUse)
+        for index, total in enumerate(sums[:parameters])
         if total
     }
     return StepResult(ranks, tuple(rank for rank in range(ranks) if rank not in made), uses)

@@ -100,8 +100,8 @@ def _members(modules: Sequence[torch.nn.Module]) -> Iterable[object]:
     return chain.from_iterable(map(dict.values, dicts))
 
 
-def _identical(some: Iterable[object], others: Sequence[object]) -> bool:
-    return all(is_(one, other) for one, other in zip_longest(some, others, fillvalue=_identical))
+def _identical(present: Iterable[object], remembered: Sequence[object]) -> bool:
+    return all(is_(now, before) for now, before in zip_longest(present, remembered, fillvalue=_identical))
 
 
 Description = Sequence[str]
@@ -114,11 +114,11 @@ def compare_models(model: torch.nn.Module, world: World) -> None:
     """Raise MismatchError on all ranks where names, shapes, strides, dtypes or frozen parameters differ."""
     if world.size == 1:
         return
-    mine = describe(model)
-    number = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "little")
-    largest = world.allreduce(torch.tensor([number, -number], device="cpu"), op="maximum")
+    description = describe(model)
+    checksum = int.from_bytes(hashlib.sha256(repr(description).encode()).digest()[:7], "little")
+    largest = world.allreduce(torch.tensor([checksum, -checksum], device="cpu"), op="maximum")
     if int(largest[0]) != -int(largest[1]):
-        raise MismatchError(difference(world.all_gather_object(mine)))
+        raise MismatchError(difference(world.all_gather_object(description)))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:
@@ -146,8 +146,10 @@ def describe(model: torch.nn.Module) -> Description:
 
 def difference(descriptions: Sequence[Description]) -> str:
     """Return a message with the first difference between rank 0's model and another rank's."""
-    for rank, other in enumerate(descriptions):
-        for one, another in zip_longest(descriptions[0], other, fillvalue="no more"):
-            if one != another:
-                return f"the models of ranks 0 and {rank} differ: rank 0 has {one}, rank {rank} has {another}: {REMEDY}"
+    for rank, description in enumerate(descriptions):
+        for first, second in zip_longest(descriptions[0], description, fillvalue="no more"):
+            if first != second:
+                return (
+                    f"the models of ranks 0 and {rank} differ: rank 0 has {first}, rank {rank} has {second}: {REMEDY}"
+                )
     return f"the models differ: {REMEDY}"

@@ -74,26 +74,26 @@ class StepTimes:
         """Seconds since the start in which this rank computed nothing, as it waited for an exchange or an update."""
         self._exchange_seconds: dict[int, dict[str, float]] = {}  # of the last step, by key and operation
         self._local_seconds: dict[str, dict[int, float]] = {name: {} for name in ("update", "pack", "set_grads")}
-        self._began = self.whole = 0.0
+        self._began = self.last_ready = 0.0
         self.needed = self.ready = [0.0] * parameters
         self.begin()
 
     def begin(self) -> None:
         """Begin a step. It may be called again before the first gradient; the times of the last step are kept."""
-        if self.whole or not self._began:
-            self._last = self.needed, self.ready, self.whole
+        if self.last_ready or not self._began:
+            self._last = self.needed, self.ready, self.last_ready
         self._began = self._clock()
         self.needed = [0.0] * self._parameters
         self.ready = [0.0] * self._parameters
-        self.whole = 0.0
+        self.last_ready = 0.0
 
-    def record_read(self, number: int) -> None:
+    def record_read(self, index: int) -> None:
         """Record that a parameter is read. Only the first time in a step counts."""
-        self.needed[number] = self.needed[number] or self._clock() - self._began
+        self.needed[index] = self.needed[index] or self._clock() - self._began
 
-    def record_ready(self, number: int) -> None:
+    def record_ready(self, index: int) -> None:
         """Record that a parameter's gradient is ready."""
-        self.ready[number] = self.whole = self._clock() - self._began
+        self.ready[index] = self.last_ready = self._clock() - self._began
 
     def add_waiting(self, since: float) -> None:
         """Add the time from `since` (a time.perf_counter() value) until now to the waiting time."""
@@ -113,20 +113,20 @@ class StepTimes:
 
     def computing(self, world: ModelCollectives | World, nbytes: int) -> Computing:
         """Return the last step's times, mean over ranks, for `nbytes` of applied gradients. Called by all together."""
-        needed, ready, whole = self._last
-        mine = [*needed, *ready, whole, *(sum(seconds.values()) for seconds in self._local_seconds.values())]
-        mean = (world.allreduce(torch.tensor(mine, dtype=torch.float64, device="cpu")) / world.size).tolist()
-        whole, *local = mean[-4:]
+        needed, ready, last_ready = self._last
+        times = [*needed, *ready, last_ready, *(sum(seconds.values()) for seconds in self._local_seconds.values())]
+        mean = (world.allreduce(torch.tensor(times, dtype=torch.float64, device="cpu")) / world.size).tolist()
+        last_ready, *local = mean[-4:]
         # a parameter without a gradient counts as ready at the end
-        complete = tuple(seconds or whole for seconds in mean[self._parameters : -4])
+        complete = tuple(seconds or last_ready for seconds in mean[self._parameters : -4])
         per_byte = (seconds / nbytes for seconds in local)
-        return Computing(tuple(mean[: self._parameters]), complete, whole, *per_byte)
+        return Computing(tuple(mean[: self._parameters]), complete, last_ready, *per_byte)
 
     def exchange_seconds(self, world: ModelCollectives | World, keys: Sequence[int]) -> list[float]:
         """Return the seconds of the last step's exchange of each key, all its collectives, as the mean over ranks."""
         seconds = [sum(self._exchange_seconds[key].values()) for key in keys]
-        mine = torch.tensor(seconds, dtype=torch.float64, device="cpu")
-        return (world.allreduce(mine) / world.size).tolist()
+        local = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+        return (world.allreduce(local) / world.size).tolist()
 
     def _clock(self) -> float:
         return time.perf_counter() - self.waiting
@@ -166,7 +166,7 @@ class Tuning:
         self.finished = world.size == 1 or not memory.parameters or not is_searched(rule)
         """True once the setting stays as it is."""
         self._search = iter(()) if self.finished else self._search_steps()
-        self._others: list[dict[str, Any]] = []  # results of earlier searches, with other numbers of ranks
+        self._other_results: list[dict[str, Any]] = []  # results of earlier searches, with other numbers of ranks
         self._deferred = False
 
     @property
@@ -192,17 +192,17 @@ class Tuning:
     def state(self) -> dict[str, Any] | None:
         """Return the result of the search, and those with other numbers of ranks, which an elastic run comes back to,
         for a run that resumes; None where there is none yet."""
-        results = [*self._others]
+        results = [*self._other_results]
         if self.finished:
-            own = {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
-            results.insert(0, own)
+            result = {"ranks": self._world.size, "order": list(self.order), "setting": list(self.setting)}
+            results.insert(0, result)
         return {**results[0], "others": results[1:]} if results else None
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Adopt the result of an earlier run with as many ranks. Return False if there is none that applies."""
         results = [state, *state.get("others", ())]  # older runs have no others
-        self._others = [one for one in results if one["ranks"] != self._world.size]
-        return any(self._adopt(one) for one in results)
+        self._other_results = [result for result in results if result["ranks"] != self._world.size]
+        return any(self._adopt(result) for result in results)
 
     def _adopt(self, state: dict[str, Any]) -> bool:
         fields: list[Any] = [tuple(field) if isinstance(field, list) else field for field in state["setting"]]
@@ -249,12 +249,12 @@ class Tuning:
         world, ranks, nodes = self._world, self._world.size, self._world.nodes
         inputs = PredictionInputs(self._rule, computing, self._buckets, cost, self._deferred, ranks, nodes=nodes)
         inputs = inputs._replace(placed=self._placed)
-        found, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
+        ranked, simple = candidates(inputs), initial_setting(self._rule, self._buckets, ranks).overlap
         if self._computes_on_all_cores():
             simple = "none"
-            found.sort(key=lambda one: one.setting.overlap != simple)
-        best, *others = found
-        predicted = [best, *variants(best, inputs), *others]
+            ranked.sort(key=lambda candidate: candidate.setting.overlap != simple)
+        best, *rest = ranked
+        predicted = [best, *variants(best, inputs), *rest]
         trials, steps = list[Trial](), steps_per_trial(best.prediction.step)
         for candidate in predicted:
             if not is_worth_trial(candidate, best, trials):

@@ -52,13 +52,13 @@ class VirtualRanks:
     """Samples of the share whose pass runs."""
 
     @property
-    def own(self) -> range:
+    def shares(self) -> range:
         """Shares of this rank."""
         return range(*bounds(self.count, self.ranks, self.rank))
 
     def own_samples(self, whole: int) -> range:
         """Return the numbers of this rank's samples in a batch of `whole` samples of all ranks."""
-        return range(whole * self.own.start // self.count, whole * self.own.stop // self.count)
+        return range(whole * self.shares.start // self.count, whole * self.shares.stop // self.count)
 
     def passes(
         self,
@@ -75,14 +75,14 @@ class VirtualRanks:
         samples that do not fit.
         """
         cuts, state = self._cuts(tensors, whole), torch.get_rng_state()
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(self.own) > 1 else []
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(self.shares) > 1 else []
         seed = self.control.averages if seed is None else seed
         self.kept = []
         try:
             with _deterministic():
-                for share, (first, last) in reversed([*zip(self.own, cuts, strict=True)]):
+                for share, (first, last) in reversed([*zip(self.shares, cuts, strict=True)]):
                     _begin_share(seed, share, buffers)
-                    self.samples, sums = float(last - first), share == self.own.start
+                    self.samples, sums = float(last - first), share == self.shares.start
                     self.accumulation.averages = sums
                     if sums:
                         self.control.samples = float(cuts[-1][1] - cuts[0][0])
@@ -119,7 +119,7 @@ class VirtualRanks:
 
     def _cuts(self, tensors: tuple[torch.Tensor, ...], whole: int | None) -> list[tuple[int, int]]:
         """Return the first row of each share in this rank's tensors, and the one after its last."""
-        length, shares = len(tensors[0]), len(self.own)
+        length, shares = len(tensors[0]), len(self.shares)
         if whole is None and length % shares:
             raise UsageError(
                 f"rank {self.rank}: {length} samples for {shares} virtual ranks, which have equally many: give a "
@@ -132,15 +132,15 @@ class VirtualRanks:
                 f"rank {self.rank}: {length} samples, but its virtual ranks have samples {begin.start} to "
                 f"{begin.stop - 1} of {total}: give those of unisono.own_samples"
             )
-        return list(pairwise(total * share // self.count - begin.start for share in (*self.own, self.own.stop)))
+        return list(pairwise(total * share // self.count - begin.start for share in (*self.shares, self.shares.stop)))
 
     def _take_gradients(self) -> Gradients:
         """Return the gradients of the pass that has ended, and leave none in the parameters."""
-        found = {number: parameter.grad for number, parameter in enumerate(self.parameters)}
+        gradients = {index: parameter.grad for index, parameter in enumerate(self.parameters)}
         for parameter in self.parameters:
             parameter.grad = None
         self.accumulation.accumulated = False
-        return found
+        return gradients
 
 
 def _begin_share(seed: int, share: int, buffers: BufferCopies = ()) -> None:
@@ -176,9 +176,9 @@ def name_nondeterministic() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if (found := NONDETERMINISTIC.search(str(error))) is None:
+        if (match := NONDETERMINISTIC.search(str(error))) is None:
             raise
         raise UsageError(
-            f"virtual ranks promise the same bits in each run, and {found[1]} is not deterministic: replace it in the "
+            f"virtual ranks promise the same bits in each run, and {match[1]} is not deterministic: replace it in the "
             "model, or train without virtual_ranks"
         ) from error

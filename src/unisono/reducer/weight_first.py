@@ -124,14 +124,14 @@ def linear_gradients(
 ) -> Sequence[Tensor | None]:
     """Return the gradients of inputs (..., in), weight (out, in) and bias (out)."""
     rows, flat = gradient.flatten(0, -2), inputs.flatten(0, -2)
-    own = bias = None
+    grad_input = grad_bias = None
     if wanted[0]:  # PyTorch multiplies the other way round for inputs in columns: its sums have another order there
         in_columns = flat.stride() == (1, len(flat))
-        own = (weight.t() @ rows.t()).t() if in_columns else rows @ weight
-        own = own if inputs.dim() == 2 else own.reshape(inputs.shape)
+        grad_input = (weight.t() @ rows.t()).t() if in_columns else rows @ weight
+        grad_input = grad_input if inputs.dim() == 2 else grad_input.reshape(inputs.shape)
     if wanted[2]:
-        bias = rows.sum(0)
-    return own, rows.t() @ flat if wanted[1] else None, bias
+        grad_bias = rows.sum(0)
+    return grad_input, rows.t() @ flat if wanted[1] else None, grad_bias
 
 
 def convolution_gradients(
@@ -157,12 +157,12 @@ class _GradInput(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, others: tuple[Tensor, Tensor | None], outputs: Outputs, gradients: Gradients
+        ctx: Any, inputs: Tensor, weight_and_bias: tuple[Tensor, Tensor | None], outputs: Outputs, gradients: Gradients
     ) -> Tensor:
-        ctx.save_for_backward(inputs, others[0])
-        ctx.gradients, ctx.weight = gradients, id(others[0])
+        ctx.save_for_backward(inputs, weight_and_bias[0])
+        ctx.gradients, ctx.weight = gradients, id(weight_and_bias[0])
         # the outputs may be a view, and a view made here must not be changed in place by the next layer (relu)
-        return outputs(inputs, *others).detach()
+        return outputs(inputs, *weight_and_bias).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -180,16 +180,16 @@ class _GradWeight(Function):
         outputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,  # noqa: ARG004  its edge is all that is needed
-        others: tuple[Tensor],
+        inputs: tuple[Tensor],
         gradients: Gradients,
     ) -> Tensor:
         ctx.mark_dirty(outputs)  # the same tensor, without a copy
-        ctx.save_for_backward(*others, weight)
+        ctx.save_for_backward(*inputs, weight)
         ctx.gradients, ctx.weight = gradients, id(weight)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _unread.add(ctx.weight)
-        _, own, bias = ctx.gradients(gradient, *ctx.saved_tensors, (False, True, ctx.needs_input_grad[2]))
-        return gradient, own, bias, None, None
+        _, grad_weight, grad_bias = ctx.gradients(gradient, *ctx.saved_tensors, (False, True, ctx.needs_input_grad[2]))
+        return gradient, grad_weight, grad_bias, None, None

@@ -4,7 +4,7 @@ while it is saved or moved.
     by bucket    anchor 1 │ w3 ....... w2 ...│   anchor 2 │ ... w2 ... w1 │      what tasks act on
     segments     {"anchor": [(3, 0, w3), (2, 0, first part of w2), (2, 700, second part of w2), (1, 0, w1)]}
 
-A segment is (number of the parameter, its first element there, elements). So the memory is valid in any layout of
+A segment is (index of the parameter, its first element there, elements). So the memory is valid in any layout of
 buckets, and a run that resumes with the same layout has the same bits.
 
     flats       own weights ──▶ copies, as buckets hold them
@@ -70,11 +70,11 @@ class RuleState:
             flat = tensor
             if name == SUM_RESIDUAL:
                 flat = torch.zeros_like(self._memory.bucket(key))
-                flat[self._own(key)] = tensor
+                flat[self._shard(key)] = tensor
             flats = {name: flat, SUM: self._memory.bucket(key)} if name == SENT else {name: flat}
-            for number, here, part in self._memory.pieces(key):
+            for index, here, part in self._memory.pieces(key):
                 for label, contents in flats.items():
-                    segments.setdefault(label, []).append((number, part.start, contents[here].clone()))
+                    segments.setdefault(label, []).append((index, part.start, contents[here].clone()))
         return segments
 
     def load(self, segments: Segments) -> None:
@@ -90,7 +90,7 @@ class RuleState:
         put_weights(self._memory, {key: self.kept[ANCHOR, key] for key in self._memory.keys})
         return True
 
-    def _own(self, key: int) -> slice:
+    def _shard(self, key: int) -> slice:
         """Return this rank's shard of a bucket."""
         return slice(*bounds(len(self._memory.bucket(key)), self._ranks, self._rank))
 
@@ -102,9 +102,9 @@ class RuleState:
             if name == SUM or (covered < elements if name == SENT else not covered):
                 continue
             if name == SUM_RESIDUAL:
-                own = self._own(key)
-                self.kept[SUM_RESIDUAL, key] = flat[own].clone()
-                flat[own] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
+                shard = self._shard(key)
+                self.kept[SUM_RESIDUAL, key] = flat[shard].clone()
+                flat[shard] = 0  # the rest was another shard's in the earlier layout: it goes with the next change
             if name in (SUM_RESIDUAL, RESIDUAL):
                 self.kept.or_zeros(RESIDUAL, key, flat).add_(flat)
             else:
@@ -115,11 +115,11 @@ class RuleState:
     def _join(self, key: int, segments: Sequence[Segment]) -> tuple[torch.Tensor, int]:
         """Return a tensor like a bucket with the segments that lie in it, and the number of their elements."""
         flat, covered = torch.zeros_like(self._memory.bucket(key)), 0
-        pieces = {number: (here.start - part.start, part) for number, here, part in self._memory.pieces(key)}
-        for number, begin, tensor in segments:
-            if number not in pieces:
+        pieces = {index: (here.start - part.start, part) for index, here, part in self._memory.pieces(key)}
+        for index, begin, tensor in segments:
+            if index not in pieces:
                 continue
-            shift, part = pieces[number]
+            shift, part = pieces[index]
             low, high = max(part.start, begin), min(part.stop, begin + len(tensor))
             if low < high:
                 flat[low + shift : high + shift] = tensor[low - begin : high - begin]
@@ -160,8 +160,8 @@ class ModelWeights:
         """Give the model the weights and buffers of a centre within the block; `wait` for pending work first."""
         if wait:
             self._wait()
-        own, slots = self._flats(centre), self._buffers.slots
-        own_buffers = [None if (buffer := slot.current()) is None else buffer.clone() for slot in slots]
+        saved_weights, slots = self._flats(centre), self._buffers.slots
+        saved_buffers = [None if (buffer := slot.current()) is None else buffer.clone() for slot in slots]
         with torch.no_grad():
             put_weights(self._memory, centre)
             if buffers is not None:
@@ -170,8 +170,8 @@ class ModelWeights:
             try:
                 yield
             finally:
-                put_weights(self._memory, own)
-                for slot, before in zip(slots, own_buffers, strict=True):
+                put_weights(self._memory, saved_weights)
+                for slot, before in zip(slots, saved_buffers, strict=True):
                     if before is not None and (now := slot.current()) is not None:
                         now.data.copy_(before)
 
@@ -185,8 +185,10 @@ class ModelWeights:
             return
         model, parameters = self._model(), self._memory.parameters
         buffers = () if model is None else model.buffers()
-        tensors = [one.data for one in (*parameters, *buffers) if one.is_floating_point() or one.is_complex()]
-        own = [tensor.clone() for tensor in tensors]
+        tensors = [
+            tensor.data for tensor in (*parameters, *buffers) if tensor.is_floating_point() or tensor.is_complex()
+        ]
+        local = [tensor.clone() for tensor in tensors]
         has_anchor = self._programs.traits.state is RankState.ANCHORED and self._programs.rule_memory.write_anchor()
         collectives = self._programs.collectives
         for tensor in tensors[len(parameters) if has_anchor else 0 :]:
@@ -194,7 +196,7 @@ class ModelWeights:
         try:
             yield
         finally:
-            for tensor, before in zip(tensors, own, strict=True):
+            for tensor, before in zip(tensors, local, strict=True):
                 tensor.copy_(before)
 
     def _flats(self, keys: Iterable[int]) -> dict[int, torch.Tensor]:

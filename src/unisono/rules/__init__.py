@@ -60,8 +60,8 @@ __getattr__ = lazy_attributes(
 
 def find_rule(name: str) -> "type[BaseRule]":
     """Return the rule of that name. Raises UsageError, listing the names, for an unknown one."""
-    found: type[BaseRule] = RULES.load(name)
-    return found
+    rule: type[BaseRule] = RULES.load(name)
+    return rule
 
 
 KINDS = (bool, int, float, str)
@@ -74,8 +74,8 @@ def own_options(name: str) -> dict[str, Field[Any]]:
         return {}
     rule = find_rule(name)
     common, hints = {option.name for option in fields(__getattr__("BaseRule"))}, get_type_hints(rule)
-    own = (option for option in fields(rule) if option.name not in common)
-    return {option.name: option for option in own if hints[option.name] in KINDS}
+    specific = (option for option in fields(rule) if option.name not in common)
+    return {option.name: option for option in specific if hints[option.name] in KINDS}
 
 
 def all_options(name: str) -> dict[str, Field[Any]]:

@@ -145,7 +145,9 @@ def serving_programs(rule: BaseAsynchronousRule, layout: Layout, orders: Sequenc
     """Return the program of each server that serves workers in these orders."""
     return [
         tuple(
-            task for number, worker in enumerate(order) for task in rule.serve(Arrival(number, worker), server, layout)
+            task
+            for exchange, worker in enumerate(order)
+            for task in rule.serve(Arrival(exchange, worker), server, layout)
         )
         for server, order in enumerate(orders)
     ]

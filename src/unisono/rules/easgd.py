@@ -191,8 +191,8 @@ class EASGD(BaseAsynchronousRule):
         if layout.buffers:
             yield Task(COPY_BUFFERS, 0, MAIN, (), (SENT_BUFFERS, thread(MAIN)))
         for key in layout.keys:
-            own = map(weights, layout.bucket(key).parameters)
-            yield Task(pack_weights(1), key, UPDATE, (self.gate, *own), (bucket(key),))
+            bucket_weights = map(weights, layout.bucket(key).parameters)
+            yield Task(pack_weights(1), key, UPDATE, (self.gate, *bucket_weights), (bucket(key),))
         for server in range(self.servers):
             yield from self._swap(server, layout, self.pair(worker, server, layout), (self.gate,), (header(server),))
 
@@ -218,8 +218,8 @@ class EASGD(BaseAsynchronousRule):
         buffers = (SENT_BUFFERS,) if layout.buffers else ()
         yield Task(REPLIED, 0, UPDATE, (*came, *buffers, build.ENDED), (REPLY,))
         for key in layout.keys:
-            own = map(weights, layout.bucket(key).parameters)
-            yield Task(pull(self.alpha), key, UPDATE, (REPLY,), (bucket(key), *own))
+            bucket_weights = map(weights, layout.bucket(key).parameters)
+            yield Task(pull(self.alpha), key, UPDATE, (REPLY,), (bucket(key), *bucket_weights))
 
     def serve(self, event: Arrival, server: int, layout: Layout) -> StepProgram:
         """Return the tasks by which a server serves a worker's exchange."""

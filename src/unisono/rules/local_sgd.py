@@ -71,10 +71,10 @@ class LocalSGD(BaseRule):
             yield from take_outer_step(layout, keys, outer_step(1.0, 0.0, False))
         else:
             for key in keys:
-                own = tuple(map(weights, layout.bucket(key).parameters))
-                yield Task(pack_weights(), key, UPDATE, (build.CONTROL, *own), (bucket(key),))
+                bucket_weights = tuple(map(weights, layout.bucket(key).parameters))
+                yield Task(pack_weights(), key, UPDATE, (build.CONTROL, *bucket_weights), (bucket(key),))
                 yield from sends.place(self.allreduce(), key, (), (bucket(key),))
-                yield Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), own)
+                yield Task(UNPACK_WEIGHTS, key, UPDATE, (bucket(key),), bucket_weights)
         if layout.buffers:
             yield from build.buffers(sends)
 

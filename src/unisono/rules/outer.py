@@ -61,16 +61,16 @@ anchor = partial(Value, "anchor")
 def begin_exchange(layout: Layout, sends: CollectiveTasks, keys: Iterable[int], exchange: Operation) -> Iterator[Task]:
     """Yield the tasks that send the changes of some buckets. Control messages precede them in the program."""
     for key in keys:
-        own = tuple(map(weights, layout.bucket(key).parameters))
-        yield Task(PACK_CHANGE, key, UPDATE, (build.CONTROL, anchor(key), *own), (change(key),))
+        bucket_weights = tuple(map(weights, layout.bucket(key).parameters))
+        yield Task(PACK_CHANGE, key, UPDATE, (build.CONTROL, anchor(key), *bucket_weights), (change(key),))
         yield from sends.place(exchange, key, (), (change(key),))
 
 
 def take_outer_step(layout: Layout, keys: Iterable[int], step: Operation) -> Iterator[Task]:
     """Yield the tasks that apply the mean changes of some buckets, once they are there."""
     for key in keys:
-        own = map(weights, layout.bucket(key).parameters)
-        yield Task(step, key, UPDATE, (), (change(key), anchor(key), *own))
+        bucket_weights = map(weights, layout.bucket(key).parameters)
+        yield Task(step, key, UPDATE, (), (change(key), anchor(key), *bucket_weights))
 
 
 def _act_pack_change(replica: Replica, task: Task, _: Any) -> None:
@@ -159,24 +159,24 @@ def sum_with_feedback(flat: torch.Tensor, wire: Wire, kept: RuleMemory, key: int
     import torch  # noqa: PLC0415  recipes are checked without PyTorch
 
     chunks = [flat[slice(*bounds(len(flat), world.size, rank))] for rank in range(world.size)]
-    residual, mine = kept.or_zeros(RESIDUAL, key, flat), chunks[world.rank]
+    residual, own_chunk = kept.or_zeros(RESIDUAL, key, flat), chunks[world.rank]
     flat.add_(residual)
     residual.copy_(flat)
     parcels = torch.zeros(world.size, wire.nbytes(max(map(len, chunks))), dtype=torch.uint8)
     _encode(chunks, wire, parcels)
     residual.sub_(flat)
     received = world.all_to_all(parcels.view(-1), "direct").view(parcels.shape)
-    mine.zero_()
-    part = mine.new_empty(mine.shape)
+    own_chunk.zero_()
+    part = own_chunk.new_empty(own_chunk.shape)
     for row in received:
         _decode(row, wire, part)
-        mine.add_(part)
-    own_residual = kept.or_zeros(SUM_RESIDUAL, key, mine)
-    mine.add_(own_residual)
-    own_residual.copy_(mine)
+        own_chunk.add_(part)
+    own_residual = kept.or_zeros(SUM_RESIDUAL, key, own_chunk)
+    own_chunk.add_(own_residual)
+    own_residual.copy_(own_chunk)
     summed = torch.zeros_like(parcels)
-    _encode([mine], wire, summed[world.rank :])
-    own_residual.sub_(mine)
+    _encode([own_chunk], wire, summed[world.rank :])
+    own_residual.sub_(own_chunk)
     world.all_gather(summed[world.rank], summed.view(-1), "direct")
     for row, chunk in zip(summed, chunks, strict=True):
         _decode(row, wire, chunk)

@@ -202,8 +202,8 @@ class Sharded(BaseRule):
         as the layout has them, else all gathers at the end, those first that the next forward pass reads first."""
         if layout.halves and self._updates_at_once(layout):
             return layout.halves
-        place = {number: at for at, number in enumerate(layout.order)}
-        due = {key: min(place[number] for number in layout.bucket(key).parameters) for key in layout.keys}
+        place = {index: position for position, index in enumerate(layout.order)}
+        due = {key: min(place[index] for index in layout.bucket(key).parameters) for key in layout.keys}
         return (*layout.keys, *sorted(layout.keys, key=due.__getitem__))
 
     def _scatter(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:
@@ -216,15 +216,15 @@ class Sharded(BaseRule):
 
     def _wait_for_all(self, layout: Layout, sends: CollectiveTasks) -> list[Task]:
         """Return the tasks that need all gradients: the program outside calls its optimizer, and norms are summed."""
-        every, tasks, exact = tuple(map(bucket, layout.keys)), list[Task](), self.exchange.wire == EXACT
+        buckets, tasks, exact = tuple(map(bucket, layout.keys)), list[Task](), self.exchange.wire == EXACT
         if layout.updates is Updates.OUTSIDE:
-            tasks.append(Task(STEP, 0, MAIN, every, (STEPPED, thread(MAIN))))
+            tasks.append(Task(STEP, 0, MAIN, buckets, (STEPPED, thread(MAIN))))
             tasks += sends.place(AGREE_ON_STEP, 0, (), (STEPPED,))
         if (clip := self._clip(layout)) is not None:
-            tasks += sends.place(clip_shards(clip, exact), 0, (), (*every, STEPPED, build.NORM))
+            tasks += sends.place(clip_shards(clip, exact), 0, (), (*buckets, STEPPED, build.NORM))
         if layout.layer_norms:
             states = tuple(map(state, range(layout.parameters)))
-            tasks += sends.place(sum_norms(exact), 0, (), (*every, *states, STEPPED, build.NORM))
+            tasks += sends.place(sum_norms(exact), 0, (), (*buckets, *states, STEPPED, build.NORM))
         return tasks
 
     def _gather(self, layout: Layout, sends: CollectiveTasks, key: int) -> list[Task]:

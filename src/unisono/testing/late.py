@@ -107,8 +107,8 @@ class Late:
                 self._advance(queue)
 
     def _step_to(self, point: Point) -> None:
-        while (other := point.queue.waits) is not None:
-            point = other
+        while (awaited := point.queue.waits) is not None:
+            point = awaited
         self._advance(point.queue)
 
     def _advance(self, queue: Queue) -> None:

@@ -67,15 +67,15 @@ def serve_in_order(
 
     centres = list[Centre]()
     for server, order in enumerate(orders):
-        mine = {key: flats[key].clone() for key in rule.keys_of(server, layout)}
+        owned = {key: flats[key].clone() for key in rule.keys_of(server, layout)}
         codings = [coding(False) for _ in workers]
-        centre = _OrderedCentre(order, mine, codings.__getitem__)
+        centre = _OrderedCentre(order, owned, codings.__getitem__)
         centre.reply = Reply(workers=(WorkerProgress(),) * len(workers)).encode()
         centres.append(centre)
     programs = serving_programs(rule, layout, orders)
     for seat, (worker, count) in reversed([*enumerate(zip(workers, steps, strict=True))]):
         worker.rank, worker.exchange = seat, WorkerExchange(len(workers), coding(True))
-        programs.insert(0, tuple(task for number in range(count) for task in rule(Step(number), seat, layout)))
+        programs.insert(0, tuple(task for step in range(count) for task in rule(Step(step), seat, layout)))
     _play(programs, [*workers, *centres], rule.threads(), seed)
     return centres
 
@@ -87,9 +87,9 @@ class _OrderedCentre(Centre):
         super().__init__(*arguments)
         self._order = iter(order)
 
-    def announce(self, number: int, link: Any) -> None:
+    def announce(self, server: int, link: Any) -> None:
         self.worker = next(self._order)
-        super().announce(number, link)
+        super().announce(server, link)
 
 
 def _play(
@@ -117,13 +117,13 @@ class InProcessWorld:
         """Make one end; `given` is a list with a place for each, and `barrier` is of all."""
         self.rank, self.size, self._given, self._barrier = rank, len(given), given, barrier
 
-    def all_gather_object(self, mine: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of ranks."""
-        self._given[self.rank] = mine
+        self._given[self.rank] = value
         self._barrier.wait()
-        found = list(self._given)
+        gathered = list(self._given)
         self._barrier.wait()
-        return found
+        return gathered
 
     def allreduce(
         self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None, op: str = "sum"
@@ -132,20 +132,20 @@ class InProcessWorld:
         if op == "maximum":
             return tensor.copy_(torch.stack(self.all_gather_object(tensor.clone())).amax(0))
         total = torch.zeros_like(tensor)
-        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
-            total += one
+        for term in self.all_gather_object(self._rounded(tensor.clone(), wire)):
+            total += term
         return tensor.copy_(self._rounded(total, wire))
 
     def reduce_scatter(self, tensor: torch.Tensor, _: str = "auto", wire: str | None = None) -> torch.Tensor:
         """Return this rank's chunk of the sum over the ranks. A wire rounds each term."""
         total = torch.zeros_like(tensor)
-        for one in self.all_gather_object(self._rounded(tensor.clone(), wire)):
-            total += one
+        for term in self.all_gather_object(self._rounded(tensor.clone(), wire)):
+            total += term
         return total[slice(*bounds(len(total), self.size, self.rank))]
 
     def all_to_all(self, tensor: torch.Tensor, _: str = "auto") -> torch.Tensor:
         """Return the chunks that the ranks have for this one; the tensor's p chunks are equal."""
-        return torch.cat([one.chunk(self.size)[self.rank] for one in self.all_gather_object(tensor.clone())])
+        return torch.cat([sent.chunk(self.size)[self.rank] for sent in self.all_gather_object(tensor.clone())])
 
     def all_gather(self, shard: torch.Tensor, out: torch.Tensor, _: str = "auto") -> torch.Tensor:
         """Fill `out` with the shards of all ranks, and return it."""
@@ -173,20 +173,20 @@ class InProcessWorld:
         """Wait until all ranks have called this."""
         self.all_gather_object(None)
 
-    def swap(self, mine: torch.Tensor, came: torch.Tensor) -> None:
+    def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
         """Send a tensor to the other one of a pair, and receive its tensor."""
-        came.copy_(self.all_gather_object(mine.clone())[1 - self.rank])
+        received.copy_(self.all_gather_object(sent.clone())[1 - self.rank])
 
     def announce(self, header: torch.Tensor) -> None:
         """Send nothing: whom a server serves next is given in one process."""
 
-    def send(self, mine: torch.Tensor) -> None:
+    def send(self, tensor: torch.Tensor) -> None:
         """Send a tensor to the other one of a pair, which receives."""
-        self.all_gather_object(mine.clone())
+        self.all_gather_object(tensor.clone())
 
-    def receive(self, came: torch.Tensor) -> None:
+    def receive(self, tensor: torch.Tensor) -> None:
         """Receive a tensor from the other one of a pair, which sends."""
-        came.copy_(self.all_gather_object(None)[1 - self.rank])
+        tensor.copy_(self.all_gather_object(None)[1 - self.rank])
 
 
 def carry_out(replicas: Sequence[Any], together: Sequence[Member]) -> None:

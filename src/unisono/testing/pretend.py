@@ -205,7 +205,7 @@ def _outline(op: Any, leaves: list[Any], form: Any) -> tuple[list[Any], Any] | N
         return None
     if not all(output is None or isinstance(output, torch.Tensor) for output in outputs):
         return None
-    positions = {id(one): place for place, one in enumerate(shaped) if isinstance(one, torch.Tensor)}
+    positions = {id(leaf): place for place, leaf in enumerate(shaped) if isinstance(leaf, torch.Tensor)}
     outputs = [positions.get(id(output), output) for output in outputs]
     for place in outputs:
         if isinstance(place, int) and shaped[place].size() != leaves[place].size():
@@ -223,13 +223,13 @@ def _traits(op: Any) -> tuple[bool, bool]:
 
 def _place(op: Any, leaves: list[Any]) -> int:
     """Return the index of the device of the arguments, which have to be on one device."""
-    found = {t.device: None for t in leaves if isinstance(t, torch.Tensor) and (t.dim() or t.device.type == NAME)}
-    if len(found) > 1:
-        names = " and ".join(map(str, found))
+    devices = {t.device: None for t in leaves if isinstance(t, torch.Tensor) and (t.dim() or t.device.type == NAME)}
+    if len(devices) > 1:
+        names = " and ".join(map(str, devices))
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {names}! ({op})"
         )
-    positions = [*found, *(leaf for leaf in leaves if isinstance(leaf, torch.device))]
+    positions = [*devices, *(leaf for leaf in leaves if isinstance(leaf, torch.device))]
     return index_of(positions[0] if positions else None)
 
 
@@ -258,9 +258,11 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
     if outline is None:
         values: list[Any] = []
         _queue(index, tensors, lambda: values.append(op(*hidden_args, **hidden_options))).synchronize()
-        written = {id(one): leaf for one, leaf in zip(hidden, leaves, strict=True)}
+        written = {id(content): leaf for content, leaf in zip(hidden, leaves, strict=True)}
         return pytree.tree_map_only(
-            torch.Tensor, lambda one: _uploaded(one, index) if id(one) not in written else written[id(one)], values[0]
+            torch.Tensor,
+            lambda tensor: _uploaded(tensor, index) if id(tensor) not in written else written[id(tensor)],
+            values[0],
         )
     outputs, output_form = outline
     fresh = {
@@ -278,7 +280,7 @@ def _fallback(op: Any, *args: Any, **options: Any) -> Any:
 
     _queue(index, [*tensors, *fresh.values()], work)
     given = [leaves[output] if isinstance(output, int) else None for output in outputs]
-    return pytree.tree_unflatten([fresh.get(place, one) for place, one in enumerate(given)], output_form)
+    return pytree.tree_unflatten([fresh.get(place, leaf) for place, leaf in enumerate(given)], output_form)
 
 
 def _uploaded(value: torch.Tensor, index: int) -> torch.Tensor:
@@ -408,18 +410,18 @@ def _register(devices: int) -> None:
     Variable._execution_engine = StreamEngine()
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]
     library: Any = torch.library
-    every, ours = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
-    every.fallback(_fallback, "PrivateUse1")
-    every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
+    fallbacks, aten = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
+    fallbacks.fallback(_fallback, "PrivateUse1")
+    fallbacks.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in ("Conjugate", "Negative"):  # which would copy the source first, without end
-        ours.impl("_copy_from", library.fallthrough_kernel, key)
+        aten.impl("_copy_from", library.fallthrough_kernel, key)
     for name, operation in _OPERATIONS.items():
-        ours.impl(name, operation, "PrivateUse1")
+        aten.impl(name, operation, "PrivateUse1")
     empty = functools.partial(_host_empty, library.get_kernel("aten::empty.memory_format", "CPU"))
-    ours.impl("empty.memory_format", empty, "CPU", allow_override=True)
-    ours.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
-    ours.impl("_pin_memory", lambda tensor, _=None: _pin(tensor.clone()), "CPU", allow_override=True)
-    _libraries.extend((every, ours))
+    aten.impl("empty.memory_format", empty, "CPU", allow_override=True)
+    aten.impl("is_pinned", _is_pinned, "CPU", allow_override=True)
+    aten.impl("_pin_memory", lambda tensor, _=None: _pin(tensor.clone()), "CPU", allow_override=True)
+    _libraries.extend((fallbacks, aten))
     try:
         with torch.enable_grad():
             torch.autograd.backward(torch.zeros((), device=f"{NAME}:{devices - 1}", requires_grad=True).neg())

@@ -28,11 +28,11 @@ LATE = Late()
 GENERATORS = [torch.Generator()]
 """A generator of random numbers for each device; once the devices are registered, there are so many."""
 
-_numbers = count(1)
+_stream_ids = count(1)
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 _defaults: dict[int, Stream] = {}
 _calls: dict[int, _BackwardCall] = {}
-_NO_NUMBER = 2**64 - 1  # sequence number of nodes that accumulate gradients
+_NO_SEQUENCE_NR = 2**64 - 1  # sequence number of nodes that accumulate gradients
 
 
 class _Here(threading.local):
@@ -63,10 +63,10 @@ class Stream(torch.Stream):
     queue: Queue
 
     def __new__(cls, device: Any = None, priority: int = 0) -> Stream:  # noqa: ARG004
-        number, index = next(_numbers), index_of(device)
-        stream: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=int(KIND))
+        stream_id, index = next(_stream_ids), index_of(device)
+        stream: Stream = super().__new__(cls, stream_id=stream_id, device_index=index, device_type=int(KIND))
         stream.queue = Queue(index)
-        _streams[number] = stream
+        _streams[stream_id] = stream
         return stream
 
     def record_event(self, event: Any = None) -> Any:
@@ -199,9 +199,9 @@ class _BackwardCall:
         """Hook before the first node: from here on the thread of the nodes can find the call."""
         _calls[torch._C._current_graph_task_id()] = self
 
-    def streams_of(self, number: int) -> list[Stream]:
+    def streams_of(self, sequence_nr: int) -> list[Stream]:
         """Return the streams that were current when the calling thread made the node with this sequence number."""
-        place = bisect_right(self.changes, number, key=itemgetter(0))
+        place = bisect_right(self.changes, sequence_nr, key=itemgetter(0))
         streams = self.changes[place - 1][1] if place else {}
         return [streams.get(index) or default_stream(index) for index in range(len(GENERATORS))]
 
@@ -211,14 +211,14 @@ def _enter_node() -> None:
     node: Any = torch._C._current_autograd_node()
     if node is None:
         return
-    task, number = key = torch._C._current_graph_task_id(), node._sequence_nr()
+    task, sequence_nr = key = torch._C._current_graph_task_id(), node._sequence_nr()
     last, HERE.node = HERE.node, key
     if last == key or task not in _calls:
         return
     call, before = _calls[task], HERE.streams if task == last[0] else {}
-    if number == _NO_NUMBER and before:
+    if sequence_nr == _NO_SEQUENCE_NR and before:
         return  # a gradient is accumulated on the stream that made it
-    streams = call.streams if number == _NO_NUMBER else call.streams_of(number)
+    streams = call.streams if sequence_nr == _NO_SEQUENCE_NR else call.streams_of(sequence_nr)
     HERE.streams = dict(enumerate(streams))
     for index, stream in enumerate(streams):
         LATE.put(stream.queue, call.points[index])
@@ -246,7 +246,7 @@ class StreamEngine(type(Variable._execution_engine)):  # type: ignore[misc]
         finally:
             for hook in hooks:
                 hook.remove()
-            for task in [task for task, other in list(_calls.items()) if other is call]:
+            for task in [task for task, running in list(_calls.items()) if running is call]:
                 del _calls[task]
             HERE.streams, HERE.node = streams, last
             HERE.changes.append((torch._C._autograd._get_sequence_nr(), streams))  # nodes here may have set others

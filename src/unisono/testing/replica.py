@@ -50,18 +50,18 @@ class InProcessReplica:
         self.rank = 0
         """Rank, which the player of several replicas sets."""
         self._batches = iter(batches)
-        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-        self.names, self.parameters = [name for name, _ in named], [one for _, one in named]
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
         self._batch: Batch | None = None
         self._samples, self._weight = 0, 0.0
         self._norm: float | None = None
         self._seen: dict[int, torch.Tensor] = {}
         self._fresh: dict[int, torch.Tensor | None] = {}
-        self._own: dict[int, torch.Tensor | None] = {}
+        self._gradients: dict[int, torch.Tensor | None] = {}
         self._unpacked: dict[int, int] = {}
         self._sent: dict[int, torch.Tensor] = {}
         self._terms: dict[int, Terms] = {}  # of buckets with exact sums
-        self._exact = ExactSums(layout.ranks, self.sums, self._pieces, lambda one, _: one.reshape(-1))
+        self._exact = ExactSums(layout.ranks, self.sums, self._pieces, lambda tensor, _: tensor.reshape(-1))
         self.integers, self.maxima, self.decode = self._exact.integers, self._exact.maxima, self._exact.decode
         self._flat: torch.Tensor | None = None
         self._averaged: dict[int, torch.Tensor | None] = {}
@@ -85,9 +85,9 @@ class InProcessReplica:
                 self.shards = ShardWork(self.layout, self.segments, self.sums, self._weights_of)
                 if self.layout.updates is not Updates.OUTSIDE:
                     self.shards.step = ShardedStep(self.optimizer, self.parameters)
-            for number in task.parameters:
-                self._own[number] = _added(self._own.get(number), self._fresh.pop(number))
-                self._unpacked[number] = len(self.layout.keys_of[number])
+            for index in task.parameters:
+                self._gradients[index] = _added(self._gradients.get(index), self._fresh.pop(index))
+                self._unpacked[index] = len(self.layout.keys_of[index])
         elif task.operation in (op.STEP_LOCAL, op.WAIT_LOCAL):
             self.update_local(task.parameters)
         elif task.operation is STEP:
@@ -106,25 +106,25 @@ class InProcessReplica:
         weight = self._weight if scaled else float(self._weight > 0)
         like, flags = self.read_weights(key), len(self._ranges(key))
         self._sent[key] = like.new_zeros(len(like) + flags)
-        self._terms[key] = [(weight, dict(self._own))]
+        self._terms[key] = [(weight, dict(self._gradients))]
         self._exact.measure(key, self._terms[key])
 
     def pack(self, key: int, scaled: bool = True) -> None:
         weight = self._weight * self._parts(key) if scaled else float(self._weight > 0)
-        parts, there = [], []
-        self.shards.set_presence(key, self._own)
-        for number, first, last in self._ranges(key):
-            own = self._own[number]
-            there.append(own is not None)
-            whole = torch.zeros_like(self.parameters[number]) if own is None else own * weight
-            parts.append(whole.reshape(-1)[first:last])
-            self._unpacked[number] -= 1
-            if not self._unpacked[number]:
-                del self._own[number]
-        self._sent[key] = torch.cat([*parts, torch.tensor(there, dtype=parts[0].dtype)])
+        parts, present = [], []
+        self.shards.set_presence(key, self._gradients)
+        for index, first, last in self._ranges(key):
+            gradient = self._gradients[index]
+            present.append(gradient is not None)
+            full = torch.zeros_like(self.parameters[index]) if gradient is None else gradient * weight
+            parts.append(full.reshape(-1)[first:last])
+            self._unpacked[index] -= 1
+            if not self._unpacked[index]:
+                del self._gradients[index]
+        self._sent[key] = torch.cat([*parts, torch.tensor(present, dtype=parts[0].dtype)])
         if key in self._terms:
             self._exact.pack(key, self._terms[key])
-            integers(self.flags(key)).copy_(torch.tensor(there))
+            integers(self.flags(key)).copy_(torch.tensor(present))
 
     def bucket(self, key: int) -> torch.Tensor:
         return self._sent[key]
@@ -141,35 +141,35 @@ class InProcessReplica:
     def set_grads(self, key: int) -> None:
         if self._terms.pop(key, None):
             self.decode(key, 0, len(self.sums(key)))
-        for flag, (number, first, last, part) in zip(self.flags(key), self._parts_of(key, self.sums(key)), strict=True):
-            whole = self._averaged.get(number)
-            if flag != 0 and whole is None:
-                whole = torch.zeros_like(self.parameters[number])
-            if flag != 0 and whole is not None:
-                whole.view(-1)[first:last] = part
-            self._averaged[number] = None if flag == 0 else whole
+        for flag, (index, first, last, part) in zip(self.flags(key), self._parts_of(key, self.sums(key)), strict=True):
+            average = self._averaged.get(index)
+            if flag != 0 and average is None:
+                average = torch.zeros_like(self.parameters[index])
+            if flag != 0 and average is not None:
+                average.view(-1)[first:last] = part
+            self._averaged[index] = None if flag == 0 else average
 
     def sum_squares(self, world: Any) -> None:
-        found = [
-            float(torch.linalg.vector_norm(one)) ** 2
-            * self._parts((self.layout.keys_of[number] or (0,))[0])
+        squares = [
+            float(torch.linalg.vector_norm(gradient)) ** 2
+            * self._parts((self.layout.keys_of[index] or (0,))[0])
             / self.layout.ranks
-            for number, one in sorted(self._averaged.items())
-            if one is not None
+            for index, gradient in sorted(self._averaged.items())
+            if gradient is not None
         ]
-        self._norm = sum(world.all_gather_object(sum(found))) ** 0.5
+        self._norm = sum(world.all_gather_object(sum(squares))) ** 0.5
 
     def clip(self) -> None:
         self._clip(self._averaged)
 
     def clip_local(self) -> None:
-        self._clip(self._own)
+        self._clip(self._gradients)
 
     def update(self, parameters: Sequence[int]) -> None:
-        self._step({number: self._averaged.pop(number) for number in parameters})
+        self._step({index: self._averaged.pop(index) for index in parameters})
 
     def update_local(self, parameters: Sequence[int]) -> None:
-        self._step({number: self._own.pop(number) for number in parameters})
+        self._step({index: self._gradients.pop(index) for index in parameters})
 
     # Weights and buffers
 
@@ -180,18 +180,18 @@ class InProcessReplica:
         self.write_weights(key, self._sent[key])
 
     def read_weights(self, key: int) -> torch.Tensor:
-        return torch.cat([self.parameters[number].detach().reshape(-1)[a:b] for number, a, b in self._ranges(key)])
+        return torch.cat([self.parameters[index].detach().reshape(-1)[a:b] for index, a, b in self._ranges(key)])
 
     def write_weights(self, key: int, flat: torch.Tensor) -> None:
         with torch.no_grad():
-            for number, first, last, part in self._parts_of(key, flat):
-                self.parameters[number].view(-1)[first:last] = part
+            for index, first, last, part in self._parts_of(key, flat):
+                self.parameters[index].view(-1)[first:last] = part
 
     def fill_bucket(self, key: int, flat: torch.Tensor) -> None:
         self._sent[key] = flat.clone()
 
     def pack_buffers(self) -> None:
-        self._flat = torch.cat([one.reshape(-1).double() for one in self._buffers()])
+        self._flat = torch.cat([buffer.reshape(-1).double() for buffer in self._buffers()])
 
     def buffers(self) -> torch.Tensor:
         assert self._flat is not None, "buffers are packed before they are sent"
@@ -201,10 +201,10 @@ class InProcessReplica:
         """Copy the received floating-point buffers, if any, to the model's."""
         if self._flat is None:
             return
-        at = 0
-        for one in self._buffers():
-            one.copy_(self._flat[at : at + one.numel()].view(one.shape))
-            at += one.numel()
+        start = 0
+        for buffer in self._buffers():
+            buffer.copy_(self._flat[start : start + buffer.numel()].view(buffer.shape))
+            start += buffer.numel()
         self._flat = None
 
     # Shards
@@ -222,12 +222,12 @@ class InProcessReplica:
     @cached_property
     def segments(self) -> dict[int, tuple[PlacedSegment, ...]]:
         """Segments in this rank's shards of the buckets, by key."""
-        found = {}
+        segments = {}
         for key in self.layout.keys:
-            ranges = [(number, here.start, here.stop, part.start) for number, here, part in self._pieces(key)]
+            ranges = [(index, here.start, here.stop, part.start) for index, here, part in self._pieces(key)]
             group = self.layout.group_of(key, self.rank)
-            found[key] = segments_of(ranges, ranges[-1][2], len(group), group.index(self.rank))
-        return found
+            segments[key] = segments_of(ranges, ranges[-1][2], len(group), group.index(self.rank))
+        return segments
 
     def _weights_of(self, segment: Segment) -> torch.Tensor:
         return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
@@ -235,36 +235,37 @@ class InProcessReplica:
     # Parts
 
     def _buffers(self) -> list[torch.Tensor]:
-        return [one for one in self.model.buffers() if one.is_floating_point()]
+        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     def _compute(self) -> None:
         """Compute the gradients of the batch, with the weights that the forward pass has read."""
         self._fresh = dict.fromkeys(range(len(self.parameters)))
         if self._batch is None:
             return
-        weights = {self.names[number]: one for number, one in self._seen.items()}
-        found = functional_call(self.model, weights, (self._batch.inputs,))
+        weights = {self.names[index]: weight for index, weight in self._seen.items()}
+        outputs = functional_call(self.model, weights, (self._batch.inputs,))
         order = sorted(self._seen)
-        loss = self.loss(found, self._batch.labels)
-        gradients = torch.autograd.grad(loss, [self._seen[number] for number in order], allow_unused=True)
+        loss = self.loss(outputs, self._batch.labels)
+        gradients = torch.autograd.grad(loss, [self._seen[index] for index in order], allow_unused=True)
         self._fresh |= dict(zip(order, gradients, strict=True))
 
     def _step(self, gradients: dict[int, torch.Tensor | None]) -> None:
-        for number, gradient in gradients.items():
-            self.parameters[number].grad = gradient
+        for index, gradient in gradients.items():
+            self.parameters[index].grad = gradient
         self.optimizer.step()
-        for number in gradients:
-            self.parameters[number].grad = None
+        for index in gradients:
+            self.parameters[index].grad = None
 
     def _clip(self, gradients: dict[int, torch.Tensor | None]) -> None:
         assert self.layout.clip is not None, "a program without clip has no clip task"
-        found = [one for _, one in sorted(gradients.items()) if one is not None]  # one order of sums on all ranks
-        if not found:
+        # one order of sums on all ranks
+        present = [gradient for _, gradient in sorted(gradients.items()) if gradient is not None]
+        if not present:
             return  # no rank had a batch
-        own = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one) for one in found]))
-        factor = min(1.0, self.layout.clip / ((float(own) if self._norm is None else self._norm) + 1e-6))
-        for one in found:
-            one.mul_(factor)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in present]))
+        factor = min(1.0, self.layout.clip / ((float(norm) if self._norm is None else self._norm) + 1e-6))
+        for gradient in present:
+            gradient.mul_(factor)
 
     def _parts(self, key: int) -> int:
         """Return the number of parts that the parameters of a bucket are split into over the ranks."""
@@ -273,23 +274,22 @@ class InProcessReplica:
     def _ranges(self, key: int) -> list[tuple[int, int, int]]:
         """Return the parameters in a bucket, each with its first and last element (exclusive) there."""
         bucket = self.layout.bucket(key)
-        whole = tuple((0, self.parameters[number].numel()) for number in bucket.parameters)
+        full = tuple((0, self.parameters[index].numel()) for index in bucket.parameters)
         return [
-            (number, first, last)
-            for number, (first, last) in zip(bucket.parameters, bucket.ranges or whole, strict=True)
+            (index, first, last) for index, (first, last) in zip(bucket.parameters, bucket.ranges or full, strict=True)
         ]
 
     def _pieces(self, key: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield these with their places in the bucket."""
-        at = 0
-        for number, first, last in self._ranges(key):
-            yield number, slice(at, at := at + last - first), slice(first, last)
+        start = 0
+        for index, first, last in self._ranges(key):
+            yield index, slice(start, start := start + last - first), slice(first, last)
 
     def _parts_of(self, key: int, flat: torch.Tensor) -> Iterator[tuple[int, int, int, torch.Tensor]]:
         """Yield these with the part of a flat tensor that is theirs."""
-        for number, here, part in self._pieces(key):
-            yield number, part.start, part.stop, flat[here]
+        for index, here, part in self._pieces(key):
+            yield index, part.start, part.stop, flat[here]
 
 
-def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    return other if one is None else one if other is None else one + other
+def _added(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    return second if first is None else first if second is None else first + second

@@ -73,7 +73,7 @@ def reduction_of(op: Any) -> Reduction:
     if kind == Kind.PREMUL_SUM:
         return Reduction("sum", op.factor)
     if kind not in REDUCTIONS:
-        known = ", ".join(one.name for one in (*REDUCTIONS, Kind.PREMUL_SUM))
+        known = ", ".join(reduction.name for reduction in (*REDUCTIONS, Kind.PREMUL_SUM))
         raise TensorError(f"cannot reduce by {kind}; there are {known}")
     return REDUCTIONS[kind]
 
@@ -161,10 +161,10 @@ def reduce_list(
     with Checks(group, "reduce_scatter"):
         check_parts(group, parts, output.dtype, "reduce_scatter")
         check_output(group, output, "reduce_scatter")
-        own = parts[group.rank].numel()
-        if own != output.numel():
+        length = parts[group.rank].numel()
+        if length != output.numel():
             raise TensorError(
-                f"rank {group.rank}: reduce_scatter of an own part of {own} x {name_of(output.dtype)} into "
+                f"rank {group.rank}: reduce_scatter of an own part of {length} x {name_of(output.dtype)} into "
                 f"{output.numel()}; make them equally long"
             )
     lengths = [part.numel() for part in parts]
@@ -222,14 +222,14 @@ def allreduce_sparse(group: Group, tensor: torch.Tensor, reduction: Reduction) -
     with Checks(group, "all_reduce"):
         if reduction.op != "sum" or tensor.layout is not torch.sparse_coo:
             raise TensorError(f"rank {group.rank}: a {tensor.layout} tensor can only be summed, and only as sparse COO")
-    own = reduction.before(tensor.detach(), copy=True).coalesce()
+    source = reduction.before(tensor.detach(), copy=True).coalesce()
     counts = torch.empty(group.size, dtype=torch.int64, device="cpu")
-    all_gather(group, torch.tensor([own._nnz()], device="cpu"), counts)
+    all_gather(group, torch.tensor([source._nnz()], device="cpu"), counts)
     lengths = counts.tolist()
-    indices = [own.indices().new_empty(own.indices().shape[0], length) for length in lengths]
-    values = [own.values().new_empty(length, *own.values().shape[1:]) for length in lengths]
-    all_gather_v(group, own.indices(), indices)
-    all_gather_v(group, own.values(), values)
+    indices = [source.indices().new_empty(source.indices().shape[0], length) for length in lengths]
+    values = [source.values().new_empty(length, *source.values().shape[1:]) for length in lengths]
+    all_gather_v(group, source.indices(), indices)
+    all_gather_v(group, source.values(), values)
     total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), tensor.shape).coalesce()
     reduction.after(total, group.size)
     with torch.no_grad():

@@ -37,14 +37,14 @@ class SharedBucketReducer(ReducerBase):  # type: ignore[misc]  # untyped
         bucket_indices: Any,
         per_bucket_size_limits: Any,
         process_group: Any,
-        *others: Any,
+        *arguments: Any,
         **named: Any,
     ) -> None:
         maker = sys._getframe(1).f_back  # DistributedDataParallel's __init__, or __setstate__ without init_sync
         self._collective = maker is not None and maker.f_locals.get("init_sync", False)
         self._memory = self._memory_of(process_group)
         with self._memory:
-            super().__init__(params, bucket_indices, per_bucket_size_limits, process_group, *others, **named)
+            super().__init__(params, bucket_indices, per_bucket_size_limits, process_group, *arguments, **named)
 
     @_disable_dynamo  # as the C++ method is not traced either
     def _rebuild_buckets(self) -> bool:

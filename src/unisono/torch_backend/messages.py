@@ -104,7 +104,7 @@ class Message(Work):
             watch = self._messages.watch
             anyone = [rank for rank in range(queue.size) if rank != queue.rank]
             peers = anyone if self._peer == MPI.ANY_SOURCE else [self._peer]
-            if watch is not None and peers and not [one for one in peers if not watch.has_ended(queue.calls, one)]:
+            if watch is not None and peers and not [peer for peer in peers if not watch.has_ended(queue.calls, peer)]:
                 ended = f"rank {peers[0]} has ended its program" if len(peers) == 1 else "all others have ended"
                 raise BackendError(f"{self._description}: {ended}")
 
@@ -260,32 +260,32 @@ class Messages:
             self._undelivered = True  # late ranks will still send their message
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             raise BackendError(f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {milliseconds}")
-        for other in range(1, self.queue.size):
-            self._post(other, RELEASED)
+        for peer in range(1, self.queue.size):
+            self._post(peer, RELEASED)
 
     def _missing(self, end: float, wait_all_ranks: bool) -> list[int]:
         """Return the ranks that have not arrived by then; only the first, unless `wait_all_ranks`."""
         missing = []
-        for other in range(1, self.queue.size):
-            if not self._received(other, ARRIVED, end):
-                missing.append(other)
+        for peer in range(1, self.queue.size):
+            if not self._received(peer, ARRIVED, end):
+                missing.append(peer)
                 if not wait_all_ranks:
                     break
         return missing
 
-    def _post(self, other: int, what: int) -> None:
+    def _post(self, peer: int, what: int) -> None:
         """Send a word of a barrier without a wait."""
         word = np.array([self._barriers])
         self._posted = [(request, sent) for request, sent in self._posted if not request.Test()]
-        self._posted.append((self.comm.Isend(word, other, self._highest - what), word))
+        self._posted.append((self.comm.Isend(word, peer, self._highest - what), word))
 
-    def _received(self, other: int, what: int, end: float) -> bool:
+    def _received(self, peer: int, what: int, end: float) -> bool:
         """Return True if the word of another rank arrives in time."""
         word = np.zeros(1, np.int64)
-        request = self.comm.Irecv(word, other, self._highest - what)
+        request = self.comm.Irecv(word, peer, self._highest - what)
         wait_until(lambda: request.Test() or time.monotonic() > end, lambda: None)
         if request != MPI.REQUEST_NULL and not request.Test():
             request.Cancel()
             request.Wait()
             return False
-        return bool(word[0] >= self._barriers) or self._received(other, what, end)
+        return bool(word[0] >= self._barriers) or self._received(peer, what, end)

@@ -60,7 +60,7 @@ class MpiJob:
                 "torchrun or by itself"
             )
         ranks: Sequence[int] = creation.global_ranks_in_group
-        members = [self._mpi_ranks[number] for number in ranks]
+        members = [self._mpi_ranks[global_rank] for global_rank in ranks]
         self._meet(creation, members)
         if not ranks:
             self._mpi_ranks = members = self._gather_mpi_ranks(store, rank, size)
@@ -73,7 +73,7 @@ class MpiJob:
         """
         store, rank, watch, time_out = creation.store, creation.group_rank, self.world.watch, creation.timeout
         made = store.add(f"made/{rank}", 1)  # a later group may have the same name
-        keys, failed = [f"made/{made}/{other}" for other in range(creation.group_size)], f"failed/{made}"
+        keys, failed = [f"made/{made}/{peer}" for peer in range(creation.group_size)], f"failed/{made}"
         where = f"rank {rank} of {creation.group_size}: the creation of group {creation.group_id}"
         store.set(keys[rank], "")
         begun = checked = time.monotonic()
@@ -83,8 +83,8 @@ class MpiJob:
             over = now - begun > time_out.total_seconds()
             if over or now - checked > PEER_CHECK_SECONDS:
                 checked, calls = now, self.world._group.calls
-                missing = [other for other, key in enumerate(keys) if not store.check([key])]
-                ended = [one for one in missing if members and watch and watch.has_ended(calls, members[one])]
+                missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
+                ended = [peer for peer in missing if members and watch and watch.has_ended(calls, members[peer])]
                 if missing and (over or ended):
                     why = f"ranks {ended} have ended" if ended else f"Timed out after {time_out.total_seconds():g} s"
                     store.set(failed, "")
@@ -100,7 +100,7 @@ class MpiJob:
             pairs = self.world.comm.allgather((rank, self.world.rank))
             return [mpi_rank for _, mpi_rank in sorted(pairs)]
         store.set(f"unisono/{rank}", str(self.world.rank))
-        return [int(store.get(f"unisono/{number}")) for number in range(size)]
+        return [int(store.get(f"unisono/{group_rank}")) for group_rank in range(size)]
 
     def group(self, name: str, members: Sequence[int]) -> Group:
         """Return the group of these MPI ranks, which create it together.

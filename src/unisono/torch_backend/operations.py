@@ -129,16 +129,16 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     @collective("reduce")
     def reduce(self, tensors: Tensors, opts: Any = None) -> None:
         """Reduce a tensor over all ranks into the root's, in place."""
-        reduction, root, own = _reduction(opts), _root(opts), tensors[0].detach()
-        source = reduction.before(own, copy=True)
+        reduction, root, tensor = _reduction(opts), _root(opts), tensors[0].detach()
+        source = reduction.before(tensor, copy=True)
         if self.options.wire == EXACT:
             source = allreduce(self._group, source.clone(), "auto", EXACT, reduction.op)
         else:
             reduce(self._group, source, root, reduction.op)
         if self._group.rank == root:
             reduction.after(source, self._group.size)
-            if source is not own:
-                own.copy_(source)
+            if source is not tensor:
+                tensor.copy_(source)
 
     def _reduce_all(self, tensor: torch.Tensor, reduction: Reduction) -> None:
         tensor = tensor.detach()
@@ -185,11 +185,11 @@ class CollectiveOperations(GroupBase):  # type: ignore[misc]  # untyped
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> None:  # noqa: ARG002
         """Gather several tensors of every rank; outputs[r] receives those of rank r, in the order of `inputs`."""
         with Checks(self._group, "all_gather_coalesced"):
-            own = range(self._group.rank * len(inputs), (self._group.rank + 1) * len(inputs))
-            pairs = list(zip(own, range(len(inputs)), strict=True))
+            own_outputs = range(self._group.rank * len(inputs), (self._group.rank + 1) * len(inputs))
+            pairs = list(zip(own_outputs, range(len(inputs)), strict=True))
             check_memory(self._group, "all_gather_coalesced", tensors_in(outputs), inputs, pairs)
-        for number, tensor in enumerate(inputs):
-            gather_list(self._group, [parts[number] for parts in outputs], tensor)
+        for index, tensor in enumerate(inputs):
+            gather_list(self._group, [parts[index] for parts in outputs], tensor)
 
     @collective("all_gather_into_tensor")
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> None:  # noqa: ARG002

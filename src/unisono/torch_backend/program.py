@@ -82,9 +82,9 @@ def environment_of(world: World) -> dict[str, str]:
 
 def _free_port() -> int:
     """Return a port that nobody listens on now, for programs that open one of their own."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 class StandIns:

@@ -69,8 +69,8 @@ def name(group: Any = None) -> str:
     """
     import torch.distributed as dist  # noqa: PLC0415
 
-    found = dist.group.WORLD if group is None else group
-    return NAME if hasattr(found, "stands_in") else str(dist.get_backend(found))
+    process_group = dist.group.WORLD if group is None else group
+    return NAME if hasattr(process_group, "stands_in") else str(dist.get_backend(process_group))
 
 
 def register_with_torch() -> None:

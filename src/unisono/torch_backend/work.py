@@ -66,16 +66,17 @@ class Work(WorkBase):  # type: ignore[misc]  # untyped
 
         What a thread that has waited for this work computes there follows the action.
         """
-        there = [one for one in tensors if not is_on_host(one) and one.layout is torch.strided]
-        if not there:  # none has memory of a device: refused, or sparse
+        on_device = [tensor for tensor in tensors if not is_on_host(tensor) and tensor.layout is torch.strided]
+        if not on_device:  # none has memory of a device: refused, or sparse
             return action
-        streams = self._streams = streams_of(there[0].device)
+        streams = self._streams = streams_of(on_device[0].device)
         computed = streams.record()
 
         def act() -> None:
             with streams.apart(computed) as stream:
-                for one in there:  # by its memory: a lazy negative cannot be recorded
-                    torch.empty(0, dtype=one.dtype, device=one.device).set_(one.untyped_storage()).record_stream(stream)
+                for tensor in on_device:  # by its memory: a lazy negative cannot be recorded
+                    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                    alias.set_(tensor.untyped_storage()).record_stream(stream)
                 action()
                 self._filled = streams.record()
 

@@ -237,8 +237,8 @@ class Audit:
         rechecks = [one for one in chosen if cuts[one.share] < cuts[one.share + 1]]
         if not rechecks and self._record is None:
             return self._trainer.step(inputs, labels, whole, seed)
-        begin = cuts[self._virtual.own.start]
-        rows = {share: slice(cuts[share] - begin, cuts[share + 1] - begin) for share in self._virtual.own}
+        begin = cuts[self._virtual.shares.start]
+        rows = {share: slice(cuts[share] - begin, cuts[share + 1] - begin) for share in self._virtual.shares}
         samples = {share: (inputs[at], labels[at]) for share, at in rows.items() if at.start < at.stop}
         audited, mine = AuditedStep(step, seed, rechecks, samples), RankHashes()
         if rechecks:

@@ -140,7 +140,7 @@ def _who_trained(home: Path, name: str, seats: SeatCounts) -> set[int]:
     if not reply.orders & Order.SAVE or len(reply.workers) != seats.workers:
         return set()  # nobody trains any more beside the final centre
     events = read_events(home, 0) if 0 in logged_servers(home) else []
-    return set(range(seats.workers)) - dead_before(events, reply.number)
+    return set(range(seats.workers)) - dead_before(events, reply.exchanges)
 
 
 def cuts_to_try(cuts: Mapping[int, Collection[int]], snapshots: Sequence[Collection[int]]) -> list[int]:
@@ -212,7 +212,7 @@ def begin_replay(seats: SeatCounts, source: Path) -> Beginning:
         for event in read_events(source, server):
             if "inexact" in event:
                 raise CheckpointError(f"{source} cannot be replayed: {event['inexact']}")
-    orders = tuple(tuple(read_order(source, server, reply.number)) for server, reply in enumerate(cut.replies))
+    orders = tuple(tuple(read_order(source, server, reply.exchanges)) for server, reply in enumerate(cut.replies))
     note = f"replays {sum(map(len, orders))} exchanges of {source}"
     return replace(begin_new(seats), notes=(note,), recorded=orders)
 
@@ -246,9 +246,9 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
         states = tuple(afresh(one, lacking) for one in states)
         note = f"worker {', '.join(map(str, lacking))} left no snapshot: it begins at the centre"
     inexact = _why_inexact(alike, lacking, rule.exchange.wire, seats.servers)
-    numbers = [one.number for one in cut.replies]
+    numbers = [one.exchanges for one in cut.replies]
     notes = world.call_on_root(lambda: discard_after(home, centre.step, numbers, inexact, cut.damaged))
-    notes.append(f"resumes after {first.number} exchanges, {centre.step} steps of all workers")
+    notes.append(f"resumes after {first.exchanges} exchanges, {centre.step} steps of all workers")
     notes += [f"{note}, without state of the optimizer"] if note else []
     return Beginning(states, tuple(notes), seconds=first.elapsed, snapshot=mine)
 

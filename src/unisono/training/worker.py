@@ -122,7 +122,7 @@ class WorkerPlayer(EventPlayer):
             load_rank(run.trainer, self.counters.step, snapshot.weights, snapshot.optimizer)
         thread = None
         if server is not None:  # an error in it ends all ranks, as one of the engine's threads does
-            thread = threading.Thread(target=server.run, name=f"{THREAD_PREFIX}server {server.number}")
+            thread = threading.Thread(target=server.run, name=f"{THREAD_PREFIX}server {server.index}")
             thread.start()
         with SignalHandlers(self.ask, run.end_at_once, run.display.log) as self.signals:
             try:

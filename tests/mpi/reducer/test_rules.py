@@ -132,7 +132,7 @@ def test_a_step_that_calls_that_of_its_base_class_is_one(world: World) -> None:
         optimizer.step()
     reducer = reducer_of(model)
     assert reducer is not None
-    assert reducer.programs.number == 3
+    assert reducer.programs.step == 3
 
 
 def test_a_trainer_of_a_model_whose_loop_was_its_own(world: World) -> None:
@@ -169,7 +169,7 @@ def test_another_optimizer_takes_the_place_of_one(world: World, rule: LocalSGD |
     assert reducer is not None
     if isinstance(rule, LocalSGD):
         first.step()
-        assert reducer.programs.number == 8, "the first one's steps no longer count"
+        assert reducer.programs.step == 8, "the first one's steps no longer count"
 
 
 def test_a_step_that_is_compiled_averages_weights_and_buffers(world: World) -> None:
@@ -332,7 +332,7 @@ def test_an_optimizer_is_left_with_the_model(group: World) -> None:
     second = reducer_of(model)
     assert first is not None
     assert second is not None
-    assert (first.programs.number, second.programs.number) == (1, 1)
+    assert (first.programs.step, second.programs.step) == (1, 1)
 
 
 def test_a_rank_that_leaves_out_a_step_is_told_how(group: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def plant(kind: str, run: Run, patch: pytest.MonkeyPatch) -> None:
     if kind == "weight":
         flip(last.weight)
     elif kind == "product":
-        calls = iter([*[False] * len(virtual.own), True])  # shares of another rank come first
+        calls = iter([*[False] * len(virtual.shares), True])  # shares of another rank come first
         last.register_forward_hook(lambda _, __, output: flip(output) if next(calls, False) else None)
     elif kind == "gradient":
         measure = HashedSums.measure
