@@ -58,7 +58,7 @@ MAX_LINES = {
     "measure": 1_500,
     "models": 776,
     "network": 1_791,
-    "optimizers": 524,
+    "optimizers": 511,
     "papers": 663,
     "plan": 3_535,
     "reducer": 4_058,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 343
+MAX_FILES = 342
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),

@@ -31,7 +31,7 @@ import torch
 
 from unisono.errors import UsageError
 from unisono.network.choice import LIBRARY
-from unisono.optimizers.build import make_optimizer
+from unisono.optimizers import make_optimizer
 from unisono.plan.collective_costs import check_ranks
 from unisono.plan.exchange_cost import ExchangeCost, exchange_cost
 from unisono.plan.layer_plan import PART, Split

@@ -35,7 +35,7 @@ from unisono.errors import RecipeError
 from unisono.files import naming_os_errors
 from unisono.launch import available_cores
 from unisono.models import make_network
-from unisono.optimizers.build import make_optimizer
+from unisono.optimizers import make_optimizer
 from unisono.plan.layer_plan import ParallelPlan
 from unisono.plan.planned_run import MAX_DECODING_THREADS
 from unisono.processor import HOST, processor
