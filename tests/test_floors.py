@@ -64,11 +64,11 @@ MAX_LINES = {
     "reducer": 4_058,
     "rules": 1_193,
     "schedules": 1_653,
-    "step": 2_862,
+    "step": 2_851,
     "tensor_parallel": 1_011,
     "testing": 1_684,
     "torch_backend": 2_090,
-    "training": 7_498,
+    "training": 7_497,
     "transports": 3_088,
     "view": 984,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 342
+MAX_FILES = 341
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
