@@ -17,8 +17,7 @@ import numpy as np
 
 from unisono.asynchronous.messages import WorkerHeader
 from unisono.data.order import steps_of
-from unisono.training.learning_rate import rate_of_step
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, rate_of_step
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,13 @@ from unisono.training.recipe import (
     ParallelRecipe,
     Recipe,
     find_recipe,
+    make_rule,
     parse_recipe,
     read_as,
     threads_of,
     to_dict,
 )
-from unisono.training.recipe_check import about_virtual_ranks, make_rule
+from unisono.training.recipe_check import about_virtual_ranks
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index

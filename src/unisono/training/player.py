@@ -39,11 +39,10 @@ from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.events import CopyState, Draw, Event, RunPoint, Save, Snapshot, Stop, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
-from unisono.training.learning_rate import rate_of_step
 from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.memory_copies import MemoryCopies
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, rate_of_step
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.state import check_change, discard_newer, made_on, resume_run, states_of

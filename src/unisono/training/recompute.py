@@ -20,8 +20,7 @@ from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
 from unisono.training.events import Draw, RunPoint, TrainStep, fixed_order
 from unisono.training.player import EventPlayer, Run, TogetherPlayer
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_check import make_rule
+from unisono.training.recipe import Recipe, make_rule
 from unisono.training.run import make_parts
 from unisono.training.state import load_checkpoint, made_on
 from unisono.world import World

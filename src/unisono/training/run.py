@@ -25,8 +25,8 @@ from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
 from unisono.training.player import EventPlayer, Run, TogetherPlayer, TrainOptions
-from unisono.training.recipe import AuditRecipe, Recipe, threads_of
-from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
+from unisono.training.recipe import AuditRecipe, Recipe, make_rule, own_rule, threads_of
+from unisono.training.recipe_check import check_run, describe_unused, describe_wire, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
 from unisono.training.state import check_alike
 from unisono.training.timeline import Timeline

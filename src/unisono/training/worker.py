@@ -51,9 +51,8 @@ from unisono.training.cut import (
     worker_folder,
 )
 from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
-from unisono.training.learning_rate import rate_at
 from unisono.training.player import EventPlayer, Run, Timer
-from unisono.training.recipe import Recipe
+from unisono.training.recipe import Recipe, rate_at
 from unisono.training.recorder import KINDS
 from unisono.training.signals import STOPPED, SignalHandlers
 from unisono.training.state import check_change, load_rank
