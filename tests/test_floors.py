@@ -48,7 +48,7 @@ MAX_LINES = {
     "bench": 1_565,
     "cli": 2_551,
     "collectives": 4_052,
-    "compute": 1_223,
+    "compute": 1_256,
     "data": 6_334,
     "elastic": 1_205,
     "engine": 618,
@@ -68,7 +68,7 @@ MAX_LINES = {
     "tensor_parallel": 1_011,
     "testing": 1_684,
     "torch_backend": 2_090,
-    "training": 7_487,
+    "training": 7_411,
     "transports": 3_088,
     "view": 984,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 340
+MAX_FILES = 337
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
@@ -88,7 +88,7 @@ SPLIT_LAYERS = {
     "plan/run_plan.py": {"WITH_SPLITS", "_with_split_layers", "split_inputs"},
     "plan/planned_run.py": {"memory_with"},
     "training/planned_run.py": {"split_model_of"},
-    "training/build.py": {"choose_layers"},
+    "training/run.py": {"choose_layers"},
     "data_parallel.py": {"SPLIT_LOOP", "_plan_by_prediction"},
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""

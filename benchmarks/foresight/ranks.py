@@ -37,7 +37,7 @@ from unisono.tables import parse
 from unisono.training.foresight import planned_prediction
 from unisono.training.planned_run import TRACED_SAMPLES as TRACED
 from unisono.training.planned_run import traced_network
-from unisono.training.recorder import KINDS
+from unisono.training.trainer import KINDS
 from unisono.world import World
 
 EVEN_BATCH = 24

@@ -152,7 +152,7 @@ def _end_before_training(number: int, _frame: FrameType | None) -> None:
 def _run_as_rank(settings: Recipe, **options: Any) -> None:
     """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.device import open_device
-    from unisono.training.player import TrainOptions
+    from unisono.training.run import TrainOptions
     from unisono.training.run import train as train_on_rank
 
     open_device(settings.compute.device, local_rank_started(os.environ))

@@ -58,12 +58,11 @@ from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step
 from unisono.tables import as_json
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
-from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
-from unisono.training.trainer import Trainer
+from unisono.training.trainer import KINDS, SEQUENTIAL_KINDS, Trainer
 
 if TYPE_CHECKING:
-    from unisono.training.player import Run
+    from unisono.training.run import Run
 
 MAX_NUMBERS_KEPT = 1 << 24
 """Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""
