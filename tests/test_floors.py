@@ -46,7 +46,7 @@ MAX_LINES = {
     ".": 3_252,
     "asynchronous": 1_084,
     "bench": 1_565,
-    "cli": 2_551,
+    "cli": 2_550,
     "collectives": 4_052,
     "compute": 1_256,
     "data": 6_334,
@@ -60,7 +60,7 @@ MAX_LINES = {
     "network": 1_791,
     "optimizers": 511,
     "papers": 663,
-    "plan": 3_535,
+    "plan": 3_499,
     "reducer": 4_058,
     "rules": 1_193,
     "schedules": 1_653,
@@ -68,7 +68,7 @@ MAX_LINES = {
     "tensor_parallel": 1_011,
     "testing": 1_684,
     "torch_backend": 2_090,
-    "training": 7_411,
+    "training": 7_409,
     "transports": 3_088,
     "view": 984,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 337
+MAX_FILES = 334
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),

@@ -21,9 +21,8 @@ from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split, make_plan
 from unisono.plan.machines import find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
-from unisono.plan.run_plan import plan_run
+from unisono.plan.run_plan import RunPlan, plan_run
 from unisono.plan.run_report import layers_of
-from unisono.plan.run_row import RunPlan
 from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from unisono.device import synchronize
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
-from unisono.plan.layer_costs import computing_in_order
 from unisono.plan.layer_plan import COLUMN, ROW, ParallelPlan, Split
+from unisono.plan.planned_run import computing_in_order
 from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, allreduce_cost, choose_splits
 from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
 from unisono.processor import HOST

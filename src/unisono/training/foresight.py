@@ -47,11 +47,10 @@ from unisono.foresight.seal import (
     write_seal,
 )
 from unisono.plan.choose import Candidate, StepParts, is_searched, parts_of
-from unisono.plan.exchange_cost import FREE
+from unisono.plan.collective_costs import FREE
 from unisono.plan.machines import find_machine, machine_file
 from unisono.plan.planned_run import PlannedRun
-from unisono.plan.run_plan import predict_run
-from unisono.plan.run_row import INTERVAL_SHARE
+from unisono.plan.run_plan import INTERVAL_SHARE, predict_run
 from unisono.plan.trials import TrialChoice
 from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.step.predict import predict

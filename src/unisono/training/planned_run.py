@@ -33,10 +33,9 @@ from unisono.data.pack.layout import TEST_SPLITS, TRAIN_SPLITS, check_installed,
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
-from unisono.plan.layer_costs import at_rate_of
 from unisono.plan.layer_plan import AUTO, Split, make_plan
 from unisono.plan.machines import MachineFacts, changed_machine
-from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
+from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
 from unisono.plan.split import LayerFacts, SplitModel
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.processor import HOST
