@@ -27,7 +27,7 @@ from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
-from unisono.tensor_parallel.choose_plan import inputs_of
+from unisono.tensor_parallel.choose_plan import inputs_of, split_model_of
 from unisono.training.planned_run import (
     SampleRecipe,
     example_of,
@@ -36,7 +36,6 @@ from unisono.training.planned_run import (
     run_on_ranks,
     sample_shape,
     samples_of,
-    split_model_of,
     traced_network,
     what_if,
 )
@@ -63,7 +62,7 @@ def planned_by(rule: str) -> tuple[PlannedRun, list[RunPlan]]:
 
 
 def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel:
-    return split_model_of(ParallelRecipe(ranks, layers or {}), BSP(), "sgd", NETWORK, TRACED)
+    return split_model_of(layers or {}, ranks, BSP(), "sgd", NETWORK, TRACED)
 
 
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
@@ -224,10 +223,10 @@ def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) ->
 
 def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
     for rule, optimizer, what in ((LocalSGD(), "sgd", "LocalSGD does not"), (BSP(), "lamb", "lamb needs")):
-        model = split_model_of(ParallelRecipe(), rule, optimizer, NETWORK, TRACED)
+        model = split_model_of({}, 0, rule, optimizer, NETWORK, TRACED)
         assert not splits_of(model)
         with pytest.raises(UsageError, match=rf"\[parallel\] names layers, but {what} "):
-            split_model_of(ParallelRecipe(2, {"fc": "column"}), rule, optimizer, NETWORK, TRACED)
+            split_model_of({"fc": "column"}, 2, rule, optimizer, NETWORK, TRACED)
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:
