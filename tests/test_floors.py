@@ -58,15 +58,15 @@ MAX_LINES = {
     "measure": 1_500,
     "models": 776,
     "network": 1_791,
-    "optimizers": 511,
+    "optimizers": 501,
     "papers": 663,
     "plan": 3_499,
-    "reducer": 4_058,
+    "reducer": 4_060,
     "rules": 1_193,
     "schedules": 1_653,
-    "step": 2_851,
+    "step": 2_850,
     "tensor_parallel": 1_031,
-    "testing": 1_684,
+    "testing": 1_683,
     "torch_backend": 2_090,
     "training": 7_385,
     "transports": 3_088,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 334
+MAX_FILES = 333
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
