@@ -46,9 +46,9 @@ MAX_LINES = {
     ".": 3_252,
     "asynchronous": 1_085,
     "bench": 1_555,
-    "cli": 2_554,
+    "cli": 2_552,
     "collectives": 4_048,
-    "compute": 1_223,
+    "compute": 1_256,
     "data": 6_315,
     "elastic": 1_205,
     "engine": 600,
@@ -58,17 +58,17 @@ MAX_LINES = {
     "measure": 1_503,
     "models": 776,
     "network": 1_801,
-    "optimizers": 524,
+    "optimizers": 501,
     "papers": 663,
-    "plan": 3_535,
-    "reducer": 4_065,
+    "plan": 3_499,
+    "reducer": 4_067,
     "rules": 1_195,
     "schedules": 1_653,
-    "step": 2_858,
-    "tensor_parallel": 1_011,
-    "testing": 1_686,
+    "step": 2_846,
+    "tensor_parallel": 1_031,
+    "testing": 1_685,
     "torch_backend": 2_091,
-    "training": 7_494,
+    "training": 7_381,
     "transports": 3_123,
     "view": 984,
     "wires": 274,
@@ -76,7 +76,7 @@ MAX_LINES = {
 """Lines that each room may have, with docstrings; "." has the modules that are in none. What needs more makes something
 else simpler; what has become smaller is entered here. The goal is 40,000 in 330 files."""
 
-MAX_FILES = 335
+MAX_FILES = 325
 
 FILES_OF_SPLIT_LAYERS = (
     *(SOURCE / "tensor_parallel").glob("*.py"),
@@ -87,13 +87,12 @@ FILES_OF_SPLIT_LAYERS = (
 SPLIT_LAYERS = {
     "plan/run_plan.py": {"WITH_SPLITS", "_with_split_layers", "split_inputs"},
     "plan/planned_run.py": {"memory_with"},
-    "training/planned_run.py": {"split_model_of"},
-    "training/build.py": {"choose_layers"},
+    "training/run.py": {"choose_layers"},
     "data_parallel.py": {"SPLIT_LOOP", "_plan_by_prediction"},
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_499
+MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

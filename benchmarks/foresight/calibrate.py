@@ -2,7 +2,7 @@
 
 python benchmarks/foresight/calibrate.py SEED FOLDER
 
-The interval of a plan is that error (`plan/run_row.py`). Runs that calibrate have another seed than those that judge.
+The interval of a plan is that error (`plan/run_plan.py`). Runs that calibrate have another seed than those that judge.
 Writes `calibration.jsonl`, a ledger of the predictions made again beside the measurements.
 """
 

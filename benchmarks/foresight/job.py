@@ -24,7 +24,7 @@ import unisono
 from unisono.plan.machines import MachineFacts, find_machine
 from unisono.plan.planned_run import PlannedRun
 from unisono.plan.run_plan import predict_run
-from unisono.plan.run_row import job_seconds, slurm_time
+from unisono.plan.run_report import job_seconds, slurm_time
 
 
 def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:
@@ -34,7 +34,7 @@ def predict(job: JobDraw, machine: MachineFacts, path: Path) -> None:
     machine = slept_machine(machine, layers, cluster, 0.0)
     rule, samples = rule_named(run.rule, run.wire), run.batch * cluster.ranks
     planned = PlannedRun(machine, layers, TRACED, rule, samples, cluster.ranks)
-    row = predict_run(planned).row
+    row = predict_run(planned)[0]
     steps = round(60 * job.minutes / row.step)
     seconds = job_seconds(replace(planned, epoch_samples=steps * samples), row)
     asked = slurm_time(seconds.total)

@@ -28,16 +28,15 @@ from unisono.errors import UsageError
 from unisono.foresight.ledger import LEDGER, LedgerEntry, append, read
 from unisono.foresight.seal import Measurement, RunFacts, SealedPrediction, measure
 from unisono.models import input_shape
-from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import EfficiencyFacts, MachineFacts, find_machine
-from unisono.plan.planned_run import PlannedRun
+from unisono.plan.planned_run import PlannedRun, product_seconds
 from unisono.plan.trace import TracedLayer
 from unisono.rules import BSP, BaseRule, Exchange, find_rule
 from unisono.tables import parse
 from unisono.training.foresight import planned_prediction
 from unisono.training.planned_run import TRACED_SAMPLES as TRACED
 from unisono.training.planned_run import traced_network
-from unisono.training.recorder import KINDS
+from unisono.training.trainer import KINDS
 from unisono.world import World
 
 EVEN_BATCH = 24

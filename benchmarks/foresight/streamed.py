@@ -92,8 +92,8 @@ def predict(streamed: StreamedRun, probed: MachineFacts) -> dict[str, float]:
     machine = replace(machine, node=replace(machine.node, flops=RANKS * flops))
     rule, minibatch = rule_named("bsp", ""), RANKS * streamed.run.batch
     run = PlannedRun(machine, layers, TRACED, rule, minibatch, ranks_per_node=RANKS)
-    alone = predict_run(run).row
-    row = predict_run(replace(run, samples=SampleFacts(nbytes=SIDE * SIDE, from_disk=True))).row
+    alone = predict_run(run)[0]
+    row = predict_run(replace(run, samples=SampleFacts(nbytes=SIDE * SIDE, from_disk=True)))[0]
     return {"step": row.step, "low": row.low, "high": row.high, "alone": alone.step, "reading": row.reading}
 
 

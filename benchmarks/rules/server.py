@@ -30,9 +30,9 @@ from unisono.asynchronous.link import MpiLink
 from unisono.rules import EASGD
 from unisono.rules.asynchronous import serving_programs
 from unisono.step import operations as op
-from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs, fit
 from unisono.step.layout import Layout
+from unisono.step.predict import Clock
 from unisono.step.program import Step
 from unisono.world import World
 

@@ -15,7 +15,7 @@ from unisono.network import price
 from unisono.papers.figures import PaperPrediction
 from unisono.placement import regular
 from unisono.plan.machines import find_machine
-from unisono.plan.run_row import epoch_seconds
+from unisono.plan.run_plan import epoch_seconds
 from unisono.schedules import find
 
 IMAGENET = 1_200_000

@@ -16,10 +16,9 @@ from benchmarks.seeds.register_blocks import forward_efficiency, grad_weight_eff
 from benchmarks.seeds.theirs import Predictions, theirs
 
 from unisono.papers.figures import PaperPrediction
-from unisono.plan.layer_costs import product_seconds
 from unisono.plan.machines import MachineFacts, NetworkRow, find_machine
-from unisono.plan.run_plan import plan_run
-from unisono.plan.run_row import RunPlan, epoch_seconds
+from unisono.plan.planned_run import product_seconds
+from unisono.plan.run_plan import RunPlan, epoch_seconds, plan_run
 from unisono.training.planned_run import plan_recipe, planned_run
 
 C5 = ConvolutionLoops(512, 1024, (12, 12), (3, 3))

@@ -9,7 +9,7 @@ from benchmarks.seeds.theirs import Predictions, theirs
 
 from unisono.network import Network
 from unisono.papers.figures import PaperPrediction
-from unisono.plan.exchange_cost import network_of
+from unisono.plan.collective_costs import network_of
 from unisono.plan.machines import find_machine
 
 SPEEDUPS, SHARES = "swcaffe-figure-10", "swcaffe-figure-11"

@@ -18,7 +18,7 @@ from unisono.asynchronous.messages import (
     decode_reply,
     reply_length,
 )
-from unisono.training.recorder import KINDS
+from unisono.training.trainer import KINDS
 
 COUNT = st.integers(0, 1 << 50)
 REAL = st.floats(allow_nan=False)

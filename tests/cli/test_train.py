@@ -29,8 +29,8 @@ from unisono.errors import LaunchError
 from unisono.launch import MALLOC_ENVIRONMENT, launch_environment
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import checkpoint_names
-from unisono.training.recorder import KINDS
 from unisono.training.signals import REPEAT_SECONDS
+from unisono.training.trainer import KINDS
 
 SHORT_RUN = ("--set", "training.epochs=3")
 LEAN = tuple(

@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,20 @@ from torch import Tensor
 
 from unisono.compute import convolution_plan
 from unisono.compute.algorithms import ALGORITHMS, DEFAULT
-from unisono.compute.convolution_plan import ConvolutionPlan, best_of, key_of, machine, merge, read_plan, write_plan
+from unisono.compute.convolution_plan import (
+    ConvolutionPlan,
+    best_of,
+    key_of,
+    load_plan,
+    machine,
+    merge,
+    read_plan,
+    save_plan,
+    write_plan,
+)
 from unisono.compute.geometry import ConvolutionAlgorithm, Geometry, Pass
-from unisono.errors import TableError
+from unisono.errors import TableError, UsageError
+from unisono.processor import processor
 
 LAYER = Geometry(1, 4, 4, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
 
@@ -200,3 +213,77 @@ def test_a_plan_of_format_3_is_read_and_rewritten(tmp_path: Path) -> None:
     write_plan(path, here, {"b forward": {DEFAULT: 4.0}})
     (entry,) = json.loads(path.read_text())
     assert entry == {"machine": here, "measured": {**converted, "b forward": {DEFAULT: 4.0}}}
+
+
+HERE = machine(processor().name)
+
+
+class Alone:
+    """A world of one rank."""
+
+    def call_on_root(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+WORLD: Any = Alone()
+
+
+def test_a_new_run_knows_nothing() -> None:
+    assert load_plan("", None, WORLD) == ConvolutionPlan()
+
+
+def test_a_resumed_run_computes_as_it_began(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own.json", tmp_path / "shared.json"
+    write_plan(own, HERE, {"a": {DEFAULT: 1.0}})
+    write_plan(shared, HERE, {"b": {DEFAULT: 1.0}})
+    found = load_plan(str(shared), own, WORLD)
+    assert found.measured == {"a": {DEFAULT: 1.0}}
+    assert not found.frozen, "layers that have become others are tried"
+
+
+def test_what_several_runs_share_is_taken_up_and_added_to(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.json"
+    write_plan(shared, HERE, {"b": {DEFAULT: 1.0}})
+    found = load_plan(str(shared), tmp_path / "none.json", WORLD)
+    assert found.measured == {"b": {DEFAULT: 1.0}}
+    assert not found.frozen
+
+
+def test_a_plan_of_another_machine_is_made_anew(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    write_plan(own, {**HERE, "threads": -1}, {"a": {DEFAULT: 1.0}})
+    assert load_plan("", own, WORLD) == ConvolutionPlan()
+
+
+def test_it_is_kept_with_the_run_and_for_others(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own.json", tmp_path / "deep" / "shared.json"
+    save_plan(str(shared), own, ConvolutionPlan({"a": {DEFAULT: 1.0}}), WORLD)
+    assert read_plan(own, HERE) == read_plan(shared, HERE) == {"a": {DEFAULT: 1.0}}
+
+
+def test_timings_of_other_runs_stay(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own.json", tmp_path / "shared.json"
+    elsewhere = {**HERE, "threads": -1}
+    write_plan(shared, elsewhere, {"a": {DEFAULT: 2.0}})
+    write_plan(shared, HERE, {"b": {DEFAULT: 1.0}})
+    save_plan(str(shared), own, ConvolutionPlan({"a": {DEFAULT: 1.0}}), WORLD)
+    assert read_plan(own, HERE) == {"a": {DEFAULT: 1.0}}
+    assert read_plan(shared, HERE) == {"a": {DEFAULT: 1.0}, "b": {DEFAULT: 1.0}}
+    assert read_plan(shared, elsewhere) == {"a": {DEFAULT: 2.0}}
+
+
+def test_a_plan_without_timings_is_not_written(tmp_path: Path) -> None:
+    save_plan("", tmp_path / "own.json", ConvolutionPlan(), WORLD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write .*file/plan.json"):
+        save_plan("", tmp_path / "file" / "plan.json", ConvolutionPlan({"a": {DEFAULT: 1.0}}), WORLD)
+
+
+def test_a_plan_that_could_not_be_written_is_reported_before_any_timing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write the plan .*: Is a directory"):
+        load_plan(str(tmp_path), None, WORLD)
+    assert list(tmp_path.parent.glob("*.partial")) == []

@@ -12,7 +12,7 @@ from tests.plan.test_run_plan import MACHINE, network
 from tests.plan.test_run_plan import RUN as PLANNED
 
 from unisono.plan.choose import Candidate, PredictionInputs, Setting, candidates, predicted
-from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.collective_costs import exchange_cost
 from unisono.plan.run_plan import plan_run
 from unisono.plan.trials import LARGEST_ERROR, NOMINAL_SHARE, WIDER_SHARE, TrialChoice
 from unisono.processor import ProcessorUse

@@ -21,7 +21,7 @@ from unisono.measure.probes import (
     product_probe,
 )
 from unisono.placement import place
-from unisono.plan.layer_costs import shape_of_product
+from unisono.plan.planned_run import shape_of_product
 from unisono.plan.trace import trace
 
 FIRST: Any = SimpleNamespace(rank=0, node=0, placement=place([0, 0]))

@@ -20,8 +20,7 @@ from unisono.errors import UsageError
 from unisono.foresight.ledger import read
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs, candidates, layout_of
-from unisono.plan.exchange_cost import exchange_cost
-from unisono.plan.layer_costs import computing_of
+from unisono.plan.collective_costs import exchange_cost
 from unisono.plan.layer_plan import COLUMN, ROW, Split, make_plan
 from unisono.plan.machines import (
     CollectiveRow,
@@ -33,9 +32,12 @@ from unisono.plan.machines import (
     NodeFacts,
     changed_machine,
 )
-from unisono.plan.planned_run import PlannedRun, SampleFacts, memory_with
+from unisono.plan.planned_run import PlannedRun, SampleFacts, computing_of, memory_with
 from unisono.plan.run_plan import (
+    INTERVAL_ERROR,
+    INTERVAL_SHARE,
     WITH_SPLITS,
+    RunPlan,
     even_cost,
     inputs_of,
     plan_run,
@@ -43,7 +45,6 @@ from unisono.plan.run_plan import (
     split_inputs,
     update_seconds,
 )
-from unisono.plan.run_row import INTERVAL_ERROR, INTERVAL_SHARE, RunPlan
 from unisono.plan.split import LayerFacts, SplitInputs, SplitModel, predict_splits, sent_of
 from unisono.plan.trace import TracedLayer, trace
 from unisono.rules import BSP, EASGD, BaseRule, Exchange, LocalSGD, Sharded

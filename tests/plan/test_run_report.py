@@ -8,25 +8,33 @@ from dataclasses import replace
 import pytest
 from tests.plan.test_split import SLOW, cd_dnn, inputs, layer_of
 
+from unisono.compute.convolution_plan import AUTOTUNE_REPETITIONS
+from unisono.plan.choose import BUCKET_VARIANTS, overlaps_of
 from unisono.plan.layer_plan import make_plan
-from unisono.plan.machines import EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
+from unisono.plan.machines import DiskFacts, EfficiencyFacts, LinkFacts, MachineFacts, NetworkRow, NodeFacts
 from unisono.plan.planned_run import PlannedRun, RankMemory, SampleFacts, unknown_rates
+from unisono.plan.run_plan import RunPlan
 from unisono.plan.run_report import (
+    AUTOTUNE_CALLS,
+    DISK_BANDWIDTH,
+    MEASURED_STEPS,
+    TRIALS,
     as_data,
     as_lines,
     changed_rules,
     compare,
     comparison_data,
     comparison_lines,
+    job_seconds,
     last_worthwhile,
     layer_lines,
     planned_layers,
+    slurm_time,
     worthwhile,
 )
-from unisono.plan.run_row import RunPlan
 from unisono.plan.split import choose_splits, sent_of
 from unisono.plan.trace import TracedLayer
-from unisono.rules import BSP
+from unisono.rules import BSP, LocalSGD
 
 MACHINE = MachineFacts("example", NodeFacts(flops=1e12), link=LinkFacts(1e9), assumed={"link.bandwidth": "a guess"})
 
@@ -270,3 +278,70 @@ def test_the_lines_are_a_table() -> None:
     assert head.split()[:5] == ["layer", "kind", "GFLOP", "weights", "parallelism"]
     assert "column 4 gives part" in "\n".join(rest)
     assert norm.split()[-2:] == ["9.6e-05", "MB"]
+
+
+LAYERS = [
+    TracedLayer(
+        "0",
+        "Linear",
+        forward_flops=625_000_000,
+        backward_flops=1,
+        parameter_bytes=100_000_000,
+        gradient_bytes=100_000_000,
+    )
+]
+"""A forward pass of 2 samples takes 0.625 ms, of 16 samples 5 ms."""
+
+JOB = PlannedRun(MACHINE, LAYERS, 2, BSP(), 64, 4, epoch_samples=3840, test_samples=640, epochs=100)
+NOT_SEARCHED = replace(JOB, rule=LocalSGD(every=4))
+
+
+def test_the_worked_example_of_wall_time() -> None:
+    found = job_seconds(JOB, FOUR)
+    assert found == pytest.approx((20, 0, 0.3125, 339, 5, 200))
+    assert found.total == pytest.approx(564.3125)
+    assert slurm_time(found.total) == "0-00:10:00"
+
+
+def test_nothing_is_tuned_on_one_rank_or_where_nothing_is_searched() -> None:
+    assert job_seconds(JOB, replace(FOUR, ranks=1)).tuning == job_seconds(NOT_SEARCHED, FOUR).tuning == 0
+    assert job_seconds(replace(NOT_SEARCHED, autotunes=True), FOUR).tuning == AUTOTUNE_CALLS * FOUR.computing
+
+
+def test_samples_are_read_once_and_decoded_in_tests() -> None:
+    machine = replace(MACHINE, disk=DiskFacts(1e6))
+    run = replace(JOB, machine=machine, samples=SampleFacts(nbytes=1000), ranks_per_node=2)
+    found = job_seconds(run, replace(FOUR, ranks=8, samples=8, decoding=0.08))
+    assert found.pack == pytest.approx(3840 * 1000 / 4 / 1e6)
+    assert found.checkpoints == pytest.approx(100 * 200e6 / 1e6)
+    assert found.tests == pytest.approx(100 * 80 * (2 * 0.3125e-3 + 0.01))
+
+
+def test_checkpoints_within_an_epoch_count() -> None:
+    each = 200e6 / DISK_BANDWIDTH
+    for every, number in ((0, 1), (59, 2), (60, 1), (20, 3), (1, 60)):
+        run = replace(JOB, epochs=1, checkpoint_every=every)
+        assert job_seconds(run, FOUR).checkpoints == pytest.approx(number * each)
+
+
+def test_a_checkpoint_has_the_state_of_each_rank_where_they_differ_which_passes_the_links() -> None:
+    memory = FOUR.memory._replace(weights=1e8, gathered=8e8)
+    machine = replace(MACHINE, link=LinkFacts(1e9))
+    run = replace(NOT_SEARCHED, machine=machine, epochs=1, ranks_per_node=2)
+    found = job_seconds(run, replace(FOUR, ranks=8, memory=memory))
+    assert found.checkpoints == pytest.approx(9e8 / DISK_BANDWIDTH + 6e8 / 1e9)
+
+
+def test_the_constants_are_those_of_a_run() -> None:
+    # others in other buckets: finer, coarser and equal ones
+    assert len(overlaps_of(BSP())) + len(BUCKET_VARIANTS) + 1 == TRIALS
+    assert MEASURED_STEPS == 5  # step 0 and steps 1 to 4
+    assert AUTOTUNE_CALLS % (1 + AUTOTUNE_REPETITIONS) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(1, "0-00:01:00"), (60, "0-00:01:00"), (61, "0-00:02:00"), (3600, "0-01:00:00"), (108_000, "1-06:00:00")],
+)
+def test_slurm_reads_days_hours_minutes(seconds: float, expected: str) -> None:
+    assert slurm_time(seconds) == expected

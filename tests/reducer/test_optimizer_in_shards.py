@@ -11,7 +11,7 @@ import torch
 from tests.reducer.test_bucket_memory import Allocator
 
 from unisono.errors import UsageError
-from unisono.optimizers.segments import Segment
+from unisono.optimizers.sharded import Segment
 from unisono.reducer.bucket_memory import BucketMemory
 from unisono.reducer.buffers import Buffers
 from unisono.reducer.control import Agreement, ControlMessage

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from unisono.rules import BSP, EASGD
 from unisono.rules.asynchronous import random_arrivals
-from unisono.step.clock import play_in_random_order
 from unisono.step.layout import even_layout
+from unisono.step.predict import play_in_random_order
 from unisono.step.program import Step
 
 

@@ -13,9 +13,9 @@ from unisono.errors import StepError, UsageError
 from unisono.rules import EASGD, Exchange
 from unisono.rules.asynchronous import serving_programs
 from unisono.rules.easgd import SWAP
-from unisono.step.clock import Clock
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Layout, even_layout
+from unisono.step.predict import Clock
 from unisono.step.program import Arrival, Step, StepProgram
 from unisono.step.verify import verify
 from unisono.view.step import draw, picture_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.schedules.pieces import bounds
-from unisono.step.clock import Member
+from unisono.step.predict import Member
 from unisono.step.program import COMMUNICATION, Operation, Role, Task
 from unisono.testing.play import InProcessWorld, carry_out
 

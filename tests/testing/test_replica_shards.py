@@ -15,7 +15,7 @@ from tests.testing.test_replica import CLASSES, FEATURES, NAMES, Net, close, lay
 from torch import nn
 
 from unisono.optimizers import LAMB, LARS
-from unisono.optimizers.segments import Segment, cut, dense_strides, join
+from unisono.optimizers.sharded import Segment, cut, dense_strides, join
 from unisono.rules import BSP, Exchange, Sharded
 from unisono.step.layout import Bucket, Layout, Updates
 from unisono.step.overlaps import OVERLAPS

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from unisono.training.learning_rate import POLICIES, rate_at, rate_of_step
-from unisono.training.recipe import OptimizerRecipe, Recipe, parse_recipe
+from unisono.training.recipe import POLICIES, OptimizerRecipe, Recipe, parse_recipe, rate_at, rate_of_step
 
 
 def options(**keys: Any) -> OptimizerRecipe:

@@ -21,14 +21,13 @@ from unisono.placement import one_rank_per_node
 from unisono.plan.layer_plan import Split, make_plan
 from unisono.plan.machines import find_machine
 from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts
-from unisono.plan.run_plan import plan_run
+from unisono.plan.run_plan import RunPlan, plan_run
 from unisono.plan.run_report import layers_of
-from unisono.plan.run_row import RunPlan
 from unisono.plan.split import GroupLinks, LinkCosts, SplitModel, choose_splits
 from unisono.plan.trace import trace
 from unisono.rules import BSP, Exchange, LocalSGD
 from unisono.step.costs import Cost
-from unisono.tensor_parallel.choose_plan import inputs_of
+from unisono.tensor_parallel.choose_plan import inputs_of, split_model_of
 from unisono.training.planned_run import (
     SampleRecipe,
     example_of,
@@ -37,12 +36,10 @@ from unisono.training.planned_run import (
     run_on_ranks,
     sample_shape,
     samples_of,
-    split_model_of,
     traced_network,
     what_if,
 )
-from unisono.training.recipe import ParallelRecipe, find_recipe, read_recipe
-from unisono.training.recipe_check import make_rule
+from unisono.training.recipe import ParallelRecipe, find_recipe, make_rule, read_recipe
 
 MACHINE = find_machine("aws_c4_8xlarge")
 DEEP = plan_recipe(None, "cd_dnn", ["training.batch=256", "samples.train=2560"])
@@ -65,7 +62,7 @@ def planned_by(rule: str) -> tuple[PlannedRun, list[RunPlan]]:
 
 
 def model_of(layers: Mapping[str, str] | str = "", ranks: int = 0) -> SplitModel:
-    return split_model_of(ParallelRecipe(ranks, layers or {}), BSP(), "sgd", NETWORK, TRACED)
+    return split_model_of(layers or {}, ranks, BSP(), "sgd", NETWORK, TRACED)
 
 
 def splits_of(model: SplitModel, cost: Cost = SLOW) -> dict[str, str]:
@@ -226,10 +223,10 @@ def test_splits_that_cannot_be_planned(layers: Mapping[str, str], words: str) ->
 
 def test_nothing_is_split_where_weights_have_to_be_whole() -> None:
     for rule, optimizer, what in ((LocalSGD(), "sgd", "LocalSGD does not"), (BSP(), "lamb", "lamb needs")):
-        model = split_model_of(ParallelRecipe(), rule, optimizer, NETWORK, TRACED)
+        model = split_model_of({}, 0, rule, optimizer, NETWORK, TRACED)
         assert not splits_of(model)
         with pytest.raises(UsageError, match=rf"\[parallel\] names layers, but {what} "):
-            split_model_of(ParallelRecipe(2, {"fc": "column"}), rule, optimizer, NETWORK, TRACED)
+            split_model_of({"fc": "column"}, 2, rule, optimizer, NETWORK, TRACED)
 
 
 def test_a_data_set_of_the_package_is_decoded_already() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from unisono.training.progress import ProgressDisplay
-from unisono.training.recorder import KINDS
+from unisono.training.trainer import KINDS
 
 METRICS = {"epoch": 1, "loss": 0.5, "test_accuracy": 0.981, "samples_per_second": 1234.5}
 SPLIT = {"loading": 1.0, "computing": 7.0, "waiting": 2.0, "communicating": 5.0, "updating": 0.5}

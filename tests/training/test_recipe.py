@@ -11,19 +11,20 @@ import tomli_w
 from unisono.errors import RecipeError
 from unisono.models import MODELS
 from unisono.rules import EASGD, RULES, own_options
-from unisono.training.learning_rate import rate_at
 from unisono.training.recipe import (
     FOLDER,
     Recipe,
     RuleRecipe,
     differences,
     find_recipe,
+    make_rule,
     names,
     parse_recipe,
+    rate_at,
     read_recipe,
     to_dict,
 )
-from unisono.training.recipe_check import check_run, describe_unused, make_rule
+from unisono.training.recipe_check import check_run, describe_unused
 
 RECIPES = Path(__file__).parents[2] / "src" / "unisono" / "recipes"
 DIGITS = RECIPES / "digits.toml"

@@ -18,10 +18,10 @@ from unisono.rules import BSP, DiLoCo, Exchange, LocalSGD
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names
 from unisono.training.cut import centre_checkpoint
-from unisono.training.events import RunPoint
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.run_directory import METRICS, add_metrics
 from unisono.training.state import (
+    RunPoint,
     check_alike,
     check_change,
     discard_newer,

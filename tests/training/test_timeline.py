@@ -18,11 +18,10 @@ from unisono.plan.choose import PredictionInputs, Setting, layout_of, predicted
 from unisono.rules import BSP
 from unisono.step import operations as op
 from unisono.step import program
-from unisono.step.clock import TaskSpan
 from unisono.step.costs import Computing, Cost, Costs
 from unisono.step.layout import Bucket
 from unisono.step.overlaps import OVERLAPS
-from unisono.step.predict import steady_step
+from unisono.step.predict import TaskSpan, steady_step
 from unisono.step.program import Operation, Task
 from unisono.training import timeline as collecting
 from unisono.training.timeline import (

@@ -63,8 +63,7 @@ def case_of(
     from unisono.lab.plan import parse_rate
     from unisono.network import shaped
     from unisono.network.choice import read_table
-    from unisono.plan.collective_costs import CollectiveCase, check_ranks
-    from unisono.plan.exchange_cost import placement_of, uneven_of
+    from unisono.plan.collective_costs import CollectiveCase, check_ranks, placement_of, uneven_of
     from unisono.plan.machines import find_machine
 
     _check_network({"--machine": machine, "--table": table, "--rate": rate}, latency, oversubscribe)

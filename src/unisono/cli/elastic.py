@@ -12,8 +12,7 @@ import typer
 from unisono.cli.ranks import make_folder, refuse_launcher
 from unisono.errors import UsageError
 from unisono.rules.asynchronous import has_servers
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_check import make_rule
+from unisono.training.recipe import Recipe, make_rule
 from unisono.user_function import is_user_function
 
 if TYPE_CHECKING:

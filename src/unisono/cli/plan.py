@@ -19,8 +19,8 @@ from unisono.formats import MAX_DIGITS
 if TYPE_CHECKING:
     from unisono.plan.machines import MachineFacts
     from unisono.plan.planned_run import PlannedRun
+    from unisono.plan.run_plan import RunPlan
     from unisono.plan.run_report import PlannedLayer
-    from unisono.plan.run_row import RunPlan
     from unisono.training.planned_run import PlanRecipe
 
 

@@ -115,7 +115,7 @@ def predict(
     check_installed()
     keep_memory()
     from unisono.device import choose_device
-    from unisono.training.build import DTYPES, context_of
+    from unisono.training.run import DTYPES, context_of
     from unisono.training.scoring.evaluate import forward_of, load_network, read_run
     from unisono.training.scoring.predict import FilePrediction, open_inputs
     from unisono.training.scoring.predict import predict as predict_files

@@ -18,8 +18,8 @@ from unisono.errors import UsageError
 from unisono.launch import keep_memory, local_rank_started, rank_started, ranks_started
 from unisono.rules.asynchronous import has_servers
 from unisono.training import run_directory
-from unisono.training.recipe import Recipe, differences, find_recipe, read_recipe
-from unisono.training.recipe_check import check_run, make_rule, survives_deaths
+from unisono.training.recipe import Recipe, differences, find_recipe, make_rule, read_recipe
+from unisono.training.recipe_check import check_run, survives_deaths
 from unisono.training.run_directory import report_if_finished
 from unisono.user_function import is_user_function
 from unisono.witness import LISTENER_VARIABLE
@@ -152,7 +152,7 @@ def _end_before_training(signum: int, _frame: FrameType | None) -> None:
 def _run_as_rank(settings: Recipe, **options: Any) -> None:
     """Run as one of the ranks; `options` are those of `TrainOptions`."""
     from unisono.device import open_device
-    from unisono.training.player import TrainOptions
+    from unisono.training.run import TrainOptions
     from unisono.training.run import train as train_on_rank
 
     open_device(settings.compute.device, local_rank_started(os.environ))

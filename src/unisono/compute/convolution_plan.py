@@ -30,6 +30,8 @@ from unisono.compute.geometry import Geometry, Pass
 from unisono.device import module_of
 from unisono.errors import TableError
 from unisono.files import naming_os_errors, temporary_beside, write_atomically
+from unisono.processor import processor
+from unisono.world import World
 
 MIN_AUTOTUNED_OPERATIONS = 100_000_000
 """Operations of a pass up to which the library's algorithm is used without timing."""
@@ -199,6 +201,37 @@ def check_plan(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with temporary_beside(path) as temporary:
             temporary.touch()
+
+
+def load_plan(shared: str, own: Path | None, world: World) -> ConvolutionPlan:
+    """Return a plan with the convolution timings known so far; missing ones are measured later.
+
+    A resumed run uses only its `own` file if that has timings, so that it computes as it began; otherwise the file
+    that several runs share is read ("": none). Raises UsageError where that could not be written. Collective.
+    """
+
+    def read() -> dict[str, Times]:
+        here = machine(processor().name)
+        before = {} if own is None else read_plan(own, here)
+        if not shared:
+            return before
+        check_plan(Path(shared))
+        return before or read_plan(Path(shared), here)
+
+    return ConvolutionPlan(world.call_on_root(read))
+
+
+def save_plan(shared: str, own: Path, plan: ConvolutionPlan, world: World) -> None:
+    """Write the measured timings into a run's own file, and add them to the shared one. Collective."""
+
+    def write() -> None:
+        here = machine(processor().name)
+        for path in (own, *([Path(shared)] if shared else [])):
+            with naming_os_errors(f"cannot write {path}"):
+                write_plan(path, here, plan.measured)
+
+    if plan.measured:
+        world.call_on_root(write)
 
 
 def _plans(path: Path) -> list[dict[str, Any]]:

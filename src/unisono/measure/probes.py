@@ -46,7 +46,7 @@ from unisono.measure.links import Links
 from unisono.measure.timing import LONG_CALL_SECONDS, MAX_TRIALS, collective_call
 from unisono.network.choice import ChoiceRow
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.exchange_cost import BYTES_OF_A_SUM
+from unisono.plan.collective_costs import BYTES_OF_A_SUM
 from unisono.plan.machines import BFLOAT16, CONVOLUTION_KIND, FLOAT32, FLOAT32_WIRE, LINEAR_KIND
 from unisono.wires import encoded_share
 from unisono.world import World

@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.optimizers.segments import State
+State = dict[str, Any]
+"""State of an optimizer for a parameter, or options of a group, by name."""
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):

@@ -1,7 +1,7 @@
 """Plan of a run before it starts: on each number of nodes its step, speedup and memory, by prediction.
 
-    layers ─ layer_costs ──▶ needed, ready ─┐
-    machine ─ exchange_cost ─▶ a collective ─┼─── choose ────▶ overlap, buckets ─ predict ─▶ step ─▶ row (`run_row.py`)
+    layers ─ computing_of ─▶ needed, ready ─┐
+    machine ─ exchange_cost ─▶ a collective ─┼─── choose ────▶ overlap, buckets ─ predict ─▶ step ─▶ row
     weights ─ bucket_layout ─▶ buckets ─────┘
 
 `docs/planning.md` has the parts of a step; its update is that step without any communication, less computing.
@@ -17,30 +17,58 @@ prediction, with the tasks of split layers in the program (`split.py`) and their
 
 A run that chooses its layers (`plan="auto"`) measures what stands on the left, and then goes through the same
 functions.
+
+**Row** of a plan: a predicted step with its loading, its interval, its speedup and its bottleneck.
+
+    predicted step ─┐
+    loading ────────┼─▶ step ─▶ speedup over one node, epoch
+    error ──────────┘     └──▶ from, to
+
+**Interval** (`docs/planning.md` has its source): no step is below its computing and updates, nor below its loading.
+
+Worked example: 25 ms of computing and 25 ms of communication on 4 nodes: 50 ms, from 47.6 ms to 52.4 ms. With one
+node at 100 ms the speedup is 2, the efficiency 50%. If a batch takes 52 ms to decode, the step takes 52 ms, from 52 ms.
+
+**Bottleneck**, as a sentence: memory that is too small, samples that come too late, else the longest of the step's
+parts; before it the slow link that costs most. All ranks wait for a slow link: a step of 100 ms that is one of 71 ms
+without node 3's slow link loses 29 ms to it.
+
+step   │ computing 12 ms │ communication 30 ms │ update 1 ms │       communication: of its collectives' 36 ms, 30 ms
+                                                                     are bytes on links and 6 ms are latency
+batch  │ decoding 60 ms ────────────────────────────────────────▶│    starved: decoding 60 ms, a step without it 43 ms
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from math import ceil, isclose
 
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import (
     MEASURED_BUCKET_BYTES,
     Candidate,
     PredictionInputs,
+    StepParts,
     candidates,
     initial_setting,
     is_searched,
+    parts_of,
     predicted,
     sizes_of,
 )
-from unisono.plan.exchange_cost import exchange_cost, placement_of, uneven_of
-from unisono.plan.layer_costs import computing_of
-from unisono.plan.planned_run import PlannedRun, check_run, memory_with, rank_memory
-from unisono.plan.run_row import RunPlan, parts_with_loading, row_of, slow_link
+from unisono.plan.collective_costs import FREE, exchange_cost, placement_of, uneven_of
+from unisono.plan.layer_plan import Split
+from unisono.plan.planned_run import (
+    PlannedRun,
+    RankMemory,
+    check_run,
+    computing_of,
+    least_step,
+    memory_with,
+    rank_memory,
+)
 from unisono.plan.split import (
     GroupLinks,
     LayerFacts,
@@ -54,6 +82,12 @@ from unisono.plan.split import (
 from unisono.step.costs import Cost, fit
 from unisono.step.rule import RankState
 
+INTERVAL_ERROR = 0.048
+"""Error relative to the predicted step that 9 of 10 runs of `benchmarks/foresight/calibration` do not exceed."""
+
+INTERVAL_SHARE = 0.9
+"""Nominal share of runs, 0 to 1, whose step lies in the interval."""
+
 MAX_BUCKETS = 128
 """Largest number of buckets that a plan tries: a run tries more for a large model, which takes long to play."""
 
@@ -66,13 +100,46 @@ COLLECTIVES_OF_A_SHARD = 3
 WITH_SPLITS = " + split layers"
 """Words behind those of a rule whose layers are split."""
 
+LEAST_COST = 0.01
+"""Share of a step from which a slow link is named."""
 
-class PredictedRun(NamedTuple):
-    """Row of a run, and the step that was played for it."""
 
-    row: RunPlan
-    inputs: PredictionInputs
-    played: Candidate
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(StepParts):
+    """Prediction of a run by one rule on a number of nodes. Times are seconds of a step, sizes bytes of a rank."""
+
+    rule: str
+    nodes: int
+    ranks: int
+    samples: int
+    """Samples of the rank that has most."""
+    overlap: str
+    bucket_bytes: int
+    schedule: str
+    """Schedule of large buckets; empty where nothing goes over a link."""
+    communicating: float
+    """Seconds in which a collective runs, hidden or not."""
+    low: float
+    high: float
+    speedup: float
+    memory: RankMemory
+    bottleneck: str
+    epoch: float | None
+    wire: str = "float32"
+    """Number format of gradients between nodes."""
+    reading: float = 0.0
+    """Seconds in which a node reads the step's samples, beside training."""
+    decoding: float = 0.0
+    """Seconds in which a node decodes them, beside training."""
+    split: Mapping[str, Split] = field(default_factory=dict)
+    """Split of each layer by its name; empty: data parallelism."""
+    basis: str = ""
+    """Basis of the cost of exchanges (`collective_costs.BASES`); empty where nothing goes over a link."""
+
+    @property
+    def efficiency(self) -> float:
+        """Speedup over the number of nodes."""
+        return self.speedup / self.nodes
 
 
 def plan_run(run: PlannedRun, nodes: Sequence[int]) -> list[RunPlan]:
@@ -84,14 +151,15 @@ def plan_run(run: PlannedRun, nodes: Sequence[int]) -> list[RunPlan]:
     alone = _alone(run)
     rows, split_rows = list[RunPlan](), list[RunPlan]()
     for here in (replace(run, nodes=count) for count in nodes):
-        found = predict_run(here, alone)
-        rows.append(found.row)
-        split_rows += _with_split_layers(here, found, alone)
+        row, inputs, _ = predict_run(here, alone)
+        rows.append(row)
+        split_rows += _with_split_layers(here, row, inputs, alone)
     return rows + split_rows
 
 
-def predict_run(run: PlannedRun, alone: float | None = None) -> PredictedRun:
-    """Return the prediction of a run whose layers are whole, in the setting that it chooses with these times.
+def predict_run(run: PlannedRun, alone: float | None = None) -> tuple[RunPlan, PredictionInputs, Candidate]:
+    """Return the row of a run whose layers are whole, in the setting that it chooses with these times, and what was
+    played for it.
 
     `alone` are the seconds of that step on one node, with its loading; None: they are predicted as well. Raises
     UsageError as `check_run`.
@@ -105,7 +173,7 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> PredictedRun:
     without = predict_step(run, even_cost(run))[1].prediction.step if slow else 0.0
     if slow and (words := slow_link(slow, played.prediction.step, without)):
         row = replace(row, bottleneck=f"{words}; {row.bottleneck}")
-    return PredictedRun(row, inputs, played)
+    return row, inputs, played
 
 
 def predict_step(run: PlannedRun, cost: Cost) -> tuple[PredictionInputs, Candidate]:
@@ -177,19 +245,19 @@ def even_cost(run: PlannedRun) -> Cost:
     return fit(MEASURED_BUCKET_BYTES, found)
 
 
-def _with_split_layers(run: PlannedRun, found: PredictedRun, alone: float) -> list[RunPlan]:
+def _with_split_layers(run: PlannedRun, whole: RunPlan, step: PredictionInputs, alone: float) -> list[RunPlan]:
     """Return the row with split layers beside that without; none where nothing is split."""
     if run.split is None or not run.rule.traits.groups or run.ranks == 1:
         return []
     facts, splits = run.split(run.ranks)
-    given = split_inputs(run, found.inputs, facts)
+    given = split_inputs(run, step, facts)
     splits = choose_splits(given).splits if splits is None else splits
     if not splits:
         return []
     inputs = with_splits(given, splits)
     sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
     exchanged = sum(one.nbytes for one in sent) / gradient_bytes(1, inputs.ranks, 1)
-    memory = memory_with(splits, found.row.memory, given)
+    memory = memory_with(splits, whole.memory, given)
     row = row_of(run, inputs, _chosen(inputs, inputs.ranks), memory, exchanged, alone)
     return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
 
@@ -208,3 +276,118 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
 
     links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
     return SplitInputs(facts, step, weights, run.samples_of_rank / run.traced, links)
+
+
+def epoch_seconds(samples: int, minibatch: int, step_seconds: float) -> float:
+    """Return the seconds of an epoch: a last smaller minibatch takes a step as well.
+
+    >>> epoch_seconds(1000, 256, 0.5)
+    2.0
+    """
+    return ceil(samples / minibatch) * step_seconds
+
+
+def row_of(
+    run: PlannedRun, inputs: PredictionInputs, played: Candidate, memory: RankMemory, exchanged: float, alone: float
+) -> RunPlan:
+    """Return the row of a step that was played.
+
+    `exchanged` are bytes of gradients or weights that a step exchanges, by which the inputs' cost counts; `alone` the
+    seconds of the step on one node, with its loading.
+    """
+    setting, loading = played.setting, run.loading
+    parts, least = parts_with_loading(run, inputs, played)
+    step, whole = parts.step, replace(parts, loading=0.0).step
+    error = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0
+    row = RunPlan(
+        **vars(parts),
+        rule=run.rule_name,
+        nodes=run.nodes,
+        ranks=run.ranks,
+        samples=run.samples_of_rank,
+        overlap=setting.overlap,
+        bucket_bytes=setting.bucket_bytes,
+        schedule=run.exchange.schedule,
+        communicating=played.prediction.communicating,
+        low=max(least, whole - error),
+        high=max(least, whole + error),
+        speedup=alone / step,
+        memory=memory,
+        bottleneck="",
+        epoch=None if run.epoch_samples is None else epoch_seconds(run.epoch_samples, run.minibatch, step),
+        wire=run.wire or "float32",
+        reading=loading.reading,
+        decoding=loading.decoding,
+        basis=run.exchange.basis,
+    )
+    links, capacity = exchanged * inputs.cost.per_byte, run.machine.node.memory_bytes / run.ranks_per_node
+    return replace(row, bottleneck=bottleneck(row, links, capacity))
+
+
+def parts_with_loading(run: PlannedRun, inputs: PredictionInputs, played: Candidate) -> tuple[StepParts, float]:
+    """Return the parts of a step that was played, with its loading, and the seconds that it takes at least."""
+    silent = predicted(inputs._replace(cost=FREE, groups={}, activations=()), played.setting).prediction.step
+    parts = parts_of(inputs.computing.whole, silent, played.prediction.step)
+    least = least_step(parts.computing, parts.update, run.loading)
+    return replace(parts, loading=max(0.0, least - parts.step)), least
+
+
+def bottleneck(row: RunPlan, links: float, capacity: float) -> str:
+    """Return the sentence for a row; `links` are the seconds of its collectives that are bytes on links, `capacity` the
+    bytes of memory that a rank has (0: not known)."""
+    memory, step, rank, why = row.memory.total, row.step, "a rank", ""
+    if gathered := row.memory.gathered:  # on rank 0, which has what the others of its node leave
+        capacity += (row.ranks / row.nodes - 1) * max(0.0, capacity - row.memory._replace(gathered=0.0).total)
+        rank, why = "rank 0", f"; {gathered / 1e9:.3g} GB are states of all ranks, gathered for a checkpoint"
+    if capacity and memory > capacity:
+        return f"memory: {rank} needs {memory / 1e9:.3g} GB of {capacity / 1e9:.3g} GB{why}"
+    largest = max(row.computing, row.communication, row.update)
+    starved = isclose(step, max(row.reading, row.decoding))
+    if row.loading and (starved or row.loading >= largest):
+        return _late(row, starved)
+    if largest == row.computing:
+        hidden = row.communicating - row.communication
+        behind = f"; {_ms(hidden)} of communication hide" if row.communicating else ""
+        return f"computing: {largest / step:.0%} of the step{behind}"
+    if largest == row.update:
+        return f"updates: {largest / step:.0%} of the step wait for memory"
+    links = min(links, row.communicating)
+    waits = row.communicating - links
+    which = "latency" if waits > links else "bandwidth"
+    return (
+        f"communication, by {which}: {largest / step:.0%} of the step; of {_ms(row.communicating)} "
+        f"of collectives {_ms(waits)} are latency"
+    )
+
+
+def slow_link(slow: Mapping[int, float], step: float, without: float) -> str:
+    """Return a sentence with the node whose link is slowest, by these factors; "" if that costs the step little.
+
+    `without` are the seconds of a step whose links are all equal.
+
+    >>> slow_link({3: 4.0}, 0.1, 0.071)
+    "node 3's link, 4 times slower: 29 ms of the step; without it 1.41 times as fast"
+    """
+    if step - without < LEAST_COST * step:
+        return ""
+    node = max(slow, key=lambda one: slow[one])
+    others = f" (the slowest of {len(slow)})" if len(slow) > 1 else ""
+    return (
+        f"node {node}'s link{others}, {slow[node]:g} times slower: {_ms(step - without)} of the step; "
+        f"without it {step / without:.3g} times as fast"
+    )
+
+
+def _late(row: RunPlan, starved: bool) -> str:
+    """Return the sentence, with the remedy, for a step that waits for samples, or for the cores that decode them."""
+    remedy = "more cores, or fewer pixels of a sample"
+    if not starved:
+        return f"decoding: {row.loading / row.step:.0%} of the step, on the cores that compute: {remedy}"
+    part, longest = "decoding", row.decoding
+    if row.reading > row.decoding:
+        part, longest, remedy = "reading", row.reading, "keep the samples in memory, or take a faster disk"
+    return f"starved: {part} takes {_ms(longest)}, a step without it {_ms(row.step - row.loading)}: {remedy}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

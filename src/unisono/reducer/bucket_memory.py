@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.device import CopyStreams, device_of, pieces_of, pinned, unpin
-from unisono.optimizers.segments import PlacedSegment, Segment, dense_strides, in_order, segments_of
+from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
 from unisono.step.layout import Bucket

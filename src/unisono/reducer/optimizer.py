@@ -38,15 +38,17 @@ from torch.utils.hooks import RemovableHandle
 
 from unisono.engine import weakly
 from unisono.errors import UsageError
-from unisono.optimizers.layerwise import LayerwiseOptimizer
-from unisono.optimizers.segments import Segment, State, cut, join
+from unisono.optimizers.layerwise import LayerwiseOptimizer, State
 from unisono.optimizers.sharded import (
     IN_SHARDS,
+    Segment,
     ShardedStep,
     check_optimizer,
+    cut,
     has_hooks,
     hooks_refused,
     is_patched,
+    join,
     options_of,
     part_of,
 )

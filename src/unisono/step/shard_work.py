@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from unisono.optimizers.segments import PlacedSegment, Segment
-from unisono.optimizers.sharded import SegmentUpdate, ShardedStep
+from unisono.optimizers.sharded import PlacedSegment, Segment, SegmentUpdate, ShardedStep
 from unisono.step.layout import Layout
 from unisono.transports.exact import sum_of_squares
 

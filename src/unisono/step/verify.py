@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 
 from unisono.errors import StepError
-from unisono.step.clock import Member, play_in_random_order
 from unisono.step.layout import Layout
+from unisono.step.predict import Member, play_in_random_order
 from unisono.step.program import RankGroup, Role, Step, StepProgram, Task, Value, thread
 from unisono.step.rule import BaseRule, GradientSource, Guarantee
 from unisono.step.symbolic_state import Stage, SymbolicState, Versions

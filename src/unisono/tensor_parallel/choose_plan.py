@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import timeit
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -27,16 +27,17 @@ import torch
 from torch import Tensor, nn
 
 from unisono.device import synchronize
+from unisono.errors import UsageError
 from unisono.plan.bucket_layout import buckets_of
 from unisono.plan.choose import PredictionInputs
-from unisono.plan.layer_costs import computing_in_order
-from unisono.plan.layer_plan import COLUMN, ROW, ParallelPlan, Split
-from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, allreduce_cost, choose_splits
-from unisono.plan.trace import StepSeconds, TracedLayer, time_steps, trace_values
+from unisono.plan.layer_plan import AUTO, COLUMN, ROW, ParallelPlan, PlanLike, Split, make_plan
+from unisono.plan.planned_run import computing_in_order
+from unisono.plan.split import GroupLinks, LayerFacts, LinkCosts, SplitInputs, SplitModel, allreduce_cost, choose_splits
+from unisono.plan.trace import StepSeconds, Trace, TracedLayer, time_steps, trace_values
 from unisono.processor import HOST
-from unisono.rules import BSP
+from unisono.rules import BSP, BaseRule
 from unisono.step.costs import Cost, fit
-from unisono.tensor_parallel.model import split_refusal
+from unisono.tensor_parallel.model import check_plan, refusal, split_refusal
 from unisono.world import World
 
 Example = Tensor | tuple[Any, ...]
@@ -192,6 +193,25 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
     took = slowest([later - before for before, later in pairwise(begun[1:])], world)
     shorter, longer = sorted((alone, count * cost.seconds(own.nbytes)))
     return shorter / max(shorter, took - longer + shorter)
+
+
+def split_model_of(
+    layers: PlanLike | str, size: int, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
+) -> SplitModel:
+    """Return a traced network as a recipe's plan splits it: by prediction, or as `layers` say, in groups of `size`.
+
+    Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
+    layers all the same; planning raises one for splits that the network or the ranks do not allow.
+    """
+    by_hand, whole = (layers or AUTO) != AUTO, refusal(rule, optimizer)
+    if by_hand and whole:
+        raise UsageError(f"[parallel] names layers, but {whole}")
+
+    def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]:
+        splits = check_plan(make_plan(layers, size or ranks), network, ranks).splits if by_hand else None
+        return facts_of(network, traced.layers, traced.once, ranks), {} if whole else splits
+
+    return of_ranks
 
 
 def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ranks: int) -> tuple[LayerFacts, ...]:

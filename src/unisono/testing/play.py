@@ -23,8 +23,8 @@ from unisono.asynchronous.exchange import Centre, Coding, WorkerExchange
 from unisono.asynchronous.messages import Reply, WorkerProgress
 from unisono.rules.asynchronous import BaseAsynchronousRule, serving_programs
 from unisono.schedules.pieces import bounds
-from unisono.step.clock import Clock, Member, TaskSpan, play_in_random_order
 from unisono.step.costs import Costs
+from unisono.step.predict import Clock, Member, TaskSpan, play_in_random_order
 from unisono.step.program import Step, StepProgram
 from unisono.step.rule import BaseRule
 from unisono.testing.replica import InProcessReplica

@@ -10,8 +10,7 @@ import torch
 from torch.func import functional_call
 
 from unisono.asynchronous.exchange import WorkerExchange
-from unisono.optimizers.segments import PlacedSegment, Segment, segments_of
-from unisono.optimizers.sharded import ShardedStep
+from unisono.optimizers.sharded import PlacedSegment, Segment, ShardedStep, segments_of
 from unisono.rules.sharded import STEP
 from unisono.step import operations as op
 from unisono.step.layout import Layout, Updates

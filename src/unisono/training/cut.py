@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -46,8 +46,10 @@ from unisono.training.checkpoint.layout import (
     read_progress,
     step_of,
 )
-from unisono.training.player import Run
 from unisono.training.state import discard_newer, find_checkpoint, fitting
+
+if TYPE_CHECKING:
+    from unisono.training.run import Run
 
 FOLDER = "workers"
 

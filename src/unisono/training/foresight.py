@@ -47,23 +47,21 @@ from unisono.foresight.seal import (
     write_seal,
 )
 from unisono.plan.choose import Candidate, StepParts, is_searched, parts_of
-from unisono.plan.exchange_cost import FREE
+from unisono.plan.collective_costs import FREE
 from unisono.plan.machines import find_machine, machine_file
 from unisono.plan.planned_run import PlannedRun
-from unisono.plan.run_plan import predict_run
-from unisono.plan.run_row import INTERVAL_SHARE
+from unisono.plan.run_plan import INTERVAL_SHARE, predict_run
 from unisono.plan.trials import TrialChoice
 from unisono.processor import HOST, Counters, ProcessorUse, processor_use, read_counters, use_since
 from unisono.step.predict import predict
 from unisono.step.program import UPDATE, Role, Step
 from unisono.tables import as_json
 from unisono.training.planned_run import SampleRecipe, run_on_ranks
-from unisono.training.recorder import KINDS, SEQUENTIAL_KINDS
 from unisono.training.run_directory import LOG, replace_file
-from unisono.training.trainer import Trainer
+from unisono.training.trainer import KINDS, SEQUENTIAL_KINDS, Trainer
 
 if TYPE_CHECKING:
-    from unisono.training.player import Run
+    from unisono.training.run import Run
 
 MAX_NUMBERS_KEPT = 1 << 24
 """Largest number of times of steps that are kept for the measurement, over all ranks and kinds: the newest stay."""

@@ -15,7 +15,7 @@ are made together: "bandwidth=2x,exchange.wire=bfloat16".
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -33,29 +33,26 @@ from unisono.data.pack import TEST_SPLITS, TRAIN_SPLITS, check_installed, split_
 from unisono.data.storage import FILES, REPLICATED, STREAMED
 from unisono.errors import RecipeError, UsageError
 from unisono.models import check_name, input_shape, make_network
-from unisono.plan.layer_costs import at_rate_of
-from unisono.plan.layer_plan import AUTO, Split, make_plan
+from unisono.plan.layer_plan import AUTO
 from unisono.plan.machines import MachineFacts, changed_machine
-from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, numbers_kept
-from unisono.plan.split import LayerFacts, SplitModel
+from unisono.plan.planned_run import MAX_DECODING_THREADS, PlannedRun, SampleFacts, at_rate_of, numbers_kept
 from unisono.plan.trace import Trace, trace_shapes
 from unisono.processor import HOST
-from unisono.rules import BaseRule
 from unisono.tables import number
-from unisono.tensor_parallel.choose_plan import facts_of
-from unisono.tensor_parallel.model import LAYERWISE, check_plan, refusal
+from unisono.tensor_parallel.choose_plan import split_model_of
+from unisono.tensor_parallel.model import LAYERWISE
 from unisono.training.recipe import (
     AuditRecipe,
     ModelRecipe,
-    ParallelRecipe,
     Recipe,
     find_recipe,
+    make_rule,
     parse_recipe,
     read_as,
     threads_of,
     to_dict,
 )
-from unisono.training.recipe_check import about_virtual_ranks, make_rule
+from unisono.training.recipe_check import about_virtual_ranks
 
 if TYPE_CHECKING:
     from unisono.data.pack.index import Index
@@ -166,7 +163,7 @@ def planned_run(recipe: PlanRecipe, machine: MachineFacts, nodes: int, ranks_per
         training.epochs,
         training.checkpoint_every,
         recipe.compute.convolutions == "autotune",
-        split_model_of(recipe.parallel, rule, optimizer.name, network, traced),
+        split_model_of(recipe.parallel.layers, recipe.parallel.ranks, rule, optimizer.name, network, traced),
         notes,
     )
 
@@ -293,24 +290,3 @@ def sample_shape(words: str) -> tuple[int, ...]:
     if prod(shape) > MAX_SAMPLE_NUMBERS:
         raise UsageError(f"samples.shape = {words!r} has {prod(shape):,} numbers: the limit is {MAX_SAMPLE_NUMBERS:,}")
     return shape
-
-
-def split_model_of(
-    parallel: ParallelRecipe, rule: BaseRule, optimizer: str, network: nn.Module, traced: Trace
-) -> SplitModel:
-    """Return a traced network as a plan splits it: by prediction, or as a recipe says.
-
-    Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same; planning raises one for splits that the network or the ranks do not allow.
-    """
-    by_hand, whole = (parallel.layers or AUTO) != AUTO, refusal(rule, optimizer)
-    if by_hand and whole:
-        raise UsageError(f"[parallel] names layers, but {whole}")
-
-    def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]:
-        splits: Mapping[str, Split] | None = {} if whole else None
-        if by_hand:
-            splits = check_plan(make_plan(parallel.layers, parallel.ranks or ranks), network, ranks).splits
-        return facts_of(network, traced.layers, traced.once, ranks), splits
-
-    return of_ranks

@@ -1,7 +1,13 @@
-"""A run on one rank: its parts, and the player of its events, for all rules and for those whose ranks train together.
+"""Events of a run on a rank, and their player, for all rules and for those whose ranks train together.
 
-Draw   batches of an epoch, or a worker's own       Save   (test, metrics,) checkpoint
-Step   rate, seed, forward, backward, update        Stop   end before the last epoch
+    fixed order   Draw, TrainStep, TrainStep, Save, ..., Save │ Draw, ...   rules that all ranks follow together
+    replies       Draw, TrainStep, TrainStep, Snapshot, Save, ...           a worker that follows its servers' orders
+
+    Draw        batches of an epoch, or a worker's own       Save   (test, metrics,) checkpoint
+    TrainStep   rate, seed, forward, backward, update        Stop   end before the last epoch
+
+A generator yields an event and goes on when the player has carried it out: so it knows what came with a step, requests
+of signals or replies, before it says what follows.
 
 Ranks that train together have epochs in a fixed order:
 
@@ -12,125 +18,91 @@ Ranks that train together have epochs in a fixed order:
 
 from __future__ import annotations
 
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from unisono.data.feed import Feed, FeedFacts
-from unisono.data.loading import PROCESSOR, Batch, to_device
+from unisono.asynchronous.messages import WorkerHeader
+from unisono.data.feed import Feed
+from unisono.data.loading import PROCESSOR, Batch
 from unisono.data.order import steps_of
 from unisono.reducer import requested_by
-from unisono.rules.asynchronous import has_servers
 from unisono.schedules.pieces import bounds
 from unisono.tensor_parallel.model import seed_dropout, split_of
 from unisono.training import run_directory
 from unisono.training.accuracy import Accuracy, LossSum
-from unisono.training.audit import Audit
-from unisono.training.build import DTYPES
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
-from unisono.training.events import CopyState, Draw, Event, RunPoint, Save, Snapshot, Stop, TrainStep, fixed_order
 from unisono.training.foresight import RunForesight
-from unisono.training.learning_rate import rate_of_step
-from unisono.training.measures import last_line, result_metrics, result_rows
 from unisono.training.memory_copies import MemoryCopies
-from unisono.training.progress import ProgressDisplay
-from unisono.training.recipe import Recipe
-from unisono.training.recorder import KINDS
+from unisono.training.recipe import Recipe, rate_of_step
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import check_change, discard_newer, made_on, resume_run, states_of
-from unisono.training.timeline import Timeline
-from unisono.training.trainer import Trainer
-from unisono.world import World
+from unisono.training.state import RunPoint, check_change, discard_newer, made_on, resume_run, states_of
+from unisono.training.trainer import KINDS
+
+if TYPE_CHECKING:
+    from unisono.training.run import Run
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of a run beside its recipe."""
+class Draw(NamedTuple):
+    """Draw the samples of the steps that follow `done` steps: those of an epoch, or a worker's own."""
 
-    folder: Path | None = None
-    """Folder of a new run; None for a new one under runs/."""
-    resume: Path | None = None
-    """Folder of the run that is resumed."""
-    trace: Path | None = None
-    """File for the timeline."""
-    replay: Path | None = None
-    """Folder of the asynchronous run that is replayed."""
-    machine: str | None = None
-    """Machine that the run is predicted for before its first step."""
-    ledger: Path | None = None
-    """File for prediction and measurement; None for that beside the run's folder."""
-    memory: Path | None = None
-    """Folder for copies of the state in memory, from which the next ranks go on; None for none."""
-    verbose: bool = False
-    """True to show the details that are otherwise in the run's log file alone."""
+    epoch: int
+    done: int
 
 
-@dataclass
-class Run:
-    """Parts of a run, made on all ranks together."""
+class TrainStep(NamedTuple):
+    """Train on the next batch."""
 
-    recipe: Recipe
-    world: World
-    feed: FeedFacts
-    """Batches, or of a rank that only serves their facts."""
-    trainer: Trainer
-    home: Path
-    began: float
-    """Start of the run on `time.perf_counter`, as if the run had never stopped."""
-    options: TrainOptions = field(default_factory=TrainOptions)
-    timeline: Timeline | None = None
-    notes: list[str] = field(default_factory=list)
-    """Lines to report at the start."""
-    audit: Audit | None = None
-    """Hashes of the steps, and shares that are computed again; None for neither."""
+    number: int
+    """Number of steps made before, in the whole run."""
+    done: int
+    """Number of them in this epoch."""
+    rate: float
+    seed: int
+    """Seed of this rank's random numbers (dropout): checkpoints need not keep their state."""
+    exchange: WorkerHeader | None = None
+    """Header of the exchange with the servers in this step; None without one."""
 
-    def __post_init__(self) -> None:
-        self.alone = has_servers(self.trainer.reducer.rule)
-        """True where each rank tests, writes and reports for itself."""
-        self.writes = self.alone or self.world.rank == 0
-        log_file = None if self.alone else self.home / run_directory.LOG
-        epochs, verbose = self.recipe.training.epochs, self.options.verbose
-        self.display = ProgressDisplay(self.writes, epochs, not self.alone, verbose, log_file)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds that the run has taken, without the time in which it was stopped."""
-        return time.perf_counter() - self.began
+class Snapshot(NamedTuple):
+    """Write this worker's state as it was when it sent `header`, for the checkpoint `cut` of all workers."""
 
-    def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Return batches on the device and in the number format of the weights; the time until each is there counts as
-        loading."""
-        return self.trainer.awaited(to_device(batches, self.trainer.device), DTYPES[self.recipe.model.dtype])
+    cut: int
+    header: WorkerHeader
+    known: int
+    """Samples of all workers, as the reply before had them."""
 
-    def end_at_once(self, after: str = "") -> None:
-        """End all ranks at once, after a second SIGTERM."""
-        self.world.abort(STOPPED, f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once{after}\n")
 
-    def warn(self, line: str) -> None:
-        """Print a warning about a step that takes long after a signal, on the rank that got the signal."""
-        print(f"unisono: rank {self.world.rank}: {line}", file=sys.stderr, flush=True)
+class Save(NamedTuple):
+    """Write a checkpoint; at the end of an epoch the weights are tested, and its metrics written, before."""
 
-    def results(self, accuracy: Accuracy, samples: float, seconds: float) -> dict[str, Any]:
-        """Return the metrics of a test, and of `samples` samples that were trained on in `seconds`."""
-        return result_metrics(accuracy, samples / max(seconds, 1e-9), self.feed.labels_per_sample)
+    point: RunPoint
+    tests: bool = False
+    """True at the end of an epoch."""
+    why: str = ""
+    """Signal that has requested it, in words; empty without one."""
 
-    def report(self, results: dict[str, Any], rows: list[tuple[str, str]], by_kind: Mapping[str, float]) -> None:
-        """Show the table at the end: results, further rows, and the seconds of each kind of time."""
-        self.display.end([*result_rows(results), *rows], by_kind)
 
-    def report_last(self, results: dict[str, Any]) -> None:
-        """Print the folder of the run, and the line that scripts read."""
-        self.display.log(f"run: {self.home}")
-        self.display.log(last_line(results))
+class CopyState(NamedTuple):
+    """Write copies of the state into the memory of hosts."""
+
+    point: RunPoint
+
+
+class Stop(NamedTuple):
+    """End the run before its last epoch, after a checkpoint. `why` is the signal that has requested it, in words."""
+
+    why: str
+
+
+Event = Draw | TrainStep | Snapshot | Save | CopyState | Stop
 
 
 class Timer:
@@ -428,3 +400,47 @@ class TogetherPlayer(EventPlayer):
         """Return the seconds of each kind so far, mean over ranks."""
         seconds = torch.tensor(list(self.run.trainer.recorder.split().values()), dtype=torch.float64)
         return dict(zip(KINDS, (self.run.world.allreduce(seconds) / self.run.world.size).tolist(), strict=True))
+
+
+def fixed_order(
+    recipe: Recipe,
+    samples: int,
+    rank: int,
+    begin: RunPoint,
+    requests: Callable[[], Mapping[str, str]],
+    stopping: Callable[[], str],
+) -> Iterator[Event]:
+    """Yield the events of a run whose ranks all train together, on `samples` samples an epoch, from `begin` on.
+
+    `requests` returns the requests that came with the last step, "save", "stop" and "copy", and who has made them;
+    `stopping`, called at the end of an epoch, who has requested the end since then, in words, or "". Both are equal on
+    all ranks.
+    """
+    training, point = recipe.training, begin
+    seat = 0 if training.virtual_ranks else rank  # each share makes a seed of its own of that of the step
+    steps = steps_of(samples, training.batch)
+    while point.epoch < training.epochs:
+        yield Draw(point.epoch, point.done)
+        while point.done < steps:
+            rate = rate_of_step(recipe.optimizer, point.epoch, point.done, steps, training.epochs, training.batch)
+            yield TrainStep(point.step, point.done, rate, seed_of_step(training.seed, point.step, seat))
+            point = replace(point, done=point.done + 1, step=point.step + 1)
+            asked, every = requests(), training.checkpoint_every
+            if "stop" in asked:
+                yield Save(point)
+                yield Stop(f"SIGTERM to {asked['stop']}")
+                return
+            if point.done < steps and ("save" in asked or (every and point.step % every == 0)):
+                yield Save(point, why=f"SIGUSR1 to {asked['save']}" if "save" in asked else "")
+            elif point.done < steps and "copy" in asked:
+                yield CopyState(point)
+        point = replace(point, epoch=point.epoch + 1, done=0)
+        yield Save(point, tests=True)
+        if point.epoch < training.epochs and (who := stopping()):  # SIGTERM after the last step's control message
+            yield Stop(f"SIGTERM to {who}")
+            return
+
+
+def seed_of_step(seed: int, step: int, rank: int) -> int:
+    """Return the seed of the random numbers of a rank's step."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from unisono.training.measures import describe_speed, describe_test
-from unisono.training.recorder import CONCURRENT_KINDS, SEQUENTIAL_KINDS
+from unisono.training.trainer import CONCURRENT_KINDS, SEQUENTIAL_KINDS
 
 
 class ProgressDisplay:

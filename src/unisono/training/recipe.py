@@ -1,13 +1,15 @@
 """Recipes: the settings of a run as small frozen dataclasses, one for each table, and their files in TOML.
 
-Files of older releases are read, too. Those that come with the package have a name. Needs neither PyTorch nor MPI.
+Files of older releases are read, too. Those that come with the package have a name. What follows from tables alone is
+here as well: the learning rate of each step, and the rule. Needs neither PyTorch nor MPI.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +19,21 @@ from unisono.data.options import DataOptions
 from unisono.errors import RecipeError
 from unisono.optimizers import OPTIMIZERS
 from unisono.processor import AUTO, HOST
-from unisono.rules import all_options
+from unisono.rules import BaseRule, Exchange, all_options, find_rule, own_options
 from unisono.tables import change, choice, flat, number, parse, texts_or
-from unisono.training.learning_rate import POLICIES
-from unisono.user_function import is_user_function
+from unisono.user_function import UserFunction, is_user_function
+from unisono.wires import EXACT
 
 OWN = "own"
 """Wire that leaves gradients in their own number format."""
+
+POLICIES: dict[str, Callable[[OptimizerRecipe, float, float], float]] = {
+    "constant": lambda *_: 1.0,
+    "steps": lambda options, epoch, epochs: options.decay ** math.floor(epoch / (options.every or epochs / 3)),
+    "polynomial": lambda options, epoch, epochs: (1 - _done(options, epoch, epochs)) ** options.power,
+    "cosine": lambda options, epoch, epochs: (1 + math.cos(math.pi * _done(options, epoch, epochs))) / 2,
+}
+"""Functions that return the share of the goal after `epoch` of `epochs` epochs, once the warm-up is over."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class OptimizerRecipe:
-    """The optimizer, and the learning rate of each step (`training/learning_rate.py`)."""
+    """The optimizer, and the learning rate of each step (`rate_at`)."""
 
     name: str = choice("sgd", *OPTIMIZERS)
     """Name of the optimizer."""
@@ -202,6 +212,78 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
 def threads_of(recipe: Recipe) -> int:
     """Return the number of threads that compute on each rank; 0: those of its cores."""
     return recipe.compute.threads or int(recipe.training.virtual_ranks > 0)
+
+
+# Learning rate and rule ----------------------------------------------------------------------------------------------
+
+
+def rate_at(options: OptimizerRecipe, epoch: float, epochs: float, batch: int) -> float:
+    """Return the learning rate after `epoch` of `epochs` epochs (3.5: three and a half; fewer than `epochs`): a pure
+    function of the progress of a run, so that a resumed run continues exactly.
+
+        goal ┤     ╱▔▔▔▔▔╲         goal          learning_rate; with for_batch, learning_rate x batch / for_batch
+             │   ╱        ╲        warm start    straight to the goal: from learning_rate with for_batch, else from 0
+             │ ╱           ╲       constant      goal
+             └──────┬───────▶      steps         goal x decay ^ (how many times `every` epochs are over)
+              warm  │ policy       polynomial    goal x (1 - done) ^ power
+              start │              cosine        goal x (1 + cos(pi done)) / 2
+
+    `done` is the share of the epochs after the warm start that is over; `every` counts from the beginning of the run.
+    `batch` is the samples of a step whose gradients an update applies: over all ranks together, or a worker's own.
+
+    DIMD (section 5, after Goyal et al. 2017) begins at 0.1, climbs in 5 epochs to 0.1 k n / 256, with k samples on each
+    of n GPUs, and divides by 10 after every 30 of 90: learning_rate = 0.1, for_batch = 256, warm_epochs = 5, policy =
+    "steps", every = 30, and training.batch is k n. For 8,192 samples:
+
+        epoch    0     2.5    5      29.9   30     60      89.9
+        rate     0.1   1.65   3.2    3.2    0.32   0.032   0.032
+
+    Theano-MPI's GoogLeNet has "polynomial" with power = 0.5, its AlexNet "steps" with every = 20 (section 4).
+    """
+    goal = options.learning_rate * batch / options.for_batch if options.for_batch else options.learning_rate
+    if epoch < options.warm_epochs:
+        begin = min(options.learning_rate, goal) if options.for_batch else 0.0
+        return begin + (goal - begin) * epoch / options.warm_epochs
+    return goal * POLICIES[options.policy](options, epoch, epochs)
+
+
+def rate_of_step(options: OptimizerRecipe, epoch: int, step: int, steps: int, epochs: int, batch: int) -> float:
+    """Return the rate of step `step` of the `steps` of an epoch, both from 0, taken at the middle of that step."""
+    return rate_at(options, epoch + (step + 0.5) / steps, epochs, batch)
+
+
+def _done(options: OptimizerRecipe, epoch: float, epochs: float) -> float:
+    return (epoch - options.warm_epochs) / (epochs - options.warm_epochs)
+
+
+def make_rule(recipe: Recipe) -> BaseRule:
+    """Return the rule of a recipe, with those of its options that the rule has.
+
+    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
+    function returns no BaseRule.
+    """
+    options, exchange = recipe.rule, _exchange_of(recipe)
+    if not is_user_function(options.name):
+        mine = {key: options.options[key] for key in own_options(options.name)}
+        return find_rule(options.name)(exchange, options.overlap, **mine)
+    own = own_rule(options)
+    rule = own.call(exchange, options.overlap)
+    if not isinstance(rule, BaseRule):
+        raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+    return rule
+
+
+def _exchange_of(recipe: Recipe) -> Exchange:
+    options = recipe.exchange
+    wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
+    if wire is None and recipe.training.virtual_ranks:
+        wire = EXACT
+    return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
+
+
+def own_rule(rule: RuleRecipe) -> UserFunction:
+    """Return the user's function that makes the rule, as the recipe names it."""
+    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

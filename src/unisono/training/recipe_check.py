@@ -1,4 +1,4 @@
-"""Rule that a recipe names, and check of a recipe against a number of ranks, before any is started.
+"""Check of a recipe against a number of ranks, before any is started.
 
 rule of the table    made here, from the recipe's options
 module:function      made by the ranks; the launcher asks a process of its own: an import of MPI would begin MPI there
@@ -18,11 +18,11 @@ from unisono.data.pack import TRAIN_SAMPLES, train_samples
 from unisono.errors import RecipeError
 from unisono.models import check_name
 from unisono.plan.layer_plan import ParallelPlan, make_plan
-from unisono.rules import RULES, BaseRule, Exchange, all_options, find_rule, own_options
+from unisono.rules import RULES, all_options, own_options
 from unisono.rules.asynchronous import has_servers
 from unisono.schedules import check
-from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe
-from unisono.user_function import UserFunction, is_user_function
+from unisono.training.recipe import OWN, AuditRecipe, Recipe, RuleRecipe, make_rule, own_rule
+from unisono.user_function import is_user_function
 from unisono.wires import EXACT, WIRES
 
 DEVICE = re.compile(r"[a-z]\w*(:\d{1,3})?")
@@ -119,36 +119,6 @@ def about_virtual_ranks(recipe: Recipe, ranks: int) -> Iterator[str]:
         yield f"{named} does not divide training.batch = {batch}: shares have equally many samples; change one of them"
     if compute.convolutions == "autotune" and not compute.plan:
         yield f'{named} needs the same algorithms in each run: set compute.convolutions = "library", or compute.plan'
-
-
-def make_rule(recipe: Recipe) -> BaseRule:
-    """Return the rule of a recipe, with those of its options that the rule has.
-
-    Raises UsageError for an unknown name and for options that do not fit together, and RecipeError where the user's
-    function returns no BaseRule.
-    """
-    options, exchange = recipe.rule, _exchange_of(recipe)
-    if not is_user_function(options.name):
-        mine = {key: options.options[key] for key in own_options(options.name)}
-        return find_rule(options.name)(exchange, options.overlap, **mine)
-    own = own_rule(options)
-    rule = own.call(exchange, options.overlap)
-    if not isinstance(rule, BaseRule):
-        raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
-    return rule
-
-
-def _exchange_of(recipe: Recipe) -> Exchange:
-    options = recipe.exchange
-    wire, megabytes = None if options.wire == OWN else options.wire, options.bucket_megabytes
-    if wire is None and recipe.training.virtual_ranks:
-        wire = EXACT
-    return Exchange(options.algorithm, wire, max(1, int(megabytes * (1 << 20))) if megabytes else None)
-
-
-def own_rule(rule: RuleRecipe) -> UserFunction:
-    """Return the user's function that makes the rule, as the recipe names it."""
-    return UserFunction("rule", rule.name, rule.folder, "a rule", "rules:largest", "exchange, overlap")
 
 
 def describe_unused(options: RuleRecipe) -> list[str]:

@@ -18,12 +18,10 @@ from unisono.training.audit import Audit
 from unisono.training.chain import StepHashes, difference, read_chain, recipe_digest
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.checkpoint.layout import Checkpoint, checkpoint_names, step_of
-from unisono.training.events import Draw, RunPoint, TrainStep, fixed_order
-from unisono.training.player import EventPlayer, Run, TogetherPlayer
-from unisono.training.recipe import Recipe
-from unisono.training.recipe_check import make_rule
-from unisono.training.run import make_parts
-from unisono.training.state import load_checkpoint, made_on
+from unisono.training.player import Draw, EventPlayer, TogetherPlayer, TrainStep, fixed_order
+from unisono.training.recipe import Recipe, make_rule
+from unisono.training.run import Run, make_parts
+from unisono.training.state import RunPoint, load_checkpoint, made_on
 from unisono.world import World
 
 

@@ -1,39 +1,155 @@
-"""Runs a recipe on the ranks of a world: makes its parts, resumes a stopped run, trains.
+"""Run of a recipe on the ranks of a world: its parts are made, a stopped run is resumed, and it trains.
 
-lock ─ data ─ network ─ (newest complete checkpoint) ─ events of the run
+lock ─ cores, device ─ feed ─ (layers to split) ─ network ─ a warm-up step, with autotuned convolutions ─ trainer
+     ─ (newest complete checkpoint) ─ events of the run (`player.py`, `worker.py`)
+
+The warm-up step times the algorithms of each convolution; the ranks take the best:
+
+    rank 0   forward, backward on zeros: each algorithm timed ┐
+    rank 1   forward, backward on zeros: each algorithm timed ┴ the slowest rank's time of each ─ the best, on all ranks
+
+The ranks time them at the same time, since the time of an algorithm depends on how much memory the others read.
+The step leaves no trace: gradients, the buffers of norms, and the memory of algorithms not chosen are reset. On an
+accelerator there is none: its convolutions are those of PyTorch.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from unisono.compute.convolution_plan import ConvolutionPlan
-from unisono.data.feed import FeedFacts
-from unisono.errors import UsageError
+import torch
+from torch import Tensor, nn
+
+from unisono.binding import CoreShare, bind, report, shares_of
+from unisono.compute.convolution_plan import ConvolutionPlan, load_plan, merge, save_plan
+from unisono.compute.prepare import StepContext, autocast_to, choose_dtype, prepare, release_free_memory
+from unisono.data.builtin import BUILTIN_DATASETS, in_memory_feed
+from unisono.data.feed import Feed, FeedFacts, packed_feed
+from unisono.data.loading import Batch, InputFacts, cast_inputs, device_of_rank, to_device
+from unisono.data.options import DataOptions
+from unisono.device import module_of
+from unisono.engine import Observe
+from unisono.errors import RecipeError, UsageError
 from unisono.files import check_appendable
-from unisono.models import user_network
-from unisono.plan.layer_plan import AUTO
+from unisono.launch import available_cores
+from unisono.models import make_network, user_network
+from unisono.optimizers import make_optimizer
+from unisono.plan.layer_plan import AUTO, ParallelPlan
+from unisono.plan.planned_run import MAX_DECODING_THREADS
 from unisono.plan.split import describe_borders
+from unisono.processor import HOST, processor
 from unisono.rules import BaseRule
 from unisono.rules.asynchronous import has_servers
-from unisono.tensor_parallel.model import split_of
-from unisono.training import build, run_directory
+from unisono.schedules.pieces import bounds
+from unisono.tensor_parallel.choose_plan import PlanChoice, choose_plan
+from unisono.tensor_parallel.model import refusal, split_model, split_of
+from unisono.training import run_directory
+from unisono.training.accuracy import Accuracy, blank_labels, classification_loss
 from unisono.training.audit import Audit
 from unisono.training.chain import Chain, recipe_digest
 from unisono.training.checkpoint.files import check_state
-from unisono.training.player import EventPlayer, Run, TogetherPlayer, TrainOptions
-from unisono.training.recipe import AuditRecipe, Recipe, threads_of
-from unisono.training.recipe_check import check_run, describe_unused, describe_wire, make_rule, own_rule, plan_of
+from unisono.training.measures import last_line, result_metrics, result_rows
+from unisono.training.player import EventPlayer, TogetherPlayer
+from unisono.training.progress import ProgressDisplay
+from unisono.training.recipe import AuditRecipe, Recipe, make_rule, own_rule, threads_of
+from unisono.training.recipe_check import check_run, describe_unused, describe_wire, plan_of
 from unisono.training.run_directory import RunLock, report_if_finished
+from unisono.training.signals import STOPPED
 from unisono.training.state import check_alike
 from unisono.training.timeline import Timeline
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.user_function import is_user_function
 from unisono.world import World
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a run beside its recipe."""
+
+    folder: Path | None = None
+    """Folder of a new run; None for a new one under runs/."""
+    resume: Path | None = None
+    """Folder of the run that is resumed."""
+    trace: Path | None = None
+    """File for the timeline."""
+    replay: Path | None = None
+    """Folder of the asynchronous run that is replayed."""
+    machine: str | None = None
+    """Machine that the run is predicted for before its first step."""
+    ledger: Path | None = None
+    """File for prediction and measurement; None for that beside the run's folder."""
+    memory: Path | None = None
+    """Folder for copies of the state in memory, from which the next ranks go on; None for none."""
+    verbose: bool = False
+    """True to show the details that are otherwise in the run's log file alone."""
+
+
+@dataclass
+class Run:
+    """Parts of a run, made on all ranks together."""
+
+    recipe: Recipe
+    world: World
+    feed: FeedFacts
+    """Batches, or of a rank that only serves their facts."""
+    trainer: Trainer
+    home: Path
+    began: float
+    """Start of the run on `time.perf_counter`, as if the run had never stopped."""
+    options: TrainOptions = field(default_factory=TrainOptions)
+    timeline: Timeline | None = None
+    notes: list[str] = field(default_factory=list)
+    """Lines to report at the start."""
+    audit: Audit | None = None
+    """Hashes of the steps, and shares that are computed again; None for neither."""
+
+    def __post_init__(self) -> None:
+        self.alone = has_servers(self.trainer.reducer.rule)
+        """True where each rank tests, writes and reports for itself."""
+        self.writes = self.alone or self.world.rank == 0
+        log_file = None if self.alone else self.home / run_directory.LOG
+        epochs, verbose = self.recipe.training.epochs, self.options.verbose
+        self.display = ProgressDisplay(self.writes, epochs, not self.alone, verbose, log_file)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has taken, without the time in which it was stopped."""
+        return time.perf_counter() - self.began
+
+    def awaited(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Return batches on the device and in the number format of the weights; the time until each is there counts as
+        loading."""
+        return self.trainer.awaited(to_device(batches, self.trainer.device), DTYPES[self.recipe.model.dtype])
+
+    def end_at_once(self, after: str = "") -> None:
+        """End all ranks at once, after a second SIGTERM."""
+        self.world.abort(STOPPED, f"unisono: rank {self.world.rank}: a second SIGTERM: ended at once{after}\n")
+
+    def warn(self, line: str) -> None:
+        """Print a warning about a step that takes long after a signal, on the rank that got the signal."""
+        print(f"unisono: rank {self.world.rank}: {line}", file=sys.stderr, flush=True)
+
+    def results(self, accuracy: Accuracy, samples: float, seconds: float) -> dict[str, Any]:
+        """Return the metrics of a test, and of `samples` samples that were trained on in `seconds`."""
+        return result_metrics(accuracy, samples / max(seconds, 1e-9), self.feed.labels_per_sample)
+
+    def report(self, results: dict[str, Any], rows: list[tuple[str, str]], by_kind: Mapping[str, float]) -> None:
+        """Show the table at the end: results, further rows, and the seconds of each kind of time."""
+        self.display.end([*result_rows(results), *rows], by_kind)
+
+    def report_last(self, results: dict[str, Any]) -> None:
+        """Print the folder of the run, and the line that scripts read."""
+        self.display.log(f"run: {self.home}")
+        self.display.log(last_line(results))
 
 
 def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
@@ -76,7 +192,7 @@ def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | 
     if before is not None:
         world.call_on_root(lambda: run_directory.write_recipe(home, kept))
     run.audit = _open_audit(run, player)
-    build.save_plan(recipe, home / run_directory.CONVOLUTIONS, plan, world)
+    save_plan(recipe.compute.plan, home / run_directory.CONVOLUTIONS, plan, world)
     code = player.train()
     if timeline is not None and trace is not None:
         timeline.write(trace)
@@ -95,35 +211,6 @@ def _open_audit(run: Run, player: EventPlayer) -> Audit | None:
     return audit
 
 
-def make_parts(
-    recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
-) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
-    """Return the feed, the trainer and the convolution timings of a run, and lines to report.
-
-    `source` is the folder of the run that is resumed or replayed.
-    """
-    share, lines = build.bind_cores(world, threads_of(recipe))
-    device = build.take_device(recipe.compute.device, world)
-    if recipe.training.virtual_ranks:
-        check_alike(world, recipe.training.virtual_ranks)
-    lines += [*build.describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
-    lines += describe_wire(recipe, world.nodes)
-    observe = None if timeline is None else timeline.add
-    feed = build.make_feed(recipe, world, share, rule, observe, device)
-    layers = plan_of(recipe, world.size)
-    if recipe.parallel.layers == AUTO:
-        choice = build.choose_layers(recipe, world, feed, rule, device)
-        layers, lines = choice.plan, lines + choice.lines
-    lines += feed.notes
-    plan = build.load_plan(recipe, None if source is None else source / run_directory.CONVOLUTIONS, world)
-    trainer = build.make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)
-    split = split_of(trainer.model)
-    if recipe.parallel.layers != AUTO and split is not None and split.plan.splits:
-        lines += [f"layers split: {split.plan}", describe_borders(split.plan.splits)]
-    check_state(trainer.model, trainer.optimizer)
-    return feed, trainer, plan, lines
-
-
 def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
     """Lock the folder of a resumed run, and print the user code that it will run. Return the run's previous recipe."""
     before = run_directory.past_recipe(folder)
@@ -133,3 +220,220 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
         if is_user_function(own.name):
             print(f"the run imports user code: {own.where()}", flush=True)
     return before
+
+
+def make_parts(
+    recipe: Recipe, world: World, rule: BaseRule, timeline: Timeline | None, source: Path | None
+) -> tuple[FeedFacts, Trainer, ConvolutionPlan, list[str]]:
+    """Return the feed, the trainer and the convolution timings of a run, and lines to report.
+
+    `source` is the folder of the run that is resumed or replayed.
+    """
+    share, lines = bind_cores(world, threads_of(recipe))
+    device = take_device(recipe.compute.device, world)
+    if recipe.training.virtual_ranks:
+        check_alike(world, recipe.training.virtual_ranks)
+    lines += [*describe_precision(recipe, world, device), *describe_unused(recipe.rule)]
+    lines += describe_wire(recipe, world.nodes)
+    observe = None if timeline is None else timeline.add
+    feed = make_feed(recipe, world, share, rule, observe, device)
+    layers = plan_of(recipe, world.size)
+    if recipe.parallel.layers == AUTO:
+        choice = choose_layers(recipe, world, feed, rule, device)
+        layers, lines = choice.plan, lines + choice.lines
+    lines += feed.notes
+    plan = load_plan(recipe.compute.plan, None if source is None else source / run_directory.CONVOLUTIONS, world)
+    trainer = make_trainer(recipe, world, feed, rule, layers, timeline, plan, device)
+    split = split_of(trainer.model)
+    if recipe.parallel.layers != AUTO and split is not None and split.plan.splits:
+        lines += [f"layers split: {split.plan}", describe_borders(split.plan.splits)]
+    check_state(trainer.model, trainer.optimizer)
+    return feed, trainer, plan, lines
+
+
+def bind_cores(world: World, threads: int = 0) -> tuple[CoreShare, list[str]]:
+    """Bind this rank to its share of its node's cores, and compute with `threads`, or those of its cores. Return the
+    share, and one report line for each kind of node."""
+    node = world.node_world()
+    shares = shares_of(node.all_gather_object(available_cores()), alone=world.size == 1)
+    share = shares[node.rank]
+    bind(share)
+    if threads:
+        torch.set_num_threads(threads)
+    elif share.bound:  # OMP_NUM_THREADS may be meant for all ranks together
+        torch.set_num_threads(min(torch.get_num_threads(), len(share.cores)))
+    return share, list(dict.fromkeys(world.all_gather_object(report(shares))))
+
+
+def take_device(name: str, world: World) -> torch.device:
+    """Return the device of this rank by its name in a recipe, and make it PyTorch's current one. Collective.
+
+    Raises UsageError on all ranks where one has none.
+    """
+    device = device_of_rank(name, world)
+    if device.type != HOST:
+        module_of(device).set_device(device)
+    return device
+
+
+def product_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """Return the dtype in which convolutions and wide layers are computed on this processor, or another device."""
+    return choose_dtype(recipe.compute.precision, DTYPES[recipe.model.dtype], device, processor())
+
+
+def describe_precision(recipe: Recipe, world: World, device: torch.device) -> list[str]:
+    """Return lines about number format and devices for the start of a run, one for each kind of node. Collective."""
+    products = f"products in {str(product_dtype(recipe, device)).removeprefix('torch.')}"
+    if device.type == HOST:
+        counts = sorted(set(world.all_gather_object(torch.get_num_threads())))
+        threads = " or ".join(map(str, counts))
+        return [f"{products}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}", *_unused()]
+    devices = world.node_world().all_gather_object(f"{device}")
+    on = ", ".join(f"rank {rank} on {one}" for rank, one in enumerate(devices))
+    own = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
+    sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
+    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){sums}{own}")))
+
+
+def _unused() -> list[str]:
+    """Return a line about accelerators that nobody has asked for."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return []
+    return [f'{found.type} ({_model_of(found)}) is not used: compute.device = "auto" takes it']
+
+
+def _model_of(device: torch.device) -> str:
+    """Return the name of an accelerator's model."""
+    return str(getattr(module_of(device), "get_device_name", lambda _: device.type)(device))
+
+
+def make_feed(
+    recipe: Recipe, world: World, share: CoreShare, rule: BaseRule, observe: Observe | None, device: torch.device
+) -> FeedFacts:
+    """Return the feed of the recipe's data set; for a rank that only serves, its facts. Called by all ranks together.
+
+    Workers of an asynchronous rule draw and test by themselves. `observe` is called with the spans of the feed's work.
+    Batches are to be copied to `device`.
+    """
+    if not has_servers(rule):
+        return _feed(recipe, world, share, False, observe, device)
+    trains = world.rank < rule.seats(world.size).workers
+    group = world.split(0 if trains else 1)
+    feed = _feed(recipe, group, share, True, observe, device) if trains else None
+    facts = world.call_on_root(lambda: None if feed is None else feed.facts)
+    assert facts is not None, "rank 0 is a worker"
+    return facts if feed is None else feed
+
+
+def _feed(
+    recipe: Recipe, world: World, share: CoreShare, out_of_step: bool, observe: Observe | None, device: torch.device
+) -> Feed:
+    data, seed = recipe.data, recipe.training.seed
+    if data.pack:
+        data = replace(data, threads=decoding_threads(data, share))
+        feed = packed_feed(data, world, seed, out_of_step=out_of_step, device=device, observe=observe)
+    else:
+        feed = in_memory_feed(BUILTIN_DATASETS[data.name](), world, seed, observe, data.shuffle)
+    feed.share_among(recipe.training.virtual_ranks)
+    return feed
+
+
+def decoding_threads(data: DataOptions, share: CoreShare) -> int:
+    """Return the number of threads that decode samples in a rank with this share of its node's cores."""
+    return data.threads or min(MAX_DECODING_THREADS, max(1, len(share.cores) if share.bound else share.threads))
+
+
+def make_model(recipe: Recipe, facts: InputFacts, device: torch.device) -> torch.nn.Module:
+    """Return the recipe's network on a device, with weights from the seed, which are the same on all devices.
+
+    Raises RecipeError where it does not take the data.
+    """
+    torch.manual_seed(recipe.training.seed)
+    network = make_network(recipe.model.name, recipe.model.folder, facts.classes, facts.channels)
+    model = network.to(device, DTYPES[recipe.model.dtype])
+    blank = cast_inputs(facts.blank(1).to(device), DTYPES[recipe.model.dtype])
+    check_fit(model, recipe.model.name, blank, context_of(recipe, device))
+    return model
+
+
+def context_of(recipe: Recipe, device: torch.device) -> StepContext:
+    """Return the function that gives the context in which the network computes: autocast to its number format."""
+    return partial(autocast_to, product_dtype(recipe, device), DTYPES[recipe.model.dtype], device.type)
+
+
+def make_trainer(
+    recipe: Recipe,
+    world: World,
+    feed: InputFacts,
+    rule: BaseRule,
+    layers: ParallelPlan | None,
+    timeline: Timeline | None,
+    plan: ConvolutionPlan,
+    device: torch.device,
+) -> Trainer:
+    """Return the trainer of the recipe's network on a device by a rule, split by the plan `layers`.
+
+    With `convolutions = "autotune"` a warm-up step on a processor completes `plan`. Raises RecipeError where the
+    network does not take the data.
+    """
+    model, options, within = make_model(recipe, feed, device), recipe.optimizer, context_of(recipe, device)
+    dtype = DTYPES[recipe.model.dtype]
+    if layers is not None:
+        split_model(model, world, layers)
+    if recipe.compute.convolutions == "autotune" and device.type == HOST:
+        prepare(model, plan)
+        virtual = recipe.training.virtual_ranks
+        first, last = bounds(recipe.training.batch, virtual or world.size, 0 if virtual else world.rank)
+        warm_up(model, cast_inputs(feed.blank(last - first), dtype), plan, world, within)
+    numbers = options.learning_rate, options.momentum, options.weight_decay
+    optimizer = make_optimizer(options.name, model, *numbers, options.nesterov, options.betas)
+    shares = recipe.training.virtual_ranks, threads_of(recipe) or 1
+    return Trainer(model, world, rule, optimizer, classification_loss, options.clip or None, timeline, within, *shares)
+
+
+def check_fit(model: torch.nn.Module, name: str, inputs: Tensor, within: StepContext) -> None:
+    """Raise RecipeError where a catalogue network does not take the data; a user's network raises its own errors."""
+    if ":" in name:
+        return
+    try:
+        with torch.no_grad(), within():
+            model.eval()(inputs)
+    except (RuntimeError, ValueError) as error:
+        shape = " x ".join(map(str, inputs.shape[1:]))
+        raise RecipeError(
+            f"model.name = {name!r} does not take samples of {shape}, as the data has them ({error}); "
+            "see docs/training.md for what each network takes"
+        ) from error
+
+
+def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule, device: torch.device) -> PlanChoice:
+    """Return the plan of the layers, the same on all ranks, which call this together, and lines about it.
+
+    `feed` gives the shapes of the network's inputs; nothing is read from it.
+    """
+    model = make_model(recipe, feed, device).train()
+    first, last = bounds(recipe.training.batch, world.size, world.rank)
+    example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
+    whole = refusal(rule, recipe.optimizer.name)
+    return choose_plan(model, world, example, context_of(recipe, device), deferred=True, whole=whole)
+
+
+def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:
+    """Settle `plan` on all ranks of `world` by a step of `model`, of which nothing stays, on this rank's inputs.
+
+    All ranks call it together.
+    """
+    if len(inputs):
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        if not model.training:
+            model.train()
+        with within():
+            scores = model(inputs)
+            loss = classification_loss(scores, blank_labels(scores))
+        loss.backward()  # type: ignore[no-untyped-call]
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        model.zero_grad(set_to_none=True)
+        release_free_memory()
+    plan.freeze(merge(world.all_gather_object(plan.measured)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -28,13 +29,31 @@ from unisono.tensor_parallel.model import cut_optimizer_state, split_of, whole_o
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import copied, load_newest, load_weights, remove_newer, rename_damaged
 from unisono.training.checkpoint.layout import Checkpoint, DamagedCheckpointError, checkpoint_names, step_of
-from unisono.training.events import RunPoint
 from unisono.training.memory_copies import newest_copy
 from unisono.training.recipe import Recipe
 from unisono.training.trainer import Trainer
 from unisono.world import World
 
 RANKS = "ranks"
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """Progress of a run: `step` steps in all, `done` of them in `epoch`.
+
+    `loss` is the sum of the loss over this rank's samples of the epoch so far.
+    """
+
+    epoch: int = 0
+    done: int = 0
+    step: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    """Seconds that the run had taken when it stopped; 0 for a new run."""
+    data: str = ""
+    """Fingerprint of the data that a resumed run was trained on."""
+    made_on: str = ""
+    """Processor and versions on which the bits of a resumed run depend; "" where an older release has not told."""
 
 
 def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str, Any]]:

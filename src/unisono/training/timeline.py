@@ -51,8 +51,7 @@ from typing import Any, NamedTuple
 from unisono.engine import OperationSpan, observed
 from unisono.plan.choose import Candidate
 from unisono.step import operations as op
-from unisono.step.clock import TaskSpan, tracks
-from unisono.step.predict import steady_step
+from unisono.step.predict import TaskSpan, steady_step, tracks
 from unisono.step.program import Task
 from unisono.world import World
 

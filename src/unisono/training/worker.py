@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -50,14 +50,15 @@ from unisono.training.cut import (
     compare,
     worker_folder,
 )
-from unisono.training.events import Draw, Event, RunPoint, Save, Snapshot, TrainStep, seed_of_step
-from unisono.training.learning_rate import rate_at
-from unisono.training.player import EventPlayer, Run, Timer
-from unisono.training.recipe import Recipe
-from unisono.training.recorder import KINDS
+from unisono.training.player import Draw, Event, EventPlayer, Save, Snapshot, Timer, TrainStep, seed_of_step
+from unisono.training.recipe import Recipe, rate_at
 from unisono.training.signals import STOPPED, SignalHandlers
-from unisono.training.state import check_change, load_rank
+from unisono.training.state import RunPoint, check_change, load_rank
+from unisono.training.trainer import KINDS
 from unisono.uncaught import THREAD_PREFIX
+
+if TYPE_CHECKING:
+    from unisono.training.run import Run
 
 
 class WorkerPlayer(EventPlayer):

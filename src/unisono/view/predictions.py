@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from unisono.plan.run_row import RunPlan  # loads PyTorch, which a chart does not need
+    from unisono.plan.run_plan import RunPlan  # loads PyTorch, which a chart does not need
 
 PARTS = {"computing": "#0f9960", "update": "#a5840b", "loading": "#c2589b", "communication": "#d9600a"}
 """Parts of a step from bottom to top, and their colors."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unisono.step.clock import Clock, TaskSpan, tracks
 from unisono.step.costs import Computing, Cost, Costs, Duration
 from unisono.step.layout import Layout
+from unisono.step.predict import Clock, TaskSpan, tracks
 from unisono.step.program import Step, Task
 from unisono.step.rule import BaseRule
 from unisono.view.svg import Span, SpanRow, draw_spans, draw_text

@@ -23,7 +23,7 @@ from unisono.measure.probes import (
     product_probe,
 )
 from unisono.measure.timing import MAX_TRIALS
-from unisono.plan.exchange_cost import exchange_cost
+from unisono.plan.collective_costs import exchange_cost
 from unisono.plan.machines import find_machine
 from unisono.world import World
 

@@ -14,8 +14,7 @@ from torch import nn
 import unisono
 from unisono.errors import MismatchError, UsageError
 from unisono.optimizers import LAMB, LARS
-from unisono.optimizers.segments import Segment
-from unisono.optimizers.sharded import ELEMENTWISE
+from unisono.optimizers.sharded import ELEMENTWISE, Segment
 from unisono.step.overlaps import OVERLAPS
 from unisono.world import World
 

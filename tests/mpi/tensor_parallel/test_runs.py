@@ -13,9 +13,8 @@ from tests.mpi.training.test_run import assert_alike, recipe_of, stopped
 from unisono.step.costs import Cost
 from unisono.tensor_parallel import choose_plan
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import ParallelRecipe, Recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 PAIR = {"classifier.1": "column gives part", "classifier.3": "row takes part", "features.5": "column"}

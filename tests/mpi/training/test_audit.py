@@ -16,10 +16,9 @@ from unisono.data.builtin import load_digits
 from unisono.errors import AuditError, UsageError
 from unisono.training.audit import Audit, HashedSums, StepHashes
 from unisono.training.chain import Chain, read_chain
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
 from unisono.training.recompute import recompute
-from unisono.training.run import make_parts, train
+from unisono.training.run import TrainOptions, make_parts, train
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -16,9 +16,8 @@ from unisono.foresight.compare import explain
 from unisono.foresight.ledger import LedgerEntry, changed_seals, ended_run, read
 from unisono.foresight.seal import read_measurement, read_seal, seals_of
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.training.trainer import Trainer
 from unisono.world import World
 

@@ -13,9 +13,8 @@ import torch
 
 from unisono.errors import RecipeError
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 

@@ -14,9 +14,8 @@ from unisono.data.kinds.text import TextOptions
 from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.training.checkpoint.files import load_newest
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.world import World
 
 BATCH = 5

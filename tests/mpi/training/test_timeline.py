@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from tests.training.trace_format import check_trace, nanoseconds
 
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.training.timeline import PREDICTED, lane_order
 from unisono.world import World
 

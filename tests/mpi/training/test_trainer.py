@@ -12,7 +12,7 @@ import unisono
 from unisono.data.builtin import in_memory_feed, load_digits
 from unisono.data.order import permutation, share, steps_of
 from unisono.models.convnet import small_convnet
-from unisono.optimizers.build import OPTIMIZERS, make_optimizer
+from unisono.optimizers import OPTIMIZERS, make_optimizer
 from unisono.training.accuracy import Accuracy, accuracy_of, classification_loss, count
 from unisono.world import World
 

@@ -22,8 +22,8 @@ from unisono.testing import Batch, InProcessReplica, serve_in_order
 from unisono.training import run_directory
 from unisono.training.checkpoint.files import load_newest
 from unisono.training.cut import compare, worker_folder
-from unisono.training.player import Run, TrainOptions
 from unisono.training.recipe import ModelRecipe, OptimizerRecipe, Recipe, TrainingRecipe
+from unisono.training.run import Run, TrainOptions
 from unisono.training.trainer import Trainer
 from unisono.training.worker import WorkerPlayer
 from unisono.world import World

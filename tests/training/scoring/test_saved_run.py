@@ -12,10 +12,10 @@ from unisono.data.feed import Feed
 from unisono.data.loading import PROCESSOR
 from unisono.errors import CheckpointError, UsageError
 from unisono.training import run_directory
-from unisono.training.build import make_model
 from unisono.training.checkpoint.files import save
 from unisono.training.checkpoint.layout import Checkpoint
 from unisono.training.recipe import Recipe, parse_recipe
+from unisono.training.run import make_model
 from unisono.training.scoring.evaluate import load_network, read_run
 
 WORLD: Any = SimpleNamespace(rank=0, size=1)

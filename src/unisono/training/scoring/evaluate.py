@@ -39,7 +39,10 @@ from unisono.models import user_network
 from unisono.processor import HOST, processor
 from unisono.training import run_directory
 from unisono.training.accuracy import accuracy_of, count
-from unisono.training.build import (
+from unisono.training.checkpoint.files import load_newest, load_weights
+from unisono.training.checkpoint.layout import checkpoint_names
+from unisono.training.recipe import Recipe
+from unisono.training.run import (
     DTYPES,
     bind_cores,
     context_of,
@@ -47,9 +50,6 @@ from unisono.training.build import (
     make_model,
     take_device,
 )
-from unisono.training.checkpoint.files import load_newest, load_weights
-from unisono.training.checkpoint.layout import checkpoint_names
-from unisono.training.recipe import Recipe
 from unisono.training.scoring.evaluation import BatchThroughput, Evaluation, count_confusion, measure_throughput
 from unisono.training.state import fitting
 from unisono.user_function import is_user_function

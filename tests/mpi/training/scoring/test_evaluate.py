@@ -13,9 +13,8 @@ from unisono.data.pack.packing import PackOptions, pack
 from unisono.data.sources import find
 from unisono.errors import CheckpointError, PackError
 from unisono.training import run_directory
-from unisono.training.player import TrainOptions
 from unisono.training.recipe import Recipe, parse_recipe
-from unisono.training.run import train
+from unisono.training.run import TrainOptions, train
 from unisono.training.scoring.evaluate import evaluate
 from unisono.world import World
 

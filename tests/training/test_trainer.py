@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.training import recorder as module
-from unisono.training.recorder import CONCURRENT_KINDS, KINDS, SEQUENTIAL_KINDS, Recorder
+from unisono.training import trainer as module
+from unisono.training.trainer import CONCURRENT_KINDS, KINDS, SEQUENTIAL_KINDS, Recorder
 
 QUARTERS = st.integers(0, 1000).map(lambda number: number / 4)  # their sums are exact in float32
 

@@ -1,5 +1,3 @@
-"""None"""
-
 from __future__ import annotations
 
 import pytest
@@ -7,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.optimizers.build import OPTIMIZERS, by_decay, make_optimizer
+from unisono.optimizers import OPTIMIZERS, by_decay, make_optimizer
 
 
 def linear(bias: bool = True) -> torch.nn.Module:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.training.events import CopyState, Draw, Event, RunPoint, Save, Stop, TrainStep, fixed_order, seed_of_step
+from unisono.training.player import CopyState, Draw, Event, Save, Stop, TrainStep, fixed_order, seed_of_step
 from unisono.training.recipe import OptimizerRecipe, Recipe, TrainingRecipe
+from unisono.training.state import RunPoint
 
 SAMPLES, BATCH = 10, 4
 """Three steps an epoch."""

@@ -1,0 +1,65 @@
+"""What a recipe asks for, made: its network, and a step that times convolutions. The rest needs ranks: tests/mpi."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.compute import convolution_plan
+from unisono.compute.algorithms import DEFAULT
+from unisono.compute.convolution_plan import ConvolutionPlan
+from unisono.compute.prepare import prepare
+from unisono.errors import RecipeError
+from unisono.models import make_network
+from unisono.training.run import check_fit, warm_up
+
+
+@pytest.mark.parametrize(("name", "shape"), [("small_convnet", (1, 1, 32, 32)), ("cd_dnn", (1, 1, 8, 8))])
+def test_a_network_that_does_not_take_the_data_is_reported(name: str, shape: tuple[int, ...]) -> None:
+    model = make_network(name, "", 10, shape[1])
+    with pytest.raises(RecipeError, match=rf"'{name}' does not take samples of {' x '.join(map(str, shape[1:]))}"):
+        check_fit(model, name, torch.zeros(shape), nullcontext)
+
+
+def test_a_network_that_takes_the_data_and_one_of_ones_own() -> None:
+    check_fit(make_network("small_convnet", "", 10, 1), "small_convnet", torch.zeros(1, 1, 8, 8), nullcontext)
+    check_fit(torch.nn.Linear(3, 4), "nets:mine", torch.zeros(1, 5), nullcontext)
+
+
+class Others:
+    """A world with a second rank, that has measured this."""
+
+    def __init__(self, measured: dict[str, dict[str, float]]) -> None:
+        self._measured = measured
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return [value, self._measured]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 5))
+
+
+def test_nothing_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
+    model, plan = network(), ConvolutionPlan()
+    prepare(model, plan)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    world: Any = Others({})
+    warm_up(model, torch.zeros(2, 3, 6, 6), plan, world, nullcontext)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert plan.frozen
+    assert len(plan.measured) == 2  # forward and the weight's gradient: nobody asks for that of the inputs
+
+
+def test_all_ranks_choose_the_same_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_plan, "MIN_AUTOTUNED_OPERATIONS", 0)
+    model, plan = network(), ConvolutionPlan()
+    prepare(model, plan)
+    others = {"a": {DEFAULT: 1.0}}
+    world: Any = Others(others)
+    warm_up(model, torch.zeros(0, 3, 6, 6), plan, world, nullcontext)
+    assert plan.measured == others
