@@ -43,11 +43,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_252,
+    ".": 3_253,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_552,
-    "collectives": 4_052,
+    "collectives": 4_056,
     "compute": 1_223,
     "data": 6_334,
     "elastic": 1_205,
@@ -69,7 +69,7 @@ MAX_LINES = {
     "testing": 1_684,
     "torch_backend": 2_090,
     "training": 7_498,
-    "transports": 3_088,
+    "transports": 3_091,
     "view": 984,
     "wires": 274,
 }
