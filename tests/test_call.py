@@ -9,7 +9,7 @@ from unisono.call import MAX_CALLS, WORDS_BYTES, call_of, decode_words, encode_w
 
 
 def test_lengths_up_to_a_million_have_numbers_of_their_own() -> None:
-    numbers = {call_of(f"allreduce({length} x float32, direct)").number for length in range(0, 1_000_000, 7)}
+    numbers = {call_of(f"allreduce({length} x float32, direct)").digest for length in range(0, 1_000_000, 7)}
     assert len(numbers) == len(range(0, 1_000_000, 7))
     assert max(numbers) < MAX_CALLS
     assert MAX_CALLS >= 1 << 60

@@ -43,11 +43,11 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_252,
+    ".": 3_253,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,
-    "collectives": 4_048,
+    "collectives": 4_052,
     "compute": 1_256,
     "data": 6_315,
     "elastic": 1_205,
@@ -69,7 +69,7 @@ MAX_LINES = {
     "testing": 1_685,
     "torch_backend": 2_091,
     "training": 7_381,
-    "transports": 3_123,
+    "transports": 3_126,
     "view": 984,
     "wires": 274,
 }

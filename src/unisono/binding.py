@@ -52,10 +52,10 @@ class CoreShare:
 
 def shares_of(masks: Sequence[frozenset[int]], alone: bool) -> tuple[CoreShare, ...]:
     """Return the share of each rank of this node (`share_cores`); equal thread counts if the system gives no masks."""
-    every = frozenset[int]().union(*masks)
-    if not every:
+    usable = frozenset[int]().union(*masks)
+    if not usable:
         return (CoreShare((), max(1, cores() // len(masks)), False),) * len(masks)
-    return share_cores(masks, core_locations(every), alone)
+    return share_cores(masks, core_locations(usable), alone)
 
 
 def share_cores(
@@ -81,9 +81,9 @@ def _share(masks: Sequence[frozenset[int]], rank: int, locations: CoreLocations,
     parts = real if len(users) <= len(real) else [(core,) for threads in real for core in threads]
     first, last = bounds(len(parts), max(1, len(users)), users.index(rank) if users else 0)
     taken = tuple(sorted(core for part in parts[first:last] for core in part))
-    own = {_location(core, locations) for core in taken}
-    beside = [other for other in masks if other != mask and own & {_location(core, locations) for core in other}]
-    cores = len(own) // (1 + len(beside))
+    physical = {_location(core, locations) for core in taken}
+    beside = [used for used in masks if used != mask and physical & {_location(core, locations) for core in used}]
+    cores = len(physical) // (1 + len(beside))
     return CoreShare(taken, max(1, cores - (cores >= COMMUNICATION_CORE_FROM and not alone)), True)
 
 
@@ -116,8 +116,8 @@ def core_locations(cores: Iterable[int], system: Path = CPU_DIRECTORY) -> CoreLo
 
 def oversubscribed(masks: Sequence[frozenset[int]]) -> bool:
     """Return True if there are more ranks than cores; where the system gives no masks, all of its cores count."""
-    every = frozenset[int]().union(*masks)
-    return (len(every) or cores()) < len(masks)
+    usable = frozenset[int]().union(*masks)
+    return (len(usable) or cores()) < len(masks)
 
 
 def bind(share: CoreShare) -> None:
@@ -141,16 +141,16 @@ def report(shares: Sequence[CoreShare]) -> str:
     lines = [f"rank {rank} on {_words(share.cores)}" for rank, share in enumerate(shares) if share.bound]
     turns = [share for share in shares if not share.bound]
     if turns:
-        every = sorted({core for share in turns for core in share.cores})
-        remedy = "fewer ranks would be faster" if len(every) < len(turns) else "the launcher has bound them so"
-        lines.append(f"{len(turns)} ranks take turns on {len(every)} cores ({_words(every)}); {remedy}")
+        shared = sorted({core for share in turns for core in share.cores})
+        remedy = "fewer ranks would be faster" if len(shared) < len(turns) else "the launcher has bound them so"
+        lines.append(f"{len(turns)} ranks take turns on {len(shared)} cores ({_words(shared)}); {remedy}")
     return "cores: " + ", ".join(lines)
 
 
 def _words(cores: Sequence[int]) -> str:
     """Return cores in words, with neighbours as a range: 0 to 3, 8."""
-    words = []
+    ranges = []
     for _, run in groupby(enumerate(cores), lambda pair: pair[1] - pair[0]):
-        first, *others = [core for _, core in run]
-        words.append(f"{first} {'to' if len(others) > 1 else 'and'} {others[-1]}" if others else f"{first}")
-    return ", ".join(words)
+        first, *further = [core for _, core in run]
+        ranges.append(f"{first} {'to' if len(further) > 1 else 'and'} {further[-1]}" if further else f"{first}")
+    return ", ".join(ranges)

@@ -1,4 +1,4 @@
-"""Collective calls in words, and as numbers that ranks compare: calls with equal words are the same."""
+"""Descriptions of collective calls, and their digests, which ranks compare: equal descriptions are the same call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_CALLS = 1 << 61
-"""Number of distinct call numbers: two of them plus a sequence number are below 2^63."""
+"""Number of distinct digests: two of them plus a sequence number are below 2^63."""
 
 WORDS_BYTES = 512
 """Bytes per rank for the description of its call, shown in mismatch errors."""
@@ -20,48 +20,49 @@ _ALGORITHM = re.compile(r"(?<=^allreduce)(\([^,]*), [^,)]*")
 
 
 class Call(NamedTuple):
-    """Collective call in words, and as a number below MAX_CALLS that ranks compare."""
+    """Collective call: its description in words, and the digest of that, below MAX_CALLS, which ranks compare."""
 
-    words: str
-    number: int
+    description: str
+    digest: int
 
 
-def call_of(words: str) -> Call:
-    """Return the call that is described by `words`; ranks that pass the same words make the same call."""
-    return Call(words, int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") % MAX_CALLS)
+def call_of(description: str) -> Call:
+    """Return the call that is described by `description`; ranks that pass equal ones make the same call."""
+    digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=8).digest(), "little")
+    return Call(description, digest % MAX_CALLS)
 
 
 def call_to_choose(call: Call) -> Call:
-    return call_of(f"{call.words}, whose algorithm is being chosen")
+    return call_of(f"{call.description}, whose algorithm is being chosen")
 
 
 def call_in(call: Call, place: str) -> Call:
     """Return a call that is carried out in shared memory at `place`, the same on all ranks."""
-    return call_of(f"{call.words} in {place}")
+    return call_of(f"{call.description} in {place}")
 
 
 def differ_in_place(calls: Sequence[str]) -> bool:
-    """Return True for calls, in words, of the same allreduce whose tensors lie in different places.
+    """Return True for descriptions of the same allreduce whose tensors lie in different places.
 
     The algorithm depends on the place, and without one it may have to be chosen first.
     """
-    placed = any(_PLACE.search(words) for words in calls)
-    return placed and len({_ALGORITHM.sub(r"\1", _PLACE.sub("", words)) for words in calls}) == 1
+    placed = any(_PLACE.search(description) for description in calls)
+    return placed and len({_ALGORITHM.sub(r"\1", _PLACE.sub("", description)) for description in calls}) == 1
 
 
-def difference(one: int, words: str, other: int, other_words: str) -> str:
+def difference(rank: int, description: str, other_rank: int, other_description: str) -> str:
     """Return the error message for two ranks in different calls."""
-    return f"rank {one} called {words}, but rank {other} called {other_words}: {MISMATCH_REMEDY}"
+    return f"rank {rank} called {description}, but rank {other_rank} called {other_description}: {MISMATCH_REMEDY}"
 
 
 def encode_words(call: Call) -> bytes:
-    """Return the words of a call in WORDS_BYTES bytes; in longer ones the call's number replaces the middle."""
-    words = call.words.encode()
-    if len(words) > WORDS_BYTES:
-        middle = f" ... (call {call.number:016x}) ... ".encode()
+    """Return the description of a call in WORDS_BYTES bytes; in a longer one the digest replaces the middle."""
+    encoded = call.description.encode()
+    if len(encoded) > WORDS_BYTES:
+        middle = f" ... (call {call.digest:016x}) ... ".encode()
         half = (WORDS_BYTES - len(middle)) // 2
-        words = words[:half] + middle + words[-half:]
-    return words.ljust(WORDS_BYTES)
+        encoded = encoded[:half] + middle + encoded[-half:]
+    return encoded.ljust(WORDS_BYTES)
 
 
 def decode_words(encoded: bytes) -> str:

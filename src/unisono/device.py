@@ -42,18 +42,18 @@ def choose_device(name: str, local_rank: int, local_ranks: int) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f'device = "{name}" is no device of PyTorch\'s; take "auto", "cpu" or "cuda"') from error
     if present is None or present.type != wanted.type:
-        there = "no accelerator" if present is None else f"{present.type} alone"
-        raise UsageError(f'device = "{name}": PyTorch finds {there} here; take "auto", or "cpu"')
+        available = "no accelerator" if present is None else f"{present.type} alone"
+        raise UsageError(f'device = "{name}": PyTorch finds {available} here; take "auto", or "cpu"')
     count = torch.accelerator.device_count()
-    number = local_rank if wanted.index is None else wanted.index
+    index = local_rank if wanted.index is None else wanted.index
     if wanted.index is None and local_ranks > count:
         raise UsageError(
             f'device = "{name}": rank {local_rank} of this node\'s {local_ranks} has no accelerator, as the node has '
             f'{count}; start {count} on each node, share one by "{wanted.type}:0", or take "cpu"'
         )
-    if number >= count:
+    if index >= count:
         raise UsageError(f'device = "{name}": this node has {count}, numbered from 0')
-    chosen = torch.device(wanted.type, number)
+    chosen = torch.device(wanted.type, index)
     if reason := _try(chosen):
         raise UsageError(
             f'device = "{name}": rank {local_rank} of this node cannot use {chosen}, which another process may hold: '
@@ -75,10 +75,10 @@ def open_device(name: str, local_rank: int) -> None:
     """Allocate memory on the device that `choose_device` will return, before MPI is started: a CUDA-aware library looks
     for an open device then, and without one moves its memory by way of the host. Wrong names and devices that cannot be
     used are left to that."""
-    present, (kind, _, number) = torch.accelerator.current_accelerator(check_available=True), name.partition(":")
+    present, (kind, _, digits) = torch.accelerator.current_accelerator(check_available=True), name.partition(":")
     if present is not None and kind in (AUTO, present.type):
         count = torch.accelerator.device_count()
-        index = int(number) if number.isdigit() else local_rank % count
+        index = int(digits) if digits.isdigit() else local_rank % count
         if index < count:
             _try(torch.device(present.type, index))
 

@@ -18,17 +18,17 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def naming_os_errors(words: str, kind: type[UnisonoError] = UsageError, remedy: str = "") -> Iterator[None]:
-    """Within the block, turn an OSError into an error of this kind: `words`, its reason, and a remedy."""
+def naming_os_errors(attempt: str, kind: type[UnisonoError] = UsageError, remedy: str = "") -> Iterator[None]:
+    """Within the block, turn an OSError into an error of this kind: `attempt`, its reason, and a remedy."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{words}: {error.strerror or error}{remedy}") from error
+        raise kind(f"{attempt}: {error.strerror or error}{remedy}") from error
 
 
-def check_appendable(path: Path, words: str) -> None:
-    """Raise UsageError, with `words`, where nothing can be appended to a file, so that this is known before a run."""
-    with naming_os_errors(words):
+def check_appendable(path: Path, attempt: str) -> None:
+    """Raise UsageError, with `attempt`, where nothing can be appended to a file, so that this is known before a run."""
+    with naming_os_errors(attempt):
         path.open("ab").close()
 
 
@@ -73,8 +73,8 @@ def check_own(folder: Path) -> None:
     """Make a folder that this user alone may read, unless it is there. Raises CheckpointError for that of another."""
     with naming_os_errors(f"cannot make {folder}", CheckpointError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise CheckpointError(f"{folder} is open to other users: remove it")
 
 

@@ -50,7 +50,7 @@ def format_duration(seconds: float) -> str:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Return the lines of a table in Markdown. Columns with these numbers are aligned left, all others right."""
-    marks = ["---" if number in left else "---:" for number in range(len(header))]
+    marks = ["---" if index in left else "---:" for index in range(len(header))]
     return [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in (header, marks, *rows)]
 
 

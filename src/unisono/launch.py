@@ -94,8 +94,8 @@ def available_cores() -> frozenset[int]:
     """
     if not re.fullmatch(r"(\d+(,\d+)*)?", spare := os.environ.get(SPARE, "")):
         raise UsageError(f"{SPARE}={spare}; it must be numbers of cores, 0 or 0,16")
-    own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-    return own - {int(core) for core in re.findall(r"\d+", spare)} or own
+    allowed = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    return allowed - {int(core) for core in re.findall(r"\d+", spare)} or allowed
 
 
 def cores() -> int:
@@ -109,8 +109,8 @@ def find_mpiexec() -> Path:
     Raises LaunchError naming the extra that provides one.
     """
     for folder in (f"{sys.prefix}/bin", None):
-        if found := shutil.which("mpiexec", path=folder):
-            return Path(found)
+        if mpiexec := shutil.which("mpiexec", path=folder):
+            return Path(mpiexec)
     raise LaunchError(f"no mpiexec beside {sys.executable} nor on PATH; {INSTALL_HINT}")
 
 

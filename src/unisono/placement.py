@@ -37,7 +37,7 @@ class Placement:
     @cached_property
     def node_of_rank(self) -> tuple[int, ...]:
         """Number of the node of each rank."""
-        nodes_of_ranks = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        nodes_of_ranks = {rank: index for index, node in enumerate(self.nodes) for rank in node}
         return tuple(nodes_of_ranks[rank] for rank in range(self.ranks))
 
     def node_of(self, rank: int) -> int:
@@ -100,9 +100,9 @@ def model_groups(placement: Placement, size: int) -> Partition:
     groups, left = list[tuple[int, ...]](), list[int]()
     for node in sorted(placement.nodes, key=lambda ranks: (placement.supernode_of(ranks[0]), ranks[0])):
         fit = len(node) - len(node) % size
-        groups += [node[at : at + size] for at in range(0, fit, size)]
+        groups += [node[first : first + size] for first in range(0, fit, size)]
         left += node[fit:]
-    groups += [tuple(left[at : at + size]) for at in range(0, len(left), size)]
+    groups += [tuple(left[first : first + size]) for first in range(0, len(left), size)]
     return tuple(sorted(groups))
 
 

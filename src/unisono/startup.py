@@ -177,12 +177,12 @@ def find_processes(launcher: int) -> LaunchedProcesses:
             command = read_process(process, "cmdline").split(b"\0")
             if witness.__file__.encode() in command:
                 return LaunchedProcesses(ranks, True, frozenset(helpers))
-            number = None if in_rank else rank_of(read_process(process, "environ"))
-            if number is not None:
-                ranks[number] = RankProcess(process, stat_of(process)[0] in STOPPED)
+            rank = None if in_rank else rank_of(read_process(process, "environ"))
+            if rank is not None:
+                ranks[rank] = RankProcess(process, stat_of(process)[0] in STOPPED)
             elif not in_rank:
                 helpers.add(process)
-            waiting.append((process, in_rank or number is not None))
+            waiting.append((process, in_rank or rank is not None))
     return LaunchedProcesses(ranks, False, frozenset(helpers))
 
 
@@ -212,20 +212,20 @@ def remove_leftover_files(begun: float) -> None:
 
     A file may belong to a launcher that was started after `begun` and before the file; such a file stays.
     """
-    mine = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
-    others = [
+    own_processes = [int(path.name) for path in PROC.glob("[0-9]*") if _owner(path) == os.getuid()]
+    launches = [
         started_at(process)
-        for process in mine
+        for process in own_processes
         if read_process(process, "comm").strip().decode(errors="replace") in LAUNCHERS
     ]
     for folder, pattern in MPICH_FILES:
         for path in Path(folder).glob(pattern):
             with suppress(OSError):
-                about = path.stat()
-                theirs = any(begun <= started <= about.st_mtime for started in others)
-                if about.st_uid != os.getuid() or about.st_mtime < begun or theirs:
+                status = path.stat()
+                theirs = any(begun <= started <= status.st_mtime for started in launches)
+                if status.st_uid != os.getuid() or status.st_mtime < begun or theirs:
                     continue
-                if not any(os.fsencode(path) in read_process(process, "maps") for process in mine):
+                if not any(os.fsencode(path) in read_process(process, "maps") for process in own_processes):
                     path.unlink()
 
 

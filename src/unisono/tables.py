@@ -182,9 +182,9 @@ def _dataclass(kind: Any, content: Any, name: str, strict: bool) -> Any:
     for key in content if strict else ():
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)
-            there = ", ".join(f"{prefix}{known}" for known in near or fields)
-            words = f"did you mean {there}?" if near else f"there are {there}"
-            raise _UnfitError(f"unknown key {prefix}{key}; {words}")
+            keys = ", ".join(f"{prefix}{known}" for known in near or fields)
+            hint = f"did you mean {keys}?" if near else f"there are {keys}"
+            raise _UnfitError(f"unknown key {prefix}{key}; {hint}")
     values: dict[str, Any] = {}
     for key, each in fields.items():
         if key in content:
@@ -228,15 +228,15 @@ def _tuple(kinds: tuple[Any, ...], value: Any, name: str, limits: Mapping[str, A
         form = f"{count} {'numbers' if kinds[0] is float else 'values'}" if count else rows
         raise _UnfitError(f"{name} = {value!r} is not a list of {form}")
     if dataclasses.is_dataclass(kinds[0]):
-        return tuple(_dataclass(kinds[0], row, f"{name} row {number}", strict) for number, row in enumerate(value))
+        return tuple(_dataclass(kinds[0], row, f"{name} row {index}", strict) for index, row in enumerate(value))
     each = kinds if count else [kinds[0]] * len(value)
     return tuple(_parsed(kind, held, name, limits, strict) for kind, held in zip(each, value, strict=True))
 
 
 def _table(value: Any, name: str, or_word: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        words = f"a table of keys{or_word}, not the value {reprlib.repr(value)}"
-        raise _UnfitError(f"{name or 'the whole'} is {words}")
+        expected = f"a table of keys{or_word}, not the value {reprlib.repr(value)}"
+        raise _UnfitError(f"{name or 'the whole'} is {expected}")
     return value
 
 
@@ -256,9 +256,9 @@ def _value(value: Any, kind: type, name: str, limits: Mapping[str, Any]) -> Any:
     if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
         raise _UnfitError(f"{name} = {value!r} is out of range")
     value = float(value) if kind is float else value
-    for limit, (words, fits_in) in LIMITS.items():
+    for limit, (relation, fits_in) in LIMITS.items():
         if limits.get(limit) is not None and not fits_in(value, limits[limit]):
-            raise _UnfitError(f"{name} = {value!r}, but it has to be {words} {limits[limit]}")
+            raise _UnfitError(f"{name} = {value!r}, but it has to be {relation} {limits[limit]}")
     if limits.get("one_of") and value not in limits["one_of"]:
         raise _UnfitError(f"{name} = {value!r}; it is one of {', '.join(limits['one_of'])}")
     return value

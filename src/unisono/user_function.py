@@ -80,8 +80,8 @@ class UserFunction:
                     raise  # the function has raised it
                 raise self.error(f"it is called as {word}({self.parameters}), which gives {error}") from error
 
-    def error(self, words: str) -> RecipeError:
-        return RecipeError(f"{self.table}.name = {self.name!r}: {words}")
+    def error(self, message: str) -> RecipeError:
+        return RecipeError(f"{self.table}.name = {self.name!r}: {message}")
 
     def _spec(self) -> tuple[str, ModuleSpec | None]:
         """Return the name of the module, and where its package is found."""

@@ -128,10 +128,10 @@ def report_abort(report: str) -> None:
     time.sleep(FORWARDING_SECONDS)
 
 
-def print_error(words: str) -> None:
+def print_error(text: str) -> None:
     """Write to the terminal, also where a library has redirected `sys.stderr`."""
     terminal = sys.__stderr__ or sys.stderr
-    terminal.write(words)
+    terminal.write(text)
     terminal.flush()
 
 

@@ -186,7 +186,7 @@ class World:
         """
         with self._group.enter_library_call(call_of("dup()")):
             dup = World(self.comm.Dup(), self.placement, self.table, self, self.watch, self._next_name("dup"))
-        self._dups = [*(one for one in self._dups if not one._freed), dup]
+        self._dups = [*(dup_world for dup_world in self._dups if not dup_world._freed), dup]
         return dup
 
     def _next_name(self, kind: str) -> str:
@@ -198,7 +198,7 @@ class World:
         """Return the world of this rank's group in a partition, with its ranks in the group's order. The first call is
         made by all ranks together; it is freed with this world."""
         if partition not in self._groups:
-            color = next(number for number, ranks in enumerate(partition) if self.rank in ranks)
+            color = next(index for index, ranks in enumerate(partition) if self.rank in ranks)
             self._groups[partition] = self.split(color, partition[color].index(self.rank))
         return self._groups[partition]
 
@@ -235,8 +235,8 @@ class World:
             failure = type(error) if isinstance(error, UnisonoError) else UsageError, str(error)
         for rank, failed in enumerate(self.all_gather_object(failure)):
             if failed is not None:
-                kind, words = failed
-                raise kind(f"rank {rank}: {words}")
+                kind, message = failed
+                raise kind(f"rank {rank}: {message}")
         return result  # type: ignore[return-value]  # None only where `function` returned it
 
     def all_gather_object(self, value: Result) -> list[Result]:
@@ -322,10 +322,10 @@ class _Freed:
     """Placeholder for the attributes of a freed world: any use raises UsageError."""
 
     def __init__(self, world: str) -> None:
-        self._words = f"{world} has been freed: make another, by unisono.init() or split(), or free it later"
+        self._message = f"{world} has been freed: make another, by unisono.init() or split(), or free it later"
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(self._words)
+        raise UsageError(self._message)
 
     def __call__(self, *_: object, **__: object) -> Any:
-        raise UsageError(self._words)
+        raise UsageError(self._message)

@@ -43,8 +43,8 @@ def test_columns_of_a_matrix_share_nothing() -> None:
     assert not find_aliases(columns)
     assert find_aliases([*columns, columns[2]]) == "output 4 and output 2"
     assert find_aliases(columns, [columns[2]]) == "output 2 and input 0"
-    assert not find_aliases(columns, [columns[2]], own=[(2, 0)])
-    assert find_aliases(columns, [columns[2].flip(0), columns[1][:3]], own=[(1, 1)]) == "output 1 and input 1"
+    assert not find_aliases(columns, [columns[2]], in_place=[(2, 0)])
+    assert find_aliases(columns, [columns[2].flip(0), columns[1][:3]], in_place=[(1, 1)]) == "output 1 and input 1"
 
 
 def test_only_the_own_chunk_is_in_place() -> None:

@@ -155,7 +155,7 @@ def test_messages_that_sockets_take_in_parts(schedule: str) -> None:
 
 
 def rows_to(peer: int) -> list[Row]:
-    return [Row(RowKind.SEND, other=peer), Row(RowKind.RECEIVE, other=peer), Row(RowKind.ROUND)]
+    return [Row(RowKind.SEND, second=peer), Row(RowKind.RECEIVE, second=peer), Row(RowKind.ROUND)]
 
 
 def messages_to(peer: int, kind: RowKind, payloads: list[torch.Tensor]) -> list[Row]:

@@ -56,11 +56,11 @@ def all_gather(
     part, nbytes = flat_of(shard), shard.nbytes
     source, target, place = part.data_ptr(), buffer.data_ptr(), buffer.data_ptr() + start * out.dtype.itemsize
     gather = prepare(group, plan)(place, target) if group.size > 1 else None
-    given, own = bytes_at(source, nbytes), bytes_at(place, nbytes)
+    given, chunk = bytes_at(source, nbytes), bytes_at(place, nbytes)
 
     def play() -> None:
         if source != place:
-            own[:] = given
+            chunk[:] = given
         if gather is not None:
             gather()
 

@@ -34,7 +34,7 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
     long as the tensor. Raises MismatchError on every rank when ranks disagree about the lengths.
     """
     if is_on_device(tensor, *parts):
-        on_host(group, "all_gather_v", (tensor, *parts), parts, lambda one, *several: all_gather_v(group, one, several))
+        on_host(group, "all_gather_v", (tensor, *parts), parts, lambda shard, *outs: all_gather_v(group, shard, outs))
         return
     with Checks(group, "all_gather_v"):
         check_gather(group, tensor, parts)
@@ -49,10 +49,10 @@ def all_gather_v(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
         parts_at = [(content.ctypes.data, len(content)) for content in contents]
         carry_out(group, staged_all_gather(group.memory_for(call), call, parts_at))
     else:
-        with group.enter_call(call) as number:
-            others = [rank for rank in range(group.size) if rank != group.rank]
-            sends = (Parcel(rank, contents[group.rank]) for rank in others)
-            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in others), call, number)
+        with group.enter_call(call) as fingerprint:
+            peers = [rank for rank in range(group.size) if rank != group.rank]
+            sends = (Parcel(rank, contents[group.rank]) for rank in peers)
+            group.deliver(sends, (Parcel(rank, contents[rank]) for rank in peers), call, fingerprint)
     copy_back(parts, buffers)
 
 
@@ -65,4 +65,4 @@ def check_gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tenso
             f"rank {group.rank}: all_gather_v of {tensor.numel()} elements with an own part of "
             f"{parts[group.rank].numel()}; make them equally long"
         )
-    check_memory(group, "all_gather_v", parts, [tensor], own=[(group.rank, 0)])
+    check_memory(group, "all_gather_v", parts, [tensor], in_place=[(group.rank, 0)])

@@ -36,7 +36,7 @@ def all_to_all(
         return result
     if is_on_device(tensor):
         both = tensor, result
-        on_host(group, "all_to_all", both, (result,), lambda one, into: all_to_all(group, one, algorithm, into))
+        on_host(group, "all_to_all", both, (result,), lambda sent, into: all_to_all(group, sent, algorithm, into))
         return result
     with Checks(group, "all_to_all"):
         nbytes = nbytes_of(tensor)

@@ -55,7 +55,7 @@ def all_to_all_v(group: Group, sends: Sequence[torch.Tensor], receives: Sequence
     with Checks(group, "all_to_all_v"):
         check_parts(group, sends, dtype, "all_to_all_v")
         check_parts(group, receives, dtype, "all_to_all_v")
-        check_memory(group, "all_to_all_v", receives, sends, own=[(group.rank, group.rank)])
+        check_memory(group, "all_to_all_v", receives, sends, in_place=[(group.rank, group.rank)])
     outgoing = {rank: send_buffer(part) for rank, part in enumerate(sends)}
     buffers = [receive_buffer(part) for part in receives]
     send_and_receive(group, outgoing, dict(enumerate(buffers)), call_of(f"all_to_all_v({name_of(dtype)})"))
@@ -75,23 +75,25 @@ def send_and_receive(
     """
     sent = {rank: bytes_of(part) for rank, part in sends.items()}
     expected = {rank: bytes_of(part) for rank, part in receives.items()}
-    own, nothing = group.rank, np.empty(0, np.uint8)
+    this_rank, nothing = group.rank, np.empty(0, np.uint8)
     if group.size > 1 and group.uses_shared_memory(call):
         ranks = range(group.size)
         outgoing, incoming = ([parts.get(rank, nothing) for rank in ranks] for parts in (sent, expected))
         carry_out(group, partial(staging.all_to_all_v, group.memory_for(call), call, outgoing, incoming))
         return
-    with group.enter_call(call) as number:
+    with group.enter_call(call) as fingerprint:
         if rooted:
             group.check_same_call(call)
-        own_sent, own_received = sent.pop(own, nothing), expected.pop(own, nothing)
+        own_sent, own_received = sent.pop(this_rank, nothing), expected.pop(this_rank, nothing)
         if len(own_sent) != len(own_received):
             raise MismatchError(
-                size_mismatch(call.words, group.ranks[own], group.ranks[own], len(own_sent), len(own_received))
+                size_mismatch(
+                    call.description, group.ranks[this_rank], group.ranks[this_rank], len(own_sent), len(own_received)
+                )
             )
         own_received[:] = own_sent
         group.deliver(
-            itertools.starmap(Parcel, sent.items()), itertools.starmap(Parcel, expected.items()), call, number
+            itertools.starmap(Parcel, sent.items()), itertools.starmap(Parcel, expected.items()), call, fingerprint
         )
 
 
@@ -105,7 +107,7 @@ def gather(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | N
     at_root = (parts or ()) if group.rank == root else ()
     with Checks(group, "gather"):
         _check_rooted(group, "gather", tensor, at_root, root)
-        check_memory(group, "gather", at_root, [tensor], own=[(root, 0)])
+        check_memory(group, "gather", at_root, [tensor], in_place=[(root, 0)])
     buffers = [receive_buffer(part) for part in at_root]
     call = call_of(f"gather({name_of(tensor.dtype)}, root {root})")
     send_and_receive(group, {root: send_buffer(tensor)}, dict(enumerate(buffers)), call, rooted=True)
@@ -119,7 +121,7 @@ def scatter(group: Group, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | 
     at_root = (parts or ()) if group.rank == root else ()
     with Checks(group, "scatter"):
         _check_rooted(group, "scatter", tensor, at_root, root)
-        check_memory(group, "scatter", [tensor], at_root, own=[(0, root)])
+        check_memory(group, "scatter", [tensor], at_root, in_place=[(0, root)])
     outgoing = {rank: send_buffer(part) for rank, part in enumerate(at_root)}
     buffer = receive_buffer(tensor)
     call = call_of(f"scatter({name_of(tensor.dtype)}, root {root})")

@@ -91,8 +91,8 @@ def _start_first(
         return
     address = tensor.data_ptr()
     play = prepare(group, plan)(address, address)
-    if address and (found := group.find_shared(address, tensor.nbytes)) is not None:
-        found[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
+    if address and (shared := group.find_shared(address, tensor.nbytes)) is not None:
+        shared[1].plan(group.ready)  # cleared with the memory: other memory may follow at its address
     start_and_keep(group, parameters, play, tensor)
 
 

@@ -20,7 +20,7 @@ class CurrentCall(NamedTuple):
     """A call that a rank is in and may wait in."""
 
     number: int
-    words: str
+    description: str
     in_library: bool
 
 
@@ -30,9 +30,9 @@ class CallProgress:
     def __init__(self) -> None:
         self.begin(0)
 
-    def begin(self, number: int) -> None:
+    def begin(self, call_number: int) -> None:
         """Start counting for another call."""
-        self.number, self._since = number, time.monotonic()
+        self.number, self._since = call_number, time.monotonic()
         self.compared = self.notified = self.reported = False
         self.queried: float | None = None
         """Time at which all ranks were queried; None unless answers are expected."""
@@ -63,30 +63,30 @@ class Calls:
         """Error that has ended the world, as its class and its message; None while the world is usable."""
         self.progress = CallProgress()
         """Progress of the current call, as its watch has seen it."""
-        self._words = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
+        self._descriptions = [""] * CALLS_KEPT  # of call n at index n % CALLS_KEPT
 
     @contextmanager
-    def enter(self, words: str, in_library: bool = False) -> Iterator[int]:
-        """Enter a call, or a part of one; yield a number that is equal on all ranks in the same call."""
-        outer = self.begin(words, in_library)
+    def enter(self, description: str, in_library: bool = False) -> Iterator[int]:
+        """Enter a call, or a part of one; yield its fingerprint."""
+        outer = self.begin(description, in_library)
         try:
-            yield self.fingerprint(words)
+            yield self.fingerprint(description)
         finally:
             self.end(outer)
 
-    def fingerprint(self, words: str) -> int:
+    def fingerprint(self, description: str) -> int:
         """Return a number that is equal on all ranks in the same call."""
-        return zlib.crc32(words.encode(), self.number)
+        return zlib.crc32(description.encode(), self.number)
 
-    def begin(self, words: str, in_library: bool) -> tuple[bool, bool]:
+    def begin(self, description: str, in_library: bool) -> tuple[bool, bool]:
         """Begin a call, or a part of one; return the argument for `end`. Kept fast, because short calls notice it."""
         if self.failure:
             self.check()
         outer = self.busy, self.in_library
         if not self.busy:
-            number = self.number + 1
-            self._words[number % CALLS_KEPT] = words
-            self.number, self.busy = number, True
+            call_number = self.number + 1
+            self._descriptions[call_number % CALLS_KEPT] = description
+            self.number, self.busy = call_number, True
         self.in_library = in_library
         return outer
 
@@ -97,18 +97,19 @@ class Calls:
     def check(self) -> None:
         """Raise the error that has ended the world, if any."""
         if self.failure is not None:
-            kind, words = self.failure
-            raise kind(words)
+            kind, message = self.failure
+            raise kind(message)
 
-    def fail(self, kind: type[UnisonoError], words: str) -> None:
+    def fail(self, kind: type[UnisonoError], message: str) -> None:
         """End the world: waits and all later calls raise this error."""
-        self.failure = self.failure or (kind, words)
+        self.failure = self.failure or (kind, message)
         if self.signals is not None:
             self.signals.end()
 
-    def words(self, number: int) -> str:
+    def description(self, call_number: int) -> str:
         """Return the description of a call by its number; empty if it is no longer kept or not yet begun."""
-        return self._words[number % CALLS_KEPT] if self.number - CALLS_KEPT < number <= self.number else ""
+        is_kept = self.number - CALLS_KEPT < call_number <= self.number
+        return self._descriptions[call_number % CALLS_KEPT] if is_kept else ""
 
     @property
     def position(self) -> int:
@@ -121,6 +122,6 @@ class Calls:
         """The call that this rank is in, if it may wait there; else None."""
         position, signals = self.position, self.signals
         if self.busy:
-            return CurrentCall(position, self.words(self.number), self.in_library)
+            return CurrentCall(position, self.description(self.number), self.in_library)
         waiting = None if signals is None else signals.waiting
-        return None if waiting is None else CurrentCall(position, waiting.words, False)
+        return None if waiting is None else CurrentCall(position, waiting.description, False)

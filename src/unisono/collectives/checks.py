@@ -43,12 +43,12 @@ class Checks:
         """Enter the call as a rank that refuses it, if a check has raised UsageError."""
         if not isinstance(error, UsageError) or self._group.size == 1:
             return
-        words = str(error).removeprefix(f"rank {self._group.rank}: ")
+        reason = str(error).removeprefix(f"rank {self._group.rank}: ")
         call = call_of(f"{self._collective}, refused")
         try:
-            self._group.barrier(call._replace(words=f"{self._collective}, which it refused ({words})"))
-        except UnisonoError as others:
-            raise error from others
+            self._group.barrier(call._replace(description=f"{self._collective}, which it refused ({reason})"))
+        except UnisonoError as barrier_error:
+            raise error from barrier_error
 
 
 def check_root(group: Group, root: int, collective: str) -> None:
@@ -59,10 +59,10 @@ def check_root(group: Group, root: int, collective: str) -> None:
 
 def check_parts(group: Group, parts: Sequence[torch.Tensor], dtype: torch.dtype, collective: str) -> None:
     """Raise TensorError unless there is one part per rank, all of `dtype` and in plain CPU memory."""
-    others = {part.dtype for part in parts} - {dtype}
-    if len(parts) != group.size or others:
+    other_dtypes = {part.dtype for part in parts} - {dtype}
+    if len(parts) != group.size or other_dtypes:
         raise TensorError(
-            f"rank {group.rank}: {collective} of {len(parts)} parts of {sorted(map(name_of, {*others, dtype}))}; "
+            f"rank {group.rank}: {collective} of {len(parts)} parts of {sorted(map(name_of, {*other_dtypes, dtype}))}; "
             f"it needs {group.size} of {name_of(dtype)}, one for each rank"
         )
     for part in parts:
@@ -83,25 +83,25 @@ def check_memory(
     collective: str,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor] = (),
-    own: Collection[tuple[int, int]] = (),
+    in_place: Collection[tuple[int, int]] = (),
     allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same_elements,
 ) -> None:
     """Raise TensorError where an output shares memory with itself, with another output, or with an input.
 
-    `own` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
+    `in_place` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
     """
     for output in outputs:
         check_output(group, output, collective)
-    if found := find_aliases(outputs, inputs, own, allowed):
+    if aliases := find_aliases(outputs, inputs, in_place, allowed):
         raise TensorError(
-            f"rank {group.rank}: {collective} of {len(outputs)} outputs and {len(inputs)} inputs: {found} share "
+            f"rank {group.rank}: {collective} of {len(outputs)} outputs and {len(inputs)} inputs: {aliases} share "
             "memory; give each memory of its own"
         )
 
 
-def check_chunk(group: Group, collective: str, chunk: torch.Tensor, whole: torch.Tensor, start: int) -> None:
-    """Raise TensorError if a chunk shares memory with `whole` but is not its elements from `start` on."""
-    if share_memory(chunk, whole) and not is_chunk(chunk, whole, start):
+def check_chunk(group: Group, collective: str, chunk: torch.Tensor, full: torch.Tensor, start: int) -> None:
+    """Raise TensorError if a chunk shares memory with `full` but is not its elements from `start` on."""
+    if share_memory(chunk, full) and not is_chunk(chunk, full, start):
         raise TensorError(
             f"rank {group.rank}: {collective}: input and output share memory, but not in place: then this rank's chunk "
             f"is elements {start} to {start + chunk.numel()} of the whole, both contiguous; give it memory of its own"

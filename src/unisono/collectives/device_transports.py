@@ -77,8 +77,8 @@ class Transports(NamedTuple):
 
     def __str__(self) -> str:
         """Return the transports in words, as the start of a run says them."""
-        others = DIRECT if self.moves else STAGED
-        ways = f"{self.backend} within nodes, {others} between" if self.backend else others
+        between = DIRECT if self.moves else STAGED
+        ways = f"{self.backend} within nodes, {between} between" if self.backend else between
         return f"sums {ways}{f' ({self.why_not})' if self.why_not else ''}"
 
 
@@ -104,8 +104,8 @@ def _try(group: Group, device: torch.device, allreduce: Allreduce) -> Transports
         name, why_not = _backend_for(group, device)
     known = [STAGED, DIRECT, *([name] if name else [])]
     if asked not in ("", *known):
-        words = " or ".join(f'"{one}"' for one in known)
-        raise UsageError(f'{VARIABLE} is "{asked}"; set it to {words}, or unset it')
+        allowed = " or ".join(f'"{transport}"' for transport in known)
+        raise UsageError(f'{VARIABLE} is "{asked}"; set it to {allowed}, or unset it')
     acts = {STAGED: partial(allreduce_staged, allreduce, group, algorithm=AUTO, wire=None, op="sum")}
     if asked != STAGED:
         able, act = kind == "cuda" and mpi_reports_gpu_support(), partial(allreduce_direct, group, op="sum")
@@ -165,8 +165,8 @@ def _backend_for(group: Group, device: torch.device) -> tuple[str, str]:
     """Return the name of PyTorch's backend for a kind of device, empty where there is none; and why it cannot be tried,
     empty where it can. Both are the same on all ranks."""
     name = _backend_name(device)
-    found = group.comm.allgather((name, identity_of(device) if name else ""))
-    if len({name for name, _ in found}) > 1:
+    devices = group.comm.allgather((name, identity_of(device) if name else ""))
+    if len({name for name, _ in devices}) > 1:
         return "", ""
     nodes = group.placement.nodes
     if len(nodes[0]) == 1 or len(set(map(len, nodes))) > 1:
@@ -174,8 +174,8 @@ def _backend_for(group: Group, device: torch.device) -> tuple[str, str]:
     for node in nodes if name else ():
         users: dict[str, int] = {}
         for rank in node:
-            if (other := users.setdefault(found[rank][1], rank)) != rank:
-                return name, f"ranks {other} and {rank} share a device"
+            if (first := users.setdefault(devices[rank][1], rank)) != rank:
+                return name, f"ranks {first} and {rank} share a device"
     return name, ""
 
 
@@ -228,10 +228,10 @@ class NodeBackend:
             failure = act()
         except (RuntimeError, ValueError) as error:  # of PyTorch, whatever the backend raises
             failure = str(error).strip().splitlines()[0]
-        for rank, words in enumerate(self._group.comm.allgather(failure)):
-            if words:
+        for rank, reason in enumerate(self._group.comm.allgather(failure)):
+            if reason:
                 self.abort()
-                raise BackendError(f"rank {rank}: {words}")
+                raise BackendError(f"rank {rank}: {reason}")
 
     def _open(self, node: MPI.Intracomm, device: torch.device) -> str:
         seconds = TIMEOUT if self._group.watch is None else self._group.watch.timeout
@@ -249,9 +249,9 @@ class NodeBackend:
         return ""
 
     def _sum_ones(self, node: MPI.Intracomm, device: torch.device) -> str:
-        one = torch.ones(1, device=device)
-        self._wait(self._backend.allreduce([one], _options(dist.AllreduceOptions(), "sum")))
-        return "" if float(one) == node.size else f"a sum of {node.size} ones is {float(one)}"
+        tensor = torch.ones(1, device=device)
+        self._wait(self._backend.allreduce([tensor], _options(dist.AllreduceOptions(), "sum")))
+        return "" if float(tensor) == node.size else f"a sum of {node.size} ones is {float(tensor)}"
 
     def allreduce(self, tensor: torch.Tensor, op: str, wire: str | None) -> None:
         """Reduce `tensor` over all ranks by `op`, in place, with `wire` between the nodes."""
@@ -260,7 +260,7 @@ class NodeBackend:
         call = call_of(f"allreduce({options}), of a device, by {self.name}")
         with group.enter_call(call):
             group.check_same_call(call)
-            with group.calls.enter(call.words):  # the watch observes it on one node, too
+            with group.calls.enter(call.description):  # the watch observes it on one node, too
                 try:
                     self._reduce(flat, op, wire)
                 except BaseException:  # whatever it is, the backend may still use the memory
@@ -279,14 +279,14 @@ class NodeBackend:
         else:
             ranks = len(self._group.node_ranks)
             spare = -len(wide) % ranks
-            whole = torch.nn.functional.pad(wide, (0, spare)) if spare else wide
-            part = whole.view(ranks, -1)[self._seat]
+            padded = torch.nn.functional.pad(wide, (0, spare)) if spare else wide
+            part = padded.view(ranks, -1)[self._seat]
             scattered = _options(dist.ReduceScatterOptions(), op)
-            self._wait(self._backend.reduce_scatter_single(part, whole, scattered))
+            self._wait(self._backend.reduce_scatter_single(part, padded, scattered))
             self._allreduce(self._column, part, AUTO, wire, op)
-            self._wait(self._backend.all_gather_single(whole, part))
+            self._wait(self._backend.all_gather_single(padded, part))
             if spare:
-                wide.copy_(whole[: len(wide)])
+                wide.copy_(padded[: len(wide)])
         if wide is not flat:
             flat.copy_(wide)
 
@@ -321,20 +321,20 @@ def store_in_memory(comm: MPI.Intracomm, timeout: timedelta) -> Any:
     """
     made = os.memfd_create("unisono-store") if comm.rank == 0 and hasattr(os, "memfd_create") else -1
     seat = (os.getpid(), made, _file_of(made)) if made >= 0 else None
-    process, number, identity = comm.bcast(seat, 0) or (0, -1, None)
-    own = made
-    if own < 0:
+    process, descriptor, identity = comm.bcast(seat, 0) or (0, -1, None)
+    opened = made
+    if opened < 0:
         with suppress(OSError):  # ranks in containers of their own do not see each other's processes
-            own = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-    if allreduce_min(comm, own >= 0 and _file_of(own) == identity):
-        store = dist.FileStore(f"/proc/self/fd/{own}", comm.size)  # type: ignore[attr-defined]
+            opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    if allreduce_min(comm, opened >= 0 and _file_of(opened) == identity):
+        store = dist.FileStore(f"/proc/self/fd/{opened}", comm.size)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
         return store
-    if own >= 0:
-        os.close(own)
+    if opened >= 0:
+        os.close(opened)
     return None
 
 
 def _file_of(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

@@ -95,9 +95,9 @@ def all_gather_direct(group: Group, part: torch.Tensor, out: torch.Tensor) -> No
     with Checks(group, "all_gather"):
         check_chunk(group, "all_gather", part, out, group.rank * part.numel())
     flat = flat_of(out)
-    own = _own_chunk(group, flat)
-    if own.data_ptr() != part.data_ptr():
-        own.copy_(flat_of(part))
+    chunk = _own_chunk(group, flat)
+    if chunk.data_ptr() != part.data_ptr():
+        chunk.copy_(flat_of(part))
     _play(group, "all_gather", flat)
 
 
@@ -118,10 +118,10 @@ def _play(
     program = group.plans.program(group.plans.schedule(plan))
     parts = collective in ("reduce_scatter", "all_gather")
     pieces = cut_program(program, len(payload), PIECE_BYTES // payload.itemsize, parts)
-    call = call_of(f"{plan.call.words}, of a device")
-    with group.enter_call(call) as number:
+    call = call_of(f"{plan.call.description}, of a device")
+    with group.enter_call(call) as fingerprint:
         group.check_same_call(call)
-        transport = DeviceTransport(group.messages, payload, number)
+        transport = DeviceTransport(group.messages, payload, fingerprint)
         arithmetic = DeviceArithmetic(payload.dtype, op or "sum")
         wait = partial(wait_until, check_interrupt=group.check)
         try:

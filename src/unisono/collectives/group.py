@@ -94,7 +94,7 @@ class Group:
         for channel in self.calls.channels:
             channel.Set_errhandler(MPI.ERRORS_RETURN)  # raise exceptions, also if the program has set another handler
         self._compared = np.empty((2, 2), np.int64)
-        """A call's number and its negative on this rank, and their maxima over the ranks."""
+        """A call's digest and its negative on this rank, and their maxima over the ranks."""
         self._memory: NodeMemory | None = None
         self._memory_made = not self.one_node or self.size == 1
         self._trials = Trials(self)
@@ -150,17 +150,17 @@ class Group:
             self._make_memory(self.plans.plan(*arguments, **named).call)
         return self.plans.plan(*arguments, **named)
 
-    def label_calls(self, words: str) -> None:
-        """Compare `words` too in each later call, as a part of it: they distinguish otherwise equal calls."""
-        self.label = words
+    def label_calls(self, label: str) -> None:
+        """Compare `label` too in each later call, as a part of it: it distinguishes otherwise equal calls."""
+        self.label = label
         if self._memory is not None:
-            self._memory.signals.label_calls(words)
+            self._memory.signals.label_calls(label)
 
     def find_shared(self, address: int, nbytes: int) -> tuple[str, SharedMemory] | None:
         """Return the location, in words, and the shared memory of the bytes at `address`; None if it is not shared."""
-        found = None if self._memory is None else self._memory.find(address, nbytes)
-        if found is not None:
-            return f"window {found.number} from byte {address - found.start}", found
+        shared = None if self._memory is None else self._memory.find(address, nbytes)
+        if shared is not None:
+            return f"window {shared.index} from byte {address - shared.start}", shared
         in_dup = None if self._dup is None else self._dup.find_shared(address, nbytes)
         return None if in_dup is None else (f"the dup's {in_dup[0]}", in_dup[1])
 
@@ -226,9 +226,9 @@ class Group:
 
         All ranks enter the call first, in a wait that can be.
         """
-        with self.calls.enter(call.words):
+        with self.calls.enter(call.description):
             self.wait_for(self._control.Ibarrier())
-        with self._in_step(), self.calls.enter(call.words, in_library=True):
+        with self._in_step(), self.calls.enter(call.description, in_library=True):
             return make()
 
     def check(self) -> None:
@@ -269,18 +269,18 @@ class Group:
     def enter_call(self, call: Call) -> Iterator[int]:
         """Enter a collective call. On one node, all ranks compare it first; across nodes, the watch observes it.
 
-        Yields a number that is equal on all ranks in the same call. A MismatchError is reported to all ranks.
+        Yields its fingerprint, equal on all ranks in the same call. A MismatchError is reported to all ranks.
         """
         if self.size == 1:
             yield 0
             return
         self._make_memory(call)
-        words = call.words + self.label
-        outer = None if self.one_node else self.calls.begin(words, in_library=False)
+        description = call.description + self.label
+        outer = None if self.one_node else self.calls.begin(description, in_library=False)
         try:
             if outer is None:
                 self.memory_for(call).signals.barrier(call)
-            yield 0 if outer is None else self.calls.fingerprint(words)
+            yield 0 if outer is None else self.calls.fingerprint(description)
         except BaseException as error:  # whatever it is
             self.interrupt()
             if outer is not None and self.watch is not None and isinstance(error, MismatchError):
@@ -296,7 +296,7 @@ class Group:
         """Enter a call that the MPI library carries out, once all ranks are known to be in it."""
         with self.enter_call(call):
             self.check_same_call(call)
-            outer = self.calls.begin(call.words + self.label, in_library=True)
+            outer = self.calls.begin(call.description + self.label, in_library=True)
             try:
                 yield
             finally:
@@ -325,31 +325,31 @@ class Group:
         if self._socket_calls and self._socket_calls[0] is not None:
             self._socket_calls[0].barrier(call)
             return
-        number = (call_of(call.words + self.label) if self.label else call).number
-        mine, most = self._compared
-        mine[:] = number, -number
-        self.wait_for(self.comm.Iallreduce(mine, most, MPI.MAX), mine, most)
-        if mine.tobytes() != most.tobytes():
+        digest = (call_of(call.description + self.label) if self.label else call).digest
+        digests, maxima = self._compared
+        digests[:] = digest, -digest
+        self.wait_for(self.comm.Iallreduce(digests, maxima, MPI.MAX), digests, maxima)
+        if digests.tobytes() != maxima.tobytes():
             self.raise_mismatch(call)
 
     def raise_mismatch(self, call: Call) -> None:
         """Raise MismatchError with two different calls, once all ranks know that they differ."""
-        mine = np.frombuffer(encode_words(call_of(call.words + self.label)), np.uint8)
+        sent = np.frombuffer(encode_words(call_of(call.description + self.label)), np.uint8)
         said = np.empty((self.size, WORDS_BYTES), np.uint8)
-        self.wait_for(self._control.Iallgather(mine, said), mine, said)  # what did not match may still be under way
+        self.wait_for(self._control.Iallgather(sent, said), sent, said)  # what did not match may still be under way
         calls = [decode_words(row.tobytes()) for row in said]
-        other, words = next((rank, words) for rank, words in enumerate(calls) if words != calls[self.rank])
-        raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], words))
+        peer = next(rank for rank, description in enumerate(calls) if description != calls[self.rank])
+        raise MismatchError(difference(self.ranks[self.rank], calls[self.rank], self.ranks[peer], calls[peer]))
 
     def wait_for(self, request: MPI.Request, *buffers: object) -> None:
         """Wait for an operation of the library on these buffers."""
         with self._in_step(request, *buffers):
             wait(request, self.check)
 
-    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], call: Call, number: int) -> None:
-        """Send and receive parcels of any sizes as messages, in the call `call`. `number` was yielded by `call_of`."""
+    def deliver(self, sends: Iterable[Parcel], receives: Iterable[Parcel], call: Call, fingerprint: int) -> None:
+        """Send and receive parcels of any sizes as messages, in the call `call`; `enter_call` yields `fingerprint`."""
         piece = piece_bytes_of(self.table.network)
-        delivery = Delivery(self.messages, self.ranks, number, piece, self.check, call.words)
+        delivery = Delivery(self.messages, self.ranks, fingerprint, piece, self.check, call.description)
         with self._in_step(delivery):
             delivery.transfer(sends, receives)
 

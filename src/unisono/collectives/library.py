@@ -1,11 +1,11 @@
 """Collectives of the MPI library, with a check across nodes that all ranks are in the same call.
 
-A sum of up to 64 KiB carries the check along, in one exchange; f, f', f" are 60 bits of the call's number:
+A sum of up to 64 KiB carries the check along, in one exchange; f, f', f" are 60 bits of the call's digest:
 
     mine      |  f   f'  f"  | payload ...  | 0 0 ...         in small numbers
     sum       | pf  pf' pf"  | sum ...      |                 of p ranks, where all are in the same call
 
-If one rank is in another call, no rank finds p times its own number. The parcel has one of a few lengths, so that most
+If one rank is in another call, no rank finds p times its own digest. The parcel has one of a few lengths, so that most
 ranks in different calls exchange equally many bytes. Otherwise the library reports a truncated message, or the ranks
 wait and the watch finds them. A payload of one number has a check of 30 bits: together 16 bytes, which are faster than
 20 here, and only other calls of one number can match it.
@@ -107,12 +107,12 @@ def _reduce(group: Group, plan: Plan) -> Prepared:
 
         def play() -> None:
             numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
-            whole = [memory_of(numbers), numbers.numel(), kind]
+            buffer = [memory_of(numbers), numbers.numel(), kind]
             with group.enter_library_call(plan.call):
                 if root is None:
-                    comm.Allreduce(MPI.IN_PLACE, whole, reduction)
+                    comm.Allreduce(MPI.IN_PLACE, buffer, reduction)
                 else:
-                    comm.Reduce(MPI.IN_PLACE if receives else whole, whole if receives else None, reduction, root)
+                    comm.Reduce(MPI.IN_PLACE if receives else buffer, buffer if receives else None, reduction, root)
             if receives:
                 restore(numbers, flat)
 
@@ -134,9 +134,9 @@ def _reduce_scatter(group: Group, plan: Plan) -> Prepared:
             numbers, kind, reduction = numbers_of(flat, plan.op or "sum")
             fit = shard.dtype is numbers.dtype and (apart or numbers is not flat)
             part = shard if fit else torch.empty(len(shard), dtype=numbers.dtype, device="cpu")
-            whole, own = [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind]
+            sendbuf, recvbuf = [memory_of(numbers), numbers.numel(), kind], [memory_of(part), part.numel(), kind]
             with group.enter_library_call(plan.call):
-                group.comm.Reduce_scatter(whole, own, counts, reduction)
+                group.comm.Reduce_scatter(sendbuf, recvbuf, counts, reduction)
             restore(part, shard)
 
         return play
@@ -150,16 +150,16 @@ def _all_gather(group: Group, plan: Plan) -> Prepared:
 
     def at(_: int, target: int) -> Play:
         memory = MPI.memory.fromaddress(target, plan.nbytes)
-        whole = [memory, counts, starts, MPI_TYPES[plan.dtype]]
-        return _in_library_call(group, plan.call, lambda: group.comm.Allgatherv(MPI.IN_PLACE, whole))
+        recvbuf = [memory, counts, starts, MPI_TYPES[plan.dtype]]
+        return _in_library_call(group, plan.call, lambda: group.comm.Allgatherv(MPI.IN_PLACE, recvbuf))
 
     return at
 
 
 def _broadcast(group: Group, plan: Plan) -> Prepared:
     def at(_: int, target: int) -> Play:
-        whole = [MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE]
-        return _in_library_call(group, plan.call, lambda: group.comm.Bcast(whole, plan.root))
+        buffer = [MPI.memory.fromaddress(target, plan.nbytes), MPI.BYTE]
+        return _in_library_call(group, plan.call, lambda: group.comm.Bcast(buffer, plan.root))
 
     return at
 
@@ -205,11 +205,11 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
     nbytes = length * dtype.itemsize
     payload_bytes = nbytes if length == 1 else next(size for size in CHECKED_PAYLOAD_BYTES if size >= nbytes)
     check = _check_of(call, dtype, length)
-    whole = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
-    memory = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
+    parcel = np.zeros(len(check) + payload_bytes // dtype.itemsize, check.dtype)
+    memory = memoryview(parcel.view(np.uint8))  # type: ignore[arg-type]
     header, body = memory[: check.nbytes], memory[check.nbytes : check.nbytes + nbytes]
     unlabelled = check.tobytes(), (check * group.size).tobytes()
-    buffer = [whole, MPI_TYPES[dtype]]
+    buffer = [parcel, MPI_TYPES[dtype]]
     exchange = _sum_in_call(group, call)
 
     def at(_: int, address: int) -> Play:
@@ -217,11 +217,11 @@ def _checked_sum(group: Group, length: int, dtype: torch.dtype, call: Call) -> P
         payload = memoryview(view)
 
         def play() -> None:
-            mine, expected = unlabelled
+            sent, expected = unlabelled
             if group.label:
-                check = _check_of(call_of(call.words + group.label), dtype, length)
-                mine, expected = check.tobytes(), (check * group.size).tobytes()
-            header[:] = mine
+                check = _check_of(call_of(call.description + group.label), dtype, length)
+                sent, expected = check.tobytes(), (check * group.size).tobytes()
+            header[:] = sent
             body[:] = payload
             if not exchange(buffer) or header.tobytes() != expected:
                 with group.enter_call(call):
@@ -239,10 +239,10 @@ def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
     The wait is our own, which lets go of the library between its polls. One in the library keeps its lock most of the
     time: messages of other threads, such as those of split layers beside an exchange of gradients, then took seconds.
     """
-    calls, words = group.calls, call.words
+    calls, description = group.calls, call.description
 
     def carry_out(buffer: Any) -> bool:
-        outer = calls.begin(words + group.label, in_library=False)
+        outer = calls.begin(description + group.label, in_library=False)
         try:
             group.wait_for(group.comm.Iallreduce(MPI.IN_PLACE, buffer), buffer)
         except MPI.Exception as error:
@@ -257,8 +257,8 @@ def _sum_in_call(group: Group, call: Call) -> Callable[[Any], bool]:
 
 
 def _check_of(call: Call, dtype: torch.dtype, length: int) -> Any:
-    """Return the check for a payload of that length: 60 bits of the call's number, 30 for a single element."""
+    """Return the check for a payload of that length: 60 bits of the call's digest, 30 for a single element."""
     bits = FINGERPRINT_BITS[dtype]
     fields = range((30 if length == 1 else 60) // bits)
-    numbers = [(call.number >> (bits * field) & ((1 << bits) - 1)) + 1 for field in fields]  # none is 0
+    numbers = [(call.digest >> (bits * field) & ((1 << bits) - 1)) + 1 for field in fields]  # none is 0
     return np.array(numbers, NUMPY_DTYPES[dtype])

@@ -120,7 +120,8 @@ class _ByteRange(NamedTuple):
     start: int
     stop: int
     written: bool
-    number: int
+    position: int
+    """Index among the outputs, or among the inputs."""
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -152,69 +153,69 @@ def is_writable(tensor: torch.Tensor) -> bool:
     return bool(np.unique(offsets.numpy()).size == tensor.numel())
 
 
-def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+def share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return True if some element of one tensor lies in the memory of the other."""
-    (start, stop), (low, high) = extent(one), extent(other)
+    (start, stop), (low, high) = extent(left), extent(right)
     if stop <= low or high <= start:
         return False
-    if one.is_contiguous() and other.is_contiguous():
+    if left.is_contiguous() and right.is_contiguous():
         return True
     try:
-        arrays = np.asarray(_StridedArray(one)), np.asarray(_StridedArray(other))
+        arrays = np.asarray(_StridedArray(left)), np.asarray(_StridedArray(right))
         return np.shares_memory(*arrays, max_work=MAX_SEARCH_STEPS)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
-def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return True if two tensors are the same elements, in the same order, in the same memory."""
-    if one.data_ptr() != other.data_ptr() or one.is_conj() != other.is_conj() or one.is_neg() != other.is_neg():
+    if left.data_ptr() != right.data_ptr() or left.is_conj() != right.is_conj() or left.is_neg() != right.is_neg():
         return False
-    if one.is_contiguous() and other.is_contiguous():
-        return one.nbytes == other.nbytes
-    return one.shape == other.shape and one.stride() == other.stride()
+    if left.is_contiguous() and right.is_contiguous():
+        return left.nbytes == right.nbytes
+    return left.shape == right.shape and left.stride() == right.stride()
 
 
-def is_chunk(chunk: torch.Tensor, whole: torch.Tensor, start: int) -> bool:
-    """Return True if `chunk` is the elements of `whole` from `start` on."""
-    if not (chunk.is_contiguous() and whole.is_contiguous()) or chunk.is_neg() or whole.is_neg():
+def is_chunk(chunk: torch.Tensor, full: torch.Tensor, start: int) -> bool:
+    """Return True if `chunk` is the elements of `full` from `start` on."""
+    if not (chunk.is_contiguous() and full.is_contiguous()) or chunk.is_neg() or full.is_neg():
         return False
-    if chunk.is_conj() or whole.is_conj():
+    if chunk.is_conj() or full.is_conj():
         return False
-    return chunk.data_ptr() == whole.data_ptr() + start * whole.element_size()
+    return chunk.data_ptr() == full.data_ptr() + start * full.element_size()
 
 
 def find_aliases(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor] = (),
-    own: Collection[tuple[int, int]] = (),
+    in_place: Collection[tuple[int, int]] = (),
     allowed: Callable[[torch.Tensor, torch.Tensor], bool] = same_elements,
 ) -> str:
     """Return a description of two tensors that share memory, at least one of them an output; empty if none do.
 
-    `own` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
+    `in_place` lists (output index, input index) pairs that may share memory if `allowed(output, input)` is true.
     """
-    ends = sorted(map(extent, (*outputs, *inputs)))
-    if all(one[1] <= other[0] for one, other in pairwise(ends)):
+    extents = sorted(map(extent, (*outputs, *inputs)))
+    if all(lower[1] <= upper[0] for lower, upper in pairwise(extents)):
         return ""
-    ranges = [_ByteRange(*extent(tensor), True, number) for number, tensor in enumerate(outputs)]
-    ranges += [_ByteRange(*extent(tensor), False, number) for number, tensor in enumerate(inputs)]
+    ranges = [_ByteRange(*extent(tensor), True, position) for position, tensor in enumerate(outputs)]
+    ranges += [_ByteRange(*extent(tensor), False, position) for position, tensor in enumerate(inputs)]
     ranges.sort()
     before: list[_ByteRange] = []  # those that reach to the next one
     for this in ranges:
-        before = [other for other in before if other.stop > this.start]
-        for other in before:
-            if not (this.written or other.written):
+        before = [earlier for earlier in before if earlier.stop > this.start]
+        for earlier in before:
+            if not (this.written or earlier.written):
                 continue
-            first, second = (other, this) if other.written else (this, other)
-            one, two = outputs[first.number], (outputs if second.written else inputs)[second.number]
-            if not second.written and (first.number, second.number) in own and allowed(one, two):
+            first, second = (earlier, this) if earlier.written else (this, earlier)
+            output, other = outputs[first.position], (outputs if second.written else inputs)[second.position]
+            if not second.written and (first.position, second.position) in in_place and allowed(output, other):
                 continue
-            if share_memory(one, two):
-                return " and ".join(sorted(map(_words, (other, this)), reverse=True))
+            if share_memory(output, other):
+                return " and ".join(sorted(map(_label_of, (earlier, this)), reverse=True))
         before.append(this)
     return ""
 
 
-def _words(one: _ByteRange) -> str:
-    return f"{'output' if one.written else 'input'} {one.number}"
+def _label_of(byte_range: _ByteRange) -> str:
+    return f"{'output' if byte_range.written else 'input'} {byte_range.position}"

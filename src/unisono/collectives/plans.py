@@ -41,12 +41,12 @@ class PlanRequest(NamedTuple):
 def plan_of(asked: PlanRequest, choice: Choice) -> Plan:
     """Return the plan of a collective that was chosen. Raises TensorError for what cannot be reduced."""
     collective, _, dtype, nbytes, wire, op, root, move_dtype = asked
-    words = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
-    words += [f"root {root}"] if collective in ("broadcast", "reduce") else []
-    words += [choice.algorithm]
-    words += [f"op {op}"] if op not in ("sum", None) else []
-    words += [f"wire {wire}"] if wire is not None else []
-    call = call_of(f"{collective}({', '.join(words)})")
+    parts = [f"{nbytes // dtype.itemsize} x {name_of(dtype)}"]
+    parts += [f"root {root}"] if collective in ("broadcast", "reduce") else []
+    parts += [choice.algorithm]
+    parts += [f"op {op}"] if op not in ("sum", None) else []
+    parts += [f"wire {wire}"] if wire is not None else []
+    call = call_of(f"{collective}({', '.join(parts)})")
     plan = Plan(collective, *choice, nbytes // move_dtype.itemsize, move_dtype, wire, op, root, call)
     _ = plan.arithmetic  # raises for what cannot be reduced
     return plan

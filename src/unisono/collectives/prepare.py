@@ -115,15 +115,15 @@ def _played(
     arithmetic, itemsize, node_ranks = plan.arithmetic, plan.dtype.itemsize, group.node_ranks
     wire_between_nodes = plan.encoding is not None and program.landing_remote is not None and len(node_ranks) > 1
 
-    def play_at(address: int, number: int, *kept: object) -> None:
+    def play_at(address: int, fingerprint: int, *kept: object) -> None:
         memory = MPI.memory.fromaddress(address, plan.nbytes)
-        messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, number)
+        messages = MessageTransport(group.messages, memory, arithmetic, plan.encoding, fingerprint)
         by_peer: list[Transport] = [messages] * group.size
         near: Transport | None = None
         if within is not None:
-            near = MailboxTransport(within[0], node_ranks, within[1], memory, itemsize, arithmetic, number)
+            near = MailboxTransport(within[0], node_ranks, within[1], memory, itemsize, arithmetic, fingerprint)
         elif wire_between_nodes:
-            near = MessageTransport(group.messages, memory, arithmetic, None, number)
+            near = MessageTransport(group.messages, memory, arithmetic, None, fingerprint)
         if near is not None:
             by_peer = [near if rank in node_ranks else messages for rank in range(group.size)]
         wait = partial(wait_until, check_interrupt=group.check, max_sleep_seconds=pace.max_sleep_seconds)
@@ -139,14 +139,14 @@ def _played(
     loses = plan.collective == "reduce_scatter" or (plan.collective == "reduce" and group.rank != plan.root)
 
     def start(source: int, target: int) -> None:
-        with group.enter_call(plan.call) as number:
+        with group.enter_call(plan.call) as fingerprint:
             if plan.collective in ("broadcast", "reduce"):
                 group.check_same_call(plan.call)  # no rank waits for both ends of a tree, so would detect nothing
             if not loses:
-                play_at(target, number)
+                play_at(target, fingerprint)
                 return
             scratch = np.array(bytes_at(source, plan.nbytes))  # partial sums overwrite all but the own chunk
-            play_at(scratch.ctypes.data, number, scratch)
+            play_at(scratch.ctypes.data, fingerprint, scratch)
             if plan.collective == "reduce_scatter":
                 bytes_at(target, end - begin)[:] = scratch[begin:end]
 
@@ -161,12 +161,12 @@ def _parcels(group: Group, plan: Plan, program: Program) -> Prepared:
         outgoing, incoming = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
         incoming[group.rank] = outgoing[group.rank]
         chunks = [*outgoing, *incoming]
-        with group.enter_call(plan.call) as number:
+        with group.enter_call(plan.call) as fingerprint:
             for transfers in (transfers for lane in program.lanes for transfers in lane):
                 parcels: dict[Action, list[Parcel]] = {Action.SEND: [], Action.RECEIVE: []}
                 for action, peer, chunk, _ in transfers:
                     parcels[action].append(Parcel(peer, chunks[chunk]))
-                group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.call, number)
+                group.deliver(parcels[Action.SEND], parcels[Action.RECEIVE], plan.call, fingerprint)
 
     return started(start)
 

@@ -106,7 +106,7 @@ def carry_out(group: Group, play: Play, *tensors: torch.Tensor) -> None:
 
 def _without_addresses(key: Key, parameters: Key) -> Key:
     first = len(parameters)
-    return tuple(None if at >= first and (at - first) % 3 == 0 else value for at, value in enumerate(key))
+    return tuple(None if index >= first and (index - first) % 3 == 0 else value for index, value in enumerate(key))
 
 
 def _key_of(parameters: Key, tensors: tuple[torch.Tensor, ...]) -> Key:

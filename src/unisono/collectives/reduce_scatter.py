@@ -55,7 +55,7 @@ def reduce_scatter(
     wire = None if wire == EXACT else wire
     if is_on_device(tensor):
         call = partial(reduce_scatter, group, algorithm=algorithm, wire=wire, op=op)
-        on_host(group, "reduce_scatter", (tensor, result), (result,), lambda one, into: call(one, out=into))
+        on_host(group, "reduce_scatter", (tensor, result), (result,), lambda source, target: call(source, out=target))
         return result
     with Checks(group, "reduce_scatter"):
         nbytes_of(tensor)

@@ -7,7 +7,7 @@ They are the short ones, and all broadcasts, reductions to a root and all-to-all
 knows it, is faster; on Ethernet sockets are.
 
 A message of another call is found by its token. In a broadcast or a reduce some ranks wait for nobody: their mistake is
-found in the next call that reads from them, and named there, because every rank keeps the words of its last calls.
+found in the next call that reads from them, and named there, because every rank keeps its last calls' descriptions.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class SocketCalls:
 
     def _measure(self, comm: MPI.Intracomm) -> bool:
         taken = np.empty((ROUNDS, 2))
-        for number in range(ROUNDS):
+        for round_index in range(ROUNDS):
             for kind, start in enumerate((lambda: self._barrier(0, 0, 0), comm.Barrier)):
                 begun = time.perf_counter()
                 for _ in range(CALLS):  # back to back: ranks leave a barrier of the other kind at other moments
                     start()
-                taken[number, kind] = time.perf_counter() - begun
+                taken[round_index, kind] = time.perf_counter() - begun
         ours, theirs = taken.min(axis=0)
         slowest = np.array([ours, theirs])
         comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
@@ -152,7 +152,7 @@ class SocketCalls:
         self._barrier(self._token(call), 0, 0)
 
     def prepare(self, plan: Plan) -> Prepared:
-        group, calls, (words, number) = self._group, self._group.calls, plan.call
+        group, calls, (description, digest) = self._group, self._group.calls, plan.call
         program = group.plans.program(group.plans.schedule(plan))
         memory, rows = placed_rows(plan, program, group.rank, group.size)
         player = self._player_of(rows, plan.arithmetic)
@@ -163,9 +163,9 @@ class SocketCalls:
                 scratch = np.empty(borrowed, np.uint8)
                 target = scratch.ctypes.data
             label = group.label
-            outer = calls.begin(words + label if label else words, False)
+            outer = calls.begin(description + label if label else description, False)
             try:
-                player(self._token(plan.call) if label else number + calls.number, source, target)
+                player(self._token(plan.call) if label else digest + calls.number, source, target)
             except BaseException:  # whatever it is, the messages of the call may be anywhere
                 group.broken = True
                 raise
@@ -177,8 +177,8 @@ class SocketCalls:
     def _token(self, call: Call) -> int:
         """Return the number that is equal on all ranks in the same call."""
         label = self._group.label
-        number = call_of(call.words + label).number if label else call.number
-        return (number + self._group.calls.number) % TOKENS
+        digest = call_of(call.description + label).digest if label else call.digest
+        return (digest + self._group.calls.number) % TOKENS
 
     def _player_of(self, rows: Sequence[Row], arithmetic: Arithmetic) -> Callable[[int, int, int], None]:
         return self._sockets.player_of(rows, arithmetic, self._late, self._raise_mismatch)
@@ -213,8 +213,8 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     if collective == "all_to_all":
         cut = Cut(2 * plan.length, program.chunks, 1)
         payload = Payload(SOURCE, cut, plan.arithmetic, kind, received=TARGET)
-        own = copy(TARGET + begin, SOURCE + begin, end - begin)
-        return np.empty(0, np.uint8), [*rows_of(rank, program, payload, 0), own]
+        own_chunk = copy(TARGET + begin, SOURCE + begin, end - begin)
+        return np.empty(0, np.uint8), [*rows_of(rank, program, payload, 0), own_chunk]
     cut = Cut(plan.length, program.chunks, _pieces(plan, ranks), grain=plan.grain)
     payload = Payload(TARGET, cut, plan.arithmetic, kind)
     scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0

@@ -71,8 +71,8 @@ def on_host(
     """
     with Checks(group, name):
         device_of(tensors, name)
-        for one in tensors:
-            refuse_unsupported(one)
+        for tensor in tensors:
+            refuse_unsupported(tensor)
         refuse_shared(name, written)
     staging = Staging(written)
     collective(*map(staging.host, tensors))
@@ -94,9 +94,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def refuse_shared(operation: str, written: Sequence[torch.Tensor]) -> None:
     """Raise TensorError if tensors that are written share memory; their copies on the host would hide that."""
-    found = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
-    if found:
-        raise TensorError(f"{operation}: {found} share memory; give each memory of its own")
+    aliases = find_aliases(written) if all(map(is_writable, written)) else "several elements of an output"
+    if aliases:
+        raise TensorError(f"{operation}: {aliases} share memory; give each memory of its own")
 
 
 class Staging:

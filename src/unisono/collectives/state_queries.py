@@ -44,7 +44,7 @@ class CallNotice(NamedTuple):
     world: str
     rank: int
     number: int
-    words: str
+    description: str
     verdict: str = ""
 
 
@@ -91,11 +91,11 @@ class StateQueries:
 
     def read(self, ranks: Iterable[int], queried: float) -> dict[int, Answer]:
         """Return the answers of some ranks since they were queried; SILENT for ranks without one."""
-        found = self.node.read()
-        for rank in set(ranks) - set(found):
+        answers = self.node.read()
+        for rank in set(ranks) - set(answers):
             when, state = self._replies.get(rank, (0.0, None))
-            found[rank] = state if state is not None and (when >= queried or state.ended) else SILENT
-        return {rank: found[rank] for rank in ranks}
+            answers[rank] = state if state is not None and (when >= queried or state.ended) else SILENT
+        return {rank: answers[rank] for rank in ranks}
 
     def last_state(self, rank: int) -> State | None:
         """Return the state that a rank has reported last, whenever that was; None if it has reported none."""

@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
     world: str
     number: int
-    words: str
+    description: str
     seconds: float = 0.0
 
 
@@ -50,7 +50,7 @@ class State(NamedTuple):
     numbers: Mapping[str, int] = {}
     """Number of calls that the rank has entered, by name of the world."""
     broken: Mapping[str, str] = {}
-    """Names of the worlds that an error has ended on this rank, with its words if two ranks differ, else ""."""
+    """Names of the worlds that an error has ended on this rank, with its message if two ranks differ, else ""."""
     ended: bool = False
 
 
@@ -70,17 +70,17 @@ Answer = State | str
 """Answer of a rank: its state, or STOPPED or DEAD for its process, or SILENT if nothing is known."""
 
 
-def missing_ranks(wait: Wait, others: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
+def missing_ranks(wait: Wait, other_ranks: Sequence[int], answers: Mapping[int, Answer]) -> list[int]:
     """Return the ranks that have not entered a call; if all have, those that do not wait in a call of its world."""
 
     def late(answer: Answer) -> bool:
         return not isinstance(answer, State) or answer.numbers.get(wait.world, 0) < wait.number
 
     def elsewhere(answer: Answer) -> bool:
-        return late(answer) or answer.ended or all(other.world != wait.world for other in answer.waits)  # type: ignore[union-attr]
+        return late(answer) or answer.ended or all(theirs.world != wait.world for theirs in answer.waits)  # type: ignore[union-attr]
 
-    return [rank for rank in others if late(answers.get(rank, SILENT))] or [
-        rank for rank in others if elsewhere(answers.get(rank, SILENT))
+    return [rank for rank in other_ranks if late(answers.get(rank, SILENT))] or [
+        rank for rank in other_ranks if elsewhere(answers.get(rank, SILENT))
     ]
 
 
@@ -94,9 +94,9 @@ def is_hopeless(wait: Wait, answer: Answer) -> bool:
 def is_reporter(rank: int, wait: Wait, answers: Mapping[int, Answer]) -> bool:
     """Return True if `rank` is to report the wait: if no lower rank has waited in that call for over half as long."""
     waiting = [
-        other
-        for other, answer in answers.items()
-        if other < rank and isinstance(answer, State)
+        peer
+        for peer, answer in answers.items()
+        if peer < rank and isinstance(answer, State)
         for theirs in answer.waits
         if theirs[:2] == wait[:2] and theirs.seconds > wait.seconds / 2
     ]
@@ -118,7 +118,7 @@ def failure(report: str, hopeless: bool, timeout: float | None) -> str:
 
 
 def describe(wait: Wait) -> str:
-    return f"{wait.words}, call {wait.number} of {wait.world}"
+    return f"{wait.description}, call {wait.number} of {wait.world}"
 
 
 def _describe_missing(wait: Wait, missing: Sequence[int], answers: Mapping[int, Answer]) -> str:
@@ -147,7 +147,7 @@ def _describe_activity(wait: Wait, answer: Answer) -> str:
     if wait.world in answer.broken:
         return f"has failed in {wait.world}{_at(answer.call_site)}"
     if answer.waits:
-        longest = max(answer.waits, key=lambda other: (other.world == wait.world, other.seconds))
+        longest = max(answer.waits, key=lambda theirs: (theirs.world == wait.world, theirs.seconds))
         return f"waits in {describe(longest)}{_at(answer.call_site)}"
     return f"computes{_at(answer.call_site)}"
 

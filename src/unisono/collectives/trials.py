@@ -64,9 +64,9 @@ def candidates(collective: str, ranks: int, op: str | None, floating: bool) -> l
     ['windows', 'cma']
     """
     algorithm = "tree" if collective == "broadcast" else "direct"
-    found = [Choice(algorithm, "windows"), Choice(algorithm, "cma")]
+    choices = [Choice(algorithm, "windows"), Choice(algorithm, "cma")]
     ordered = floating and op in ("sum", "product") and ranks > 2
-    return found if ordered else [*found, Choice(LIBRARY, LIBRARY)]
+    return choices if ordered else [*choices, Choice(LIBRARY, LIBRARY)]
 
 
 def size_class(nbytes: int) -> int:
@@ -103,26 +103,26 @@ class Trials:
         if self._off:
             return guess
         floating, reads = plan.dtype.is_floating_point, group.cross_memory(plan.call) is not None
-        found = candidates(plan.collective, group.size, plan.op, floating)
-        found = [choice for choice in found if reads or choice.transport != "cma"]
+        choices = candidates(plan.collective, group.size, plan.op, floating)
+        choices = [choice for choice in choices if reads or choice.transport != "cma"]
         known = np.array([-1], np.int64)
         facts = reads, group.memory_for(plan.call).signals.compiled
         path, entry = choices_file(group.size, *facts), " ".join(map(str, key))
         if group.rank == 0:
             kept = read_choices(path).get(entry)
-            known[0] = next((number for number, choice in enumerate(found) if [*choice] == kept), -1)
+            known[0] = next((index for index, choice in enumerate(choices) if [*choice] == kept), -1)
         _maximum(group, known)
         if known[0] >= 0:
-            return found[int(known[0])]
-        seconds = _seconds(group, plan, found, nbytes)
-        usual = next((seconds[number] for number, choice in enumerate(found) if choice == guess), np.inf)
-        best = found[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
+            return choices[int(known[0])]
+        seconds = _seconds(group, plan, choices, nbytes)
+        usual = next((seconds[index] for index, choice in enumerate(choices) if choice == guess), np.inf)
+        best = choices[int(seconds.argmin())] if seconds.min() < MIN_GAIN * usual else guess
         if group.rank == 0:
             write_choices(path, {**read_choices(path), entry: [*best]})
         return best
 
 
-def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _seconds(group: Group, plan: Plan, choices: list[Choice], nbytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the seconds of the shortest call of each candidate, on the slowest rank: others disturb it the least."""
     from unisono.collectives.prepare import prepare  # noqa: PLC0415 - it prepares what a group's plans say
 
@@ -133,23 +133,23 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
     elif plan.collective == "all_gather":
         source = target + group.rank * (nbytes // group.size)
     asked = PlanRequest(plan.collective, AUTO, plan.dtype, nbytes, plan.wire, plan.op, plan.root, plan.dtype)
-    plans = [plan_of(asked, choice) for choice in found]
-    starts = [prepare(group, one)(source, target) for one in plans]
-    taken, payload = np.empty((ROUNDS, len(found))), sides[plan.collective == "all_gather"]
+    plans = [plan_of(asked, choice) for choice in choices]
+    starts = [prepare(group, candidate)(source, target) for candidate in plans]
+    taken, payload = np.empty((ROUNDS, len(choices))), sides[plan.collective == "all_gather"]
     ready = call_of("choice of an algorithm")
     try:
-        for number in range(ROUNDS):
+        for round_index in range(ROUNDS):
             for index, start in enumerate(starts):  # by turns: a disturbance affects all
                 payload.zero_()  # as a program writes it: else each part stays in the cache of the rank that summed it
                 group.barrier(ready)
                 begun = time.perf_counter()
                 start()
-                taken[number, index] = time.perf_counter() - begun
+                taken[round_index, index] = time.perf_counter() - begun
     except BaseException:  # whatever has ended the wait
         group.interrupt(*sides)
         raise
-    for one in plans:
-        group.prepared.pop(one, None)
+    for candidate in plans:
+        group.prepared.pop(candidate, None)
     shortest = np.asarray(taken[1:].min(axis=0))
     _maximum(group, shortest)
     return shortest
@@ -157,8 +157,8 @@ def _seconds(group: Group, plan: Plan, found: list[Choice], nbytes: int) -> np.n
 
 def _maximum(group: Group, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
     """Replace numbers by their maximum over all ranks."""
-    mine = numbers.copy()
-    group.wait_for(group.comm.Iallreduce(mine, numbers, MPI.MAX), mine, numbers)
+    sent = numbers.copy()
+    group.wait_for(group.comm.Iallreduce(sent, numbers, MPI.MAX), sent, numbers)
 
 
 def choices_file(ranks: int, reads: bool, compiled: bool) -> Path:
@@ -179,10 +179,10 @@ def choices_file(ranks: int, reads: bool, compiled: bool) -> Path:
 def read_choices(path: Path) -> Mapping[str, list[str]]:
     """Return the choices of a file; none where it cannot be read: they are measured again."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def write_choices(path: Path, choices: Mapping[str, list[str]]) -> None:

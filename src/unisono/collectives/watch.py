@@ -87,10 +87,10 @@ class Watch:
 
     def ranks_of(self, comm: MPI.Intracomm) -> list[int]:
         """Return the ranks of `comm`, a part of the job, as ranks of the job."""
-        part, whole = comm.Get_group(), self._comm.Get_group()
-        ranks = MPI.Group.Translate_ranks(part, list(range(comm.size)), whole)
+        part, job = comm.Get_group(), self._comm.Get_group()
+        ranks = MPI.Group.Translate_ranks(part, list(range(comm.size)), job)
         part.Free()
-        whole.Free()
+        job.Free()
         return list(ranks)
 
     def add(self, calls: Calls) -> None:
@@ -125,8 +125,8 @@ class Watch:
 
     def compare_calls(self, calls: Calls, member: int, count: int) -> None:
         """Send a rank of a world the last `count` calls of this one: the first that differs is reported to all."""
-        for number in range(max(1, calls.number - count + 1), calls.number + 1):
-            notice = CallNotice(calls.name, self._rank_in(calls), number, calls.words(number))
+        for call_number in range(max(1, calls.number - count + 1), calls.number + 1):
+            notice = CallNotice(calls.name, self._rank_in(calls), call_number, calls.description(call_number))
             self._queries.send(notice, {calls.ranks[member]})
 
     def look_for_dead(self) -> bool:
@@ -204,7 +204,7 @@ class Watch:
         if due or (seconds > COMPARE_AFTER_SECONDS and self._has_left(calls, current.number)):
             progress.queried = self._queries.query(calls.ranks)
 
-    def _has_left(self, calls: Calls, number: int) -> bool:
+    def _has_left(self, calls: Calls, call_number: int) -> bool:
         """Return True if a rank of a world is known to have ended its program before the call of a number.
 
         If one is known to have found that two ranks differ, the world ends here, too: that one may never answer again.
@@ -212,7 +212,7 @@ class Watch:
         states = [state for rank in calls.ranks if (state := self._queries.last_state(rank)) is not None]
         for verdict in filter(None, (state.broken.get(calls.name) for state in states)):
             calls.fail(MismatchError, verdict)
-        return any(state.ended and state.numbers.get(calls.name, number) < number for state in states)
+        return any(state.ended and state.numbers.get(calls.name, call_number) < call_number for state in states)
 
     def _compare(self, calls: Calls, current: CurrentCall) -> None:
         """Compare calls with the ranks of this node, without messages; then with the neighbours in the world."""
@@ -227,45 +227,45 @@ class Watch:
                 for theirs in waits:
                     if theirs[:2] == (calls.name, current.number):
                         self._check_notice(
-                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.words)
+                            calls, CallNotice(calls.name, calls.ranks.index(rank), current.number, theirs.description)
                         )
-            own, size = self._rank_in(calls), len(calls.ranks)
-            notice = CallNotice(calls.name, own, calls.number, calls.words(calls.number))
-            self._queries.send(notice, {calls.ranks[(own + 1) % size], calls.ranks[(own - 1) % size]})
+            member, size = self._rank_in(calls), len(calls.ranks)
+            notice = CallNotice(calls.name, member, calls.number, calls.description(calls.number))
+            self._queries.send(notice, {calls.ranks[(member + 1) % size], calls.ranks[(member - 1) % size]})
 
     def _check_notice(self, calls: Calls, notice: CallNotice) -> None:
         """End a world if this rank was in another call than the notice says."""
-        mine = calls.words(notice.number)
-        if mine and mine != notice.words and calls.failure is None:
-            self.report_mismatch(calls, difference(notice.rank, notice.words, self._rank_in(calls), mine))
+        description = calls.description(notice.number)
+        if description and description != notice.description and calls.failure is None:
+            self.report_mismatch(calls, difference(notice.rank, notice.description, self._rank_in(calls), description))
 
     def _report(self, calls: Calls, current: CurrentCall, queried: float) -> None:
         """Report the missing ranks once all have answered; end a wait that is hopeless or has lasted too long."""
-        progress, others = calls.progress, [rank for rank in calls.ranks if rank != self.rank]
-        answers = self._queries.read(others, queried)
+        progress, other_ranks = calls.progress, [rank for rank in calls.ranks if rank != self.rank]
+        answers = self._queries.read(other_ranks, queried)
         if time.monotonic() - queried < REPLY_TIMEOUT_SECONDS and SILENT in answers.values():
             return
-        wait = Wait(calls.name, current.number, current.words, progress.seconds)
-        missing = missing_ranks(wait, others, answers)
-        words = report(self.rank, self.size, wait, call_site(), missing, answers)
+        wait = Wait(calls.name, current.number, current.description, progress.seconds)
+        missing = missing_ranks(wait, other_ranks, answers)
+        message = report(self.rank, self.size, wait, call_site(), missing, answers)
         if not progress.reported and is_reporter(self.rank, wait, answers):
-            witness.print_error(f"unisono: {words}\n")
+            witness.print_error(f"unisono: {message}\n")
         hopeless = any(is_hopeless(wait, answers.get(rank, SILENT)) for rank in missing)
         if hopeless or progress.reported:
-            calls.fail(StallError, failure(words, hopeless, calls.timeout))
+            calls.fail(StallError, failure(message, hopeless, calls.timeout))
         progress.reported, progress.queried = True, None
 
     def _state(self) -> State:
         with self._lock:
             worlds = list(self._worlds.values())
             waits = tuple(
-                Wait(calls.name, current.number, current.words, calls.progress.seconds)
+                Wait(calls.name, current.number, current.description, calls.progress.seconds)
                 for calls in worlds
                 if (current := calls.current) and current.number == calls.progress.number and not calls.failure
             )
             numbers = {calls.name: calls.position for calls in worlds}
             failures = {calls.name: calls.failure for calls in worlds if calls.failure is not None}
-            broken = {name: words if kind is MismatchError else "" for name, (kind, words) in failures.items()}
+            broken = {name: message if kind is MismatchError else "" for name, (kind, message) in failures.items()}
             ended = is_exiting()  # another watch of this process may have left, and wait for other ranks
             return State("" if ended else call_site(), () if ended else waits, numbers, broken, ended)
 
@@ -301,7 +301,7 @@ class Watch:
         if calls.current != current:
             return  # the wait was ours after all, and has raised the error
         assert calls.failure is not None
-        kind, words = calls.failure
-        witness.report_abort(f"rank {self.rank} of {self.size}: {kind.__module__}.{kind.__qualname__}: {words}\n")
+        kind, message = calls.failure
+        witness.report_abort(f"rank {self.rank} of {self.size}: {kind.__module__}.{kind.__qualname__}: {message}\n")
         time.sleep(ERROR_GRACE_SECONDS)  # for the other ranks' last words
         os._exit(1)

@@ -85,10 +85,10 @@ def _find_cheapest(collective: str, placement: Placement, network: Network, nbyt
     """Return the name of the cheapest; of equals, the first. None is estimated whose least cost is above another
     schedule's estimate: that of a ring on thousands of ranks takes seconds."""
     columns = min(map(len, placement.nodes))
-    other = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
+    excluded = "leader" if nbytes > MAX_LEADER_BYTES * columns else "hierarchical"
     costs = _least_costs(collective, placement, network)
-    bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != other}
-    rank_of = {name: number for number, name in enumerate(bounds)}
+    bounds = {name: cost.seconds(nbytes) for name, cost in costs.items() if name.partition("/")[0] != excluded}
+    rank_of = {name: rank for rank, name in enumerate(bounds)}
     best = float("inf"), 0, ""
     for name in sorted(bounds, key=bounds.__getitem__):
         if bounds[name] <= best[0] * (1 + ROUNDING):
@@ -234,10 +234,10 @@ def table_of(tables: ChoiceTables, source: str) -> ScheduleTable:
     """Return the table by which calls choose. Raises TableError, beginning with `source`, where it has a gap, or names
     what cannot do it."""
     rows = {
-        (collective, location): _rows(collective, location, found, f"{source}: {collective}, {location!r}")
+        (collective, location): _rows(collective, location, matching, f"{source}: {collective}, {location!r}")
         for collective in COLLECTIVES
         for location in LOCATIONS
-        if (found := [row for row in getattr(tables, collective) if row.where == location])
+        if (matching := [row for row in getattr(tables, collective) if row.where == location])
     }
     supernodes: dict[str, int] = {}
     for place, supernode in enumerate(tables.supernode):
@@ -249,12 +249,12 @@ def table_of(tables: ChoiceTables, source: str) -> ScheduleTable:
 
 def _rows(collective: str, location: str, rows: Sequence[ChoiceRow], where: str) -> tuple[ChoiceRow, ...]:
     """Return the rows with the transport of each."""
-    found = tuple(_with_transport(collective, location, row, f"{where}: row {at}") for at, row in enumerate(rows))
+    filled = tuple(_with_transport(collective, location, row, f"{where}: row {at}") for at, row in enumerate(rows))
     limits = [row.up_to for row in rows if row.up_to is not None]
     if rows[-1].up_to is not None or len(limits) < len(rows) - 1 or sorted(set(limits)) != limits:
         given = ", ".join("none" if row.up_to is None else str(row.up_to) for row in rows)
         raise TableError(f"{where}: up_to is {given}; it must rise from row to row, and the last row has none")
-    return found
+    return filled
 
 
 def _with_transport(collective: str, location: str, row: ChoiceRow, where: str) -> ChoiceRow:

@@ -128,11 +128,11 @@ class LeastCost(NamedTuple):
 def least_cost(algorithm: Algorithm, placement: Placement, network: Network) -> LeastCost:
     """Return the least cost: rank 0's rounds one after another, each with its alpha and its bytes on its own link."""
     program = algorithm(0, placement.ranks)
-    found = []
+    lanes = []
     for lane in loads(program, 0, placement):
         chunks = max(sum(load.node_out for load in lane), sum(load.node_in for load in lane))
-        found.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
-    return LeastCost(tuple(found))
+        lanes.append((sum(latency(load, network) for load in lane), chunks * network.beta / program.chunks))
+    return LeastCost(tuple(lanes))
 
 
 def _busy(
@@ -173,22 +173,22 @@ def with_sources(ends: Iterable[int], algorithm: Algorithm, ranks: int) -> Mappi
 
         tree, 8 ranks, results of ranks 3 and 7         3 ◀─ 2 ◀─ 0        7 ◀─ 6 ◀─ 4 ◀─ 0
     """
-    found: dict[int, Program] = {}
+    programs: dict[int, Program] = {}
     left, lanes = MAX_CHAINED_TRANSFERS, len(algorithm(0, ranks).lanes)
     waiting = deque((rank, lane) for rank in dict.fromkeys(ends) for lane in range(lanes))
     seen = set(waiting)
     while waiting and left > 0:
         rank, lane = waiting.popleft()
-        if rank not in found:
-            found[rank] = algorithm(rank, ranks)
-            left -= count_transfers(found[rank])
-        rounds = reversed(found[rank].lanes[lane])
+        if rank not in programs:
+            programs[rank] = algorithm(rank, ranks)
+            left -= count_transfers(programs[rank])
+        rounds = reversed(programs[rank].lanes[lane])
         received = (t.peer for transfers in rounds for t in transfers if t.action is Action.RECEIVE)
         source = next(received, rank), lane
         if source not in seen:
             seen.add(source)
             waiting.append(source)
-    return found if left > 0 else {}
+    return programs if left > 0 else {}
 
 
 def slowed(network: Network, times: float) -> Network:
@@ -217,18 +217,18 @@ def chain_seconds(
         for lane, (lane_rounds, lane_loads) in enumerate(
             zip(program.lanes, loads(program, rank, placement), strict=True)
         ):
-            for number, (transfers, load) in enumerate(zip(lane_rounds, lane_loads, strict=True), 1):
+            for position, (transfers, load) in enumerate(zip(lane_rounds, lane_loads, strict=True), 1):
                 for action, peer, _, _ in transfers:
                     ends = sent[rank, peer, lane] if action is Action.SEND else received[peer, rank, lane]
                     ends.append(len(rounds))
                 passing = latency(load, network) + link_seconds(load, load, links, crossing, chunk)
-                own = load.added * network.gamma * chunk + load.messages * network.overhead
-                rounds.append(_Round(passing, own, number == 1, number == len(lane_rounds)))
+                summing = load.added * network.gamma * chunk + load.messages * network.overhead
+                rounds.append(_Round(passing, summing, position == 1, position == len(lane_rounds)))
     partners: list[list[int]] = [[] for _ in rounds]
     for between, senders in sent.items():
-        for one, other in zip(senders, received[between], strict=False):
-            partners[one].append(other)
-            partners[other].append(one)
+        for sending, receiving in zip(senders, received[between], strict=False):
+            partners[sending].append(receiving)
+            partners[receiving].append(sending)
     return _last_end(rounds, partners)
 
 
@@ -243,20 +243,20 @@ class _Round(NamedTuple):
 
 def _last_end(rounds: Sequence[_Round], partners: Sequence[Sequence[int]]) -> Amount:
     latest: Amount = 0
-    began: dict[int, Amount] = {number: 0 for number, one in enumerate(rounds) if one.first}
-    awaiting = [1 + len(others) for others in partners]
+    began: dict[int, Amount] = {index: 0 for index, member in enumerate(rounds) if member.first}
+    awaiting = [1 + len(met) for met in partners]
     just_begun = deque(began)
     while just_begun:
         starting = just_begun.popleft()
-        for number in (starting, *partners[starting]):
-            awaiting[number] -= 1
-            if awaiting[number]:
+        for index in (starting, *partners[starting]):
+            awaiting[index] -= 1
+            if awaiting[index]:
                 continue
-            involved = (number, *partners[number])
-            end = max(began[one] for one in involved) + max(rounds[one].passing for one in involved)
-            end += rounds[number].summing
+            involved = (index, *partners[index])
+            end = max(began[member] for member in involved) + max(rounds[member].passing for member in involved)
+            end += rounds[index].summing
             latest = max(latest, end)
-            if not rounds[number].last:
-                began[number + 1] = end
-                just_begun.append(number + 1)
+            if not rounds[index].last:
+                began[index + 1] = end
+                just_begun.append(index + 1)
     return latest

@@ -132,7 +132,7 @@ EVEN = Uneven()
 
 
 def _spread(kind: str, some: Mapping[int, float], count: int, otherwise: float) -> list[float]:
-    for number in some:
-        if not 0 <= number < count:
-            raise NetworkError(f"there is no {kind} {number}: {kind}s are 0 to {count - 1}")
-    return [float(some.get(number, otherwise)) for number in range(count)]
+    for index in some:
+        if not 0 <= index < count:
+            raise NetworkError(f"there is no {kind} {index}: {kind}s are 0 to {count - 1}")
+    return [float(some.get(index, otherwise)) for index in range(count)]

@@ -125,9 +125,9 @@ def most_expensive(
     beta = crossing
 
     def price_of_rank(rank: int) -> Amount:
-        chunks, mine = of_rank(rank)
+        chunks, own_lanes = of_rank(rank)
         mates = of_node(placement.node_of(rank))
-        return _rank_price(mine, mates, network, beta, nbytes / chunks)
+        return _rank_price(own_lanes, mates, network, beta, nbytes / chunks)
 
     return max(map(price_of_rank, examined))
 
@@ -225,10 +225,10 @@ def latency(load: Load, network: Network) -> Amount:
     return network.within_alpha if load.within_out or load.within_in else 0
 
 
-def link_seconds(mine: Load, node: Load, network: Network, crossing: Amount, chunk: Amount) -> Amount:
+def link_seconds(load: Load, node: Load, network: Network, crossing: Amount, chunk: Amount) -> Amount:
     """Return the seconds of the slowest link that a rank uses; `node` is the load of all ranks of its node."""
-    within = max(mine.within_out, mine.within_in) * network.within_beta
-    if not (mine.node_out or mine.node_in):
+    within = max(load.within_out, load.within_in) * network.within_beta
+    if not (load.node_out or load.node_in):
         return within * chunk
     link = max(node.node_out, node.node_in) * network.beta
     return max(within, link, max(node.uplink_out, node.uplink_in) * crossing) * chunk
@@ -239,16 +239,16 @@ def total(lanes: Lanes) -> Load:
     return Load(*map(sum, zip(*(load for lane in lanes for load in lane), strict=True))) if any(lanes) else Load()
 
 
-def _rank_price(mine: Lanes, mates: Lanes, network: Network, crossing: Amount, chunk: Amount) -> Amount:
-    alphas = max(sum(latency(load, network) for load in lane) for lane in mine)
+def _rank_price(own_lanes: Lanes, mates: Lanes, network: Network, crossing: Amount, chunk: Amount) -> Amount:
+    alphas = max(sum(latency(load, network) for load in lane) for lane in own_lanes)
     lanes = [
         sum(link_seconds(load, node, network, crossing, chunk) for load, node in zip(lane, of_node, strict=False))
-        for lane, of_node in zip(mine, mates, strict=True)
+        for lane, of_node in zip(own_lanes, mates, strict=True)
     ]
-    everything = total(mine)
+    everything = total(own_lanes)
     busiest = link_seconds(everything, total(mates), network, crossing, chunk)
-    own = everything.added * network.gamma * chunk + everything.messages * network.overhead
-    return alphas + max(*lanes, busiest) + own
+    work = everything.added * network.gamma * chunk + everything.messages * network.overhead
+    return alphas + max(*lanes, busiest) + work
 
 
 def bound(collective: str, placement: Placement, network: Network, nbytes: Amount, uneven: Uneven = EVEN) -> float:
@@ -269,12 +269,12 @@ def _least(collective: str, ranks: Sequence[int], betas: Sequence[float], nbytes
         return 0.0
     everyone, rates = sum(ranks), sum(1 / beta for beta in betas)
     if collective == "all_to_all":
-        own = [mine * (everyone - mine) / everyone for mine in ranks]
-        return nbytes * max(beta * share for beta, share in zip(betas, own, strict=True))
+        shares = [count * (everyone - count) / everyone for count in ranks]
+        return nbytes * max(beta * share for beta, share in zip(betas, shares, strict=True))
     if collective in ("reduce_scatter", "all_gather"):
-        own = [max(mine, everyone - mine) / everyone for mine in ranks]
+        shares = [max(count, everyone - count) / everyone for count in ranks]
     else:
-        own = [1.0] * len(ranks)
+        shares = [1.0] * len(ranks)
     times = 2 if collective == "allreduce" else 1
     together = times * (len(ranks) - 1) / rates
-    return nbytes * max(together, *(beta * share for beta, share in zip(betas, own, strict=True)))
+    return nbytes * max(together, *(beta * share for beta, share in zip(betas, shares, strict=True)))

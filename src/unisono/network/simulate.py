@@ -72,7 +72,7 @@ class Play:
 
     def __init__(
         self,
-        every: Traffic,
+        workload: Traffic,
         routes: Routes,
         network: Network,
         in_flight: int,
@@ -80,27 +80,27 @@ class Play:
         starts: Seconds,
         max_exact_flows: int,
     ) -> None:
-        self.every, self.routes, self.starts = every, routes, starts
+        self.workload, self.routes, self.starts = workload, routes, starts
         self.now, self.steps, self.exact_flows_left, self.resolution = 0.0, 0, max_exact_flows, EXACT_RESOLUTION
-        self.tickets, self.most_tickets = in_flight * every.lanes, every.pieces * every.lanes
-        self.messages = len(every.nbytes)
+        self.tickets, self.most_tickets = in_flight * workload.lanes, workload.pieces * workload.lanes
+        self.messages = len(workload.nbytes)
         self.alpha = np.where(routes.within, float(network.within_alpha), float(network.alpha))
-        self.alpha += np.where(routes.within, every.nbytes * float(network.within_beta), 0)
-        self.eager = every.nbytes <= eager
-        transfers = np.diff(every.first_sent) + np.diff(every.first_received)
-        self.summing = every.added * float(network.gamma) + transfers * float(network.overhead)
+        self.alpha += np.where(routes.within, workload.nbytes * float(network.within_beta), 0)
+        self.eager = workload.nbytes <= eager
+        transfers = np.diff(workload.first_sent) + np.diff(workload.first_received)
+        self.summing = workload.added * float(network.gamma) + transfers * float(network.overhead)
         self.missing = np.tile(
-            transfers.astype(np.int32), every.pieces
+            transfers.astype(np.int32), workload.pieces
         )  # of each round: messages that have not arrived
-        self.ready = np.zeros(len(every.nbytes) * every.pieces, np.int8)  # of each message: ends that have begun
-        self.begun_at = np.full(every.rounds * every.pieces, np.inf)
-        self.ended_at = np.full(every.rounds * every.pieces, np.inf)
-        self.arrived_at = np.full(len(every.nbytes) * every.pieces, np.inf)
-        self.next_ticket = np.zeros(every.ranks, np.int64)
+        self.ready = np.zeros(len(workload.nbytes) * workload.pieces, np.int8)  # of each message: ends that have begun
+        self.begun_at = np.full(workload.rounds * workload.pieces, np.inf)
+        self.ended_at = np.full(workload.rounds * workload.pieces, np.inf)
+        self.arrived_at = np.full(len(workload.nbytes) * workload.pieces, np.inf)
+        self.next_ticket = np.zeros(workload.ranks, np.int64)
         self.events: list[tuple[float, int, int, Numbers]] = []
         self.events_scheduled = 0  # distinguishes events of the same time
-        self.place = np.empty(every.rounds * every.pieces, np.int64)
-        self.flows = Flows(every, routes)
+        self.place = np.empty(workload.rounds * workload.pieces, np.int64)
+        self.flows = Flows(workload, routes)
 
     def run(self) -> None:
         """Run to the end. Raises ScheduleError if rounds wait forever."""
@@ -116,8 +116,8 @@ class Play:
     def ends(self) -> Seconds:
         """Return the seconds after which each rank ends; for a rank without rounds, the seconds of its start."""
         latest = self.starts.copy()
-        rank = self.every.thread // self.every.lanes
-        np.maximum.at(latest, np.tile(rank, self.every.pieces), self.ended_at)
+        rank = self.workload.thread // self.workload.lanes
+        np.maximum.at(latest, np.tile(rank, self.workload.pieces), self.ended_at)
         return latest
 
     def _step(self) -> None:
@@ -153,11 +153,11 @@ class Play:
 
     def _begin(self, rounds: Numbers) -> Numbers:
         """Begin rounds; return those of them whose messages have all arrived."""
-        piece, number = np.divmod(rounds, self.every.rounds)
+        piece, round_index = np.divmod(rounds, self.workload.rounds)
         self.begun_at[rounds] = self.now
-        receives, of_receive = _runs(self.every.first_received, number)
-        sends, of_send = _runs(self.every.first_sent, number)
-        receives = self.every.by_receiver[receives] + piece[of_receive] * self.messages
+        receives, of_receive = _runs(self.workload.first_received, round_index)
+        sends, of_send = _runs(self.workload.first_sent, round_index)
+        receives = self.workload.by_receiver[receives] + piece[of_receive] * self.messages
         eager = self.eager[sends]
         sends += piece[of_send] * self.messages
         self.ready[receives] += 1
@@ -179,8 +179,8 @@ class Play:
             return messages
         self.arrived_at[messages] = self.now
         piece, of_piece = np.divmod(messages, self.messages)
-        ends = np.concatenate([self.every.sent_in[of_piece], self.every.received_in[of_piece]])
-        ends += np.tile(piece * self.every.rounds, 2)
+        ends = np.concatenate([self.workload.sent_in[of_piece], self.workload.received_in[of_piece]])
+        ends += np.tile(piece * self.workload.rounds, 2)
         np.subtract.at(self.missing, ends, 1)
         complete = ends[(self.missing[ends] == 0) & (self.begun_at[ends] <= self.now)]
         order = np.arange(len(complete))
@@ -192,7 +192,7 @@ class Play:
         """Begin the sums of complete rounds; return those of them that take no time."""
         if not len(rounds):
             return rounds
-        delays = self.summing[rounds % self.every.rounds]
+        delays = self.summing[rounds % self.workload.rounds]
         busy = delays > 0
         self._schedule(END, rounds[busy], delays[busy])
         return rounds[~busy]
@@ -202,10 +202,10 @@ class Play:
         if not len(rounds):
             return rounds
         self.ended_at[rounds] = self.now
-        number = rounds % self.every.rounds
-        thread = self.every.thread[number]
-        last = number + 1 == self.every.first_round[thread + 1]
-        return np.concatenate([rounds[~last] + 1, self._open(thread[last] // self.every.lanes)])
+        round_index = rounds % self.workload.rounds
+        thread = self.workload.thread[round_index]
+        last = round_index + 1 == self.workload.first_round[thread + 1]
+        return np.concatenate([rounds[~last] + 1, self._open(thread[last] // self.workload.lanes)])
 
     def _open(self, ranks: Numbers) -> Numbers:
         """Return the first rounds of the next ticket of each rank; a rank may occur more than once."""
@@ -215,11 +215,11 @@ class Play:
         ticket = self.next_ticket[ranks] + np.arange(len(ranks)) - np.searchsorted(ranks, ranks)
         np.add.at(self.next_ticket, ranks, 1)
         ranks, ticket = ranks[ticket < self.most_tickets], ticket[ticket < self.most_tickets]
-        piece, lane = np.divmod(ticket, self.every.lanes)
-        thread = ranks * self.every.lanes + lane
-        first = self.every.first_round[thread]
-        idle = first == self.every.first_round[thread + 1]
-        begun = first[~idle] + piece[~idle] * self.every.rounds
+        piece, lane = np.divmod(ticket, self.workload.lanes)
+        thread = ranks * self.workload.lanes + lane
+        first = self.workload.first_round[thread]
+        idle = first == self.workload.first_round[thread + 1]
+        begun = first[~idle] + piece[~idle] * self.workload.rounds
         return np.concatenate([begun, self._open(ranks[idle])]) if idle.any() else begun
 
     def _schedule(self, event: int, numbers: Numbers, delays: Seconds) -> None:
@@ -239,11 +239,11 @@ class Play:
         heappush(self.events, (self.now + delay, self.events_scheduled, event, numbers))
 
 
-def _runs(first: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Return first[n], first[n] + 1, ..., first[n + 1] - 1 for each n of `number`, and for each the index of its n."""
-    counts = first[number + 1] - first[number]
-    of = np.repeat(np.arange(len(number)), counts)
-    return first[number][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of], of
+def _runs(first: Numbers, indices: Numbers) -> tuple[Numbers, Numbers]:
+    """Return first[n], first[n] + 1, ..., first[n + 1] - 1 for each n of `indices`, and for each the index of its n."""
+    counts = first[indices + 1] - first[indices]
+    of = np.repeat(np.arange(len(indices)), counts)
+    return first[indices][of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of], of
 
 
 def fair_rates(routes: Numbers, capacities: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -280,8 +280,8 @@ class Flows:
     """Messages that flow, and those that wait for their connection. Numbers of piece k: those of piece 0, plus k times
     all."""
 
-    def __init__(self, every: Traffic, routes: Routes) -> None:
-        self.nbytes, self.routes, self.messages = every.nbytes, routes, len(every.nbytes)
+    def __init__(self, workload: Traffic, routes: Routes) -> None:
+        self.nbytes, self.routes, self.messages = workload.nbytes, routes, len(workload.nbytes)
         self.busy = np.zeros(routes.pairs, bool)  # for each pair of ranks, whether a message flows
         self.place = np.empty(routes.pairs, np.int64)
         self.queue = self.flowing = np.empty(0, np.int64)
@@ -337,11 +337,11 @@ class Simulated:
         for delay in self.delays:
             by_cause[delay.cause].append(delay)
         seconds = {cause: sum(delay.seconds for delay in delays) for cause, delays in by_cause.items()}
-        words = [
+        shares = [
             f"{seconds[cause] / self.seconds:.0%} {cause.value}{_places(by_cause[cause])}"
             for cause in sorted(by_cause, key=lambda cause: -seconds[cause])
         ]
-        return f"rank {self.ends.index(max(self.ends))} ends last, its time is {', '.join(words)}"
+        return f"rank {self.ends.index(max(self.ends))} ends last, its time is {', '.join(shares)}"
 
 
 def _places(delays: Sequence[Delay]) -> str:
@@ -382,13 +382,13 @@ def simulate(
     Raises NetworkError, with the number of messages, above 20 million messages, and for ranks or nodes of `uneven` that
     do not exist.
     """
-    every = traffic(algorithm, placement.ranks, nbytes, piece_bytes)
-    routes = Routes(every, placement, network, uneven)
-    play = Play(every, routes, network, in_flight, eager, np.array(uneven.starts(placement)), max_exact_flows)
+    workload = traffic(algorithm, placement.ranks, nbytes, piece_bytes)
+    routes = Routes(workload, placement, network, uneven)
+    play = Play(workload, routes, network, in_flight, eager, np.array(uneven.starts(placement)), max_exact_flows)
     play.run()
     return Simulated(
         play.now,
-        len(every.nbytes) * every.pieces,
+        len(workload.nbytes) * workload.pieces,
         play.steps,
         play.resolution == EXACT_RESOLUTION,
         tuple(play.ends().tolist()),
@@ -420,13 +420,13 @@ def critical_path(play: Play) -> tuple[Delay, ...]:
     seconds: defaultdict[tuple[Cause, str], float] = defaultdict(float)
     if len(play.ended_at):
         _walk(play, int(play.ended_at.argmax()), seconds)
-    found = (Delay(cause, place, took) for (cause, place), took in seconds.items() if took > 0)
-    return tuple(sorted(found, key=lambda delay: -delay.seconds))
+    delays = (Delay(cause, place, took) for (cause, place), took in seconds.items() if took > 0)
+    return tuple(sorted(delays, key=lambda delay: -delay.seconds))
 
 
 def _walk(play: Play, last: int, seconds: defaultdict[tuple[Cause, str], float]) -> None:
     """Follow what each round waited for, backwards from round `last`; add up seconds by cause and place."""
-    every, routes, busiest = play.every, play.routes, play.routes.seconds(play.every)
+    workload, routes, busiest = play.workload, play.routes, play.routes.seconds(play.workload)
     rounds: int | None = last
     while rounds is not None:
         current = rounds
@@ -438,7 +438,7 @@ def _walk(play: Play, last: int, seconds: defaultdict[tuple[Cause, str], float])
         if arrived > begun:
             piece, of_piece = divmod(message, play.messages)
             sender, receiver = (
-                int(ends[of_piece]) + piece * every.rounds for ends in (every.sent_in, every.received_in)
+                int(ends[of_piece]) + piece * workload.rounds for ends in (workload.sent_in, workload.received_in)
             )
             eager = bool(play.eager[of_piece])
             current = sender if eager or play.begun_at[sender] >= play.begun_at[receiver] else receiver
@@ -452,28 +452,28 @@ def _walk(play: Play, last: int, seconds: defaultdict[tuple[Cause, str], float])
                 seconds[Cause.LINK, routes.name(int(route[busiest[route].argmax()]))] += took - latency
         rounds = _before(play, current)
         if rounds is None:
-            rank = int(every.thread[current % every.rounds]) // every.lanes
+            rank = int(workload.thread[current % workload.rounds]) // workload.lanes
             seconds[Cause.LATE, f"rank {rank}"] += float(play.starts[rank])
 
 
 def _messages(play: Play, current: int) -> Numbers:
-    every = play.every
-    piece, number = divmod(current, every.rounds)
-    sent = np.arange(every.first_sent[number], every.first_sent[number + 1])
-    received = every.by_receiver[every.first_received[number] : every.first_received[number + 1]]
+    workload = play.workload
+    piece, round_index = divmod(current, workload.rounds)
+    sent = np.arange(workload.first_sent[round_index], workload.first_sent[round_index + 1])
+    received = workload.by_receiver[workload.first_received[round_index] : workload.first_received[round_index + 1]]
     return np.concatenate([sent, received]) + piece * play.messages
 
 
 def _before(play: Play, current: int) -> int | None:
     """Return the round of the same rank whose end began this one; None if the rank began with it."""
-    every, number = play.every, current % play.every.rounds
-    thread = int(every.thread[number])
-    if number != every.first_round[thread]:
+    workload, round_index = play.workload, current % play.workload.rounds
+    thread = int(workload.thread[round_index])
+    if round_index != workload.first_round[thread]:
         return current - 1
-    rank, begun = thread // every.lanes, play.begun_at[current]
+    rank, begun = thread // workload.lanes, play.begun_at[current]
     if begun <= play.starts[rank]:
         return None
-    lanes = np.arange(rank * every.lanes, (rank + 1) * every.lanes)
-    lanes = lanes[every.first_round[lanes + 1] > every.first_round[lanes]]
-    ends = (np.arange(every.pieces)[:, None] * every.rounds + every.first_round[lanes + 1] - 1).ravel()
+    lanes = np.arange(rank * workload.lanes, (rank + 1) * workload.lanes)
+    lanes = lanes[workload.first_round[lanes + 1] > workload.first_round[lanes]]
+    ends = (np.arange(workload.pieces)[:, None] * workload.rounds + workload.first_round[lanes + 1] - 1).ravel()
     return int(ends[np.flatnonzero(play.ended_at[ends] == begun)[0]])

@@ -114,10 +114,10 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
     Chunks without elements are omitted, as in a play; the others have equal sizes. Raises ScheduleError if sent and
     received messages do not match, NetworkError for too many messages.
     """
-    whole = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
+    cuts = _cut_if_few(algorithm, ranks, nbytes, piece_bytes)
     ends = _ends_of(algorithm(rank, ranks) for rank in range(ranks))
     sends, receives = np.flatnonzero(ends.action == 0), np.flatnonzero(ends.action)
-    nbytes_of = _sizes(whole, nbytes, ends.chunk, ends.span)
+    nbytes_of = _sizes(cuts, nbytes, ends.chunk, ends.span)
     first_round = np.concatenate([[0], np.cumsum(ends.rounds)])
     thread = np.repeat(np.arange(len(ends.rounds)), ends.rounds)
     round_of = np.repeat(np.arange(len(thread)), ends.transfers)
@@ -142,7 +142,7 @@ def traffic(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int) -> 
     return Traffic(
         ranks=ranks,
         lanes=ends.lanes,
-        pieces=whole.pieces,
+        pieces=cuts.pieces,
         first_round=first_round,
         thread=thread,
         sent_in=round_of[sends][some],
@@ -185,33 +185,33 @@ def _cut_if_few(algorithm: Algorithm, ranks: int, nbytes: int, piece_bytes: int)
     for rank in some:
         program = algorithm(rank, ranks)
         sends += sum(t.action is Action.SEND for lane in program.lanes for transfers in lane for t in transfers)
-    whole = cut(-(-nbytes // ELEMENT_BYTES), program.chunks, piece_bytes // ELEMENT_BYTES)
-    messages = sends * ranks // len(some) * whole.pieces
+    cuts = cut(-(-nbytes // ELEMENT_BYTES), program.chunks, piece_bytes // ELEMENT_BYTES)
+    messages = sends * ranks // len(some) * cuts.pieces
     if messages > MAX_MESSAGES:
         raise NetworkError(
-            f"about {messages:,} messages of {ranks:,} ranks, in {whole.pieces:,} pieces, are too many to simulate; "
+            f"about {messages:,} messages of {ranks:,} ranks, in {cuts.pieces:,} pieces, are too many to simulate; "
             f"the limit is {MAX_MESSAGES:,}. Use larger pieces; or `price` or `estimate`, which examine some ranks only"
         )
-    return whole
+    return cuts
 
 
-def _sizes(whole: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
+def _sizes(cuts: Cut, nbytes: int, chunk: Numbers, span: Numbers) -> Seconds:
     """Return the bytes of transfers of one piece. With fewer elements than chunks, some have none."""
-    elements = whole.length // whole.pieces
-    if elements >= whole.chunks:
-        return span.astype(np.float64) * (nbytes / (whole.pieces * whole.chunks))
-    counts = elements * (chunk + span) // whole.chunks - elements * chunk // whole.chunks
-    return counts.astype(np.float64) * (nbytes / max(1, whole.length))
+    elements = cuts.length // cuts.pieces
+    if elements >= cuts.chunks:
+        return span.astype(np.float64) * (nbytes / (cuts.pieces * cuts.chunks))
+    counts = elements * (chunk + span) // cuts.chunks - elements * chunk // cuts.chunks
+    return counts.astype(np.float64) * (nbytes / max(1, cuts.length))
 
 
 class Routes:
     """Links that each message uses. An extra link without a limit fills the rows of messages that use fewer."""
 
-    def __init__(self, every: Traffic, placement: Placement, network: Network, uneven: Uneven) -> None:
+    def __init__(self, workload: Traffic, placement: Placement, network: Network, uneven: Uneven) -> None:
         node = np.array(placement.node_of_rank)
         supernode = np.array(placement.supernodes or (0,) * len(placement.nodes))
         self.nodes, self.supernodes = len(placement.nodes), int(supernode.max()) + 1
-        from_node, to_node = node[every.sender], node[every.receiver]
+        from_node, to_node = node[workload.sender], node[workload.receiver]
         self.within = from_node == to_node
         across = supernode[from_node] != supernode[to_node]
         rates = [1 / (float(network.beta) * factor) for factor in uneven.factors(placement)]
@@ -221,17 +221,17 @@ class Routes:
             into = 2 * self.nodes + self.supernodes + supernode[to_node]
             links += [np.where(across, link, unlimited) for link in (out, into)]
         limits += [1 / float(network.uplink_beta or 0) if network.oversubscribed else np.inf] * (2 * self.supernodes)
-        ends, self.pair = np.unique(every.sender * every.ranks + every.receiver, return_inverse=True)
+        ends, self.pair = np.unique(workload.sender * workload.ranks + workload.receiver, return_inverse=True)
         self.pairs = len(ends)
         self.links = np.stack(links, axis=1)
         self.capacities = np.array([*limits, np.inf])
 
-    def seconds(self, every: Traffic) -> Seconds:
+    def seconds(self, workload: Traffic) -> Seconds:
         """Return the seconds that each link needs for all its bytes at its full rate."""
         loads: Seconds = np.zeros(len(self.capacities))
         for links in self.links[~self.within].T:
-            loads += np.bincount(links, every.nbytes[~self.within], minlength=len(loads))
-        loads *= every.pieces / self.capacities
+            loads += np.bincount(links, workload.nbytes[~self.within], minlength=len(loads))
+        loads *= workload.pieces / self.capacities
         return loads
 
     def name(self, link: int) -> str:

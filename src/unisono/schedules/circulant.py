@@ -39,8 +39,8 @@ from unisono.schedules.tree import children, parent
 def family(placement: Placement, _: str) -> Family:
     """Return the schedules. Where no rank owns a chunk of its number, the large messages go to the nearest ranks."""
     order = nearest_first(placement.ranks)
-    whole = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
-    allreduce, *to_or_from_root = whole
+    renumbered = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
+    allreduce, *to_or_from_root = renumbered
     return Family(allreduce, reduce_scatter, all_gather, *to_or_from_root)
 
 

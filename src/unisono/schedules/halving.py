@@ -70,9 +70,9 @@ def _odd(rank: int, core: int) -> Lane:
 def _core(position: int, core: int, folded: int) -> Lane:
     """Return the rounds of one of `core` positions, a power of two."""
 
-    def rank_of(other: int) -> int:
+    def rank_of(even: int) -> int:
         """Return twice the position of an even rank with a partner; `folded` more than that of any other."""
-        return other + folded - (folded - other) * (other < folded)
+        return even + folded - (folded - even) * (even < folded)
 
     halvings: list[Round] = []
     doublings: list[Round] = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from unisono.schedules.schedule import Program
 
 
-def bounds(length: int, parts: int, number: int, grain: int = 1) -> tuple[int, int]:
-    """Return first and one-past-last element of part `number` of `length` elements in `parts` equal parts.
+def bounds(length: int, parts: int, index: int, grain: int = 1) -> tuple[int, int]:
+    """Return first and one-past-last element of part `index` of `length` elements in `parts` equal parts.
 
     Each part begins at a multiple of `grain`.
 
@@ -24,7 +24,7 @@ def bounds(length: int, parts: int, number: int, grain: int = 1) -> tuple[int, i
     [(0, 0), (0, 4), (4, 8), (8, 10)]
     """
     grains = -(-length // grain)
-    first, last = grains * number // parts, grains * (number + 1) // parts
+    first, last = grains * index // parts, grains * (index + 1) // parts
     return min(first * grain, length), min(last * grain, length)
 
 

@@ -24,10 +24,10 @@ class RoundRef(NamedTuple):
 
     rank: int
     lane: int
-    number: int
+    round: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, lane {self.lane}, round {self.number}"
+        return f"rank {self.rank}, lane {self.lane}, round {self.round}"
 
 
 class MatchedMessage(NamedTuple):
@@ -41,10 +41,10 @@ class MatchedMessage(NamedTuple):
 
 def rounds_of(programs: Sequence[Program]) -> dict[RoundRef, Round]:
     return {
-        RoundRef(rank, lane, number): transfers
+        RoundRef(rank, lane, index): transfers
         for rank, program in enumerate(programs)
         for lane, rounds in enumerate(program.lanes)
-        for number, transfers in enumerate(rounds)
+        for index, transfers in enumerate(rounds)
     }
 
 
@@ -73,18 +73,18 @@ def begins_of(programs: Sequence[Program], messages: Iterable[MatchedMessage]) -
     """Return the step in which each round begins, in an order in which they can. Raises ScheduleError if ranks would
     wait for each other forever."""
     rounds, begins = rounds_of(programs), dict[RoundRef, int]()
-    before = {place: {place._replace(number=place.number - 1)} if place.number else set() for place in rounds}
+    before = {place: {place._replace(round=place.round - 1)} if place.round else set() for place in rounds}
     for sender, receiver, *_ in messages:
-        for end, other in ((sender, receiver), (receiver, sender)):
-            following = end._replace(number=end.number + 1)
+        for end, partner in ((sender, receiver), (receiver, sender)):
+            following = end._replace(round=end.round + 1)
             if following in before:
-                before[following].add(other)
+                before[following].add(partner)
     try:
         for place in TopologicalSorter(before).static_order():
-            begins[place] = 1 + max((begins[other] for other in before[place]), default=-1)
+            begins[place] = 1 + max((begins[partner] for partner in before[place]), default=-1)
     except CycleError as error:
-        stuck = max(error.args[1], key=lambda place: place.number)
-        place = stuck._replace(number=stuck.number - 1)
+        stuck = max(error.args[1], key=lambda place: place.round)
+        place = stuck._replace(round=stuck.round - 1)
         raise _waiting(place, rounds[place]) from None
     return begins
 

@@ -48,10 +48,10 @@ def members(placement: Placement) -> list[list[int]]:
     >>> members(place("abcde", "xyxyy"))
     [[0, 2], [1, 3, 4]]
     """
-    found: dict[int, list[int]] = {}
+    by_supernode: dict[int, list[int]] = {}
     for rank in range(placement.ranks):
-        found.setdefault(placement.supernode_of(rank), []).append(rank)
-    return list(found.values())
+        by_supernode.setdefault(placement.supernode_of(rank), []).append(rank)
+    return list(by_supernode.values())
 
 
 def supernodes(placement: Placement) -> Algorithm:
@@ -63,17 +63,17 @@ def supernodes(placement: Placement) -> Algorithm:
 
     def algorithm(rank: int, ranks: int) -> Program:
         assert ranks == placement.ranks, "this schedule is for the placement that it was made for"
-        number = next(number for number, group in enumerate(groups) if rank in group)
-        group = groups[number]
-        lane = _lane(groups, number, group.index(rank), width)
+        supernode = next(supernode for supernode, group in enumerate(groups) if rank in group)
+        group = groups[supernode]
+        lane = _lane(groups, supernode, group.index(rank), width)
         return Program(width * height, (tuple(transfers for transfers in lane if transfers),), landing)
 
     return algorithm
 
 
-def _lane(groups: Sequence[Sequence[int]], number: int, column: int, width: int) -> Lane:
-    """Return the rounds of the rank of a column of supernode `number`, or of a further one; some may be empty."""
-    group, height = groups[number], len(groups)
+def _lane(groups: Sequence[Sequence[int]], supernode: int, column: int, width: int) -> Lane:
+    """Return the rounds of the rank of a column of `supernode`, or of a further one; some may be empty."""
+    group, height = groups[supernode], len(groups)
     columns = range(0, width * height, height)
     if column >= width:
         owners = list(zip(group, columns, strict=False))
@@ -82,7 +82,7 @@ def _lane(groups: Sequence[Sequence[int]], number: int, column: int, width: int)
     return (
         tuple(add(peer, columns[column], height) for peer in group[width:]),
         *_placed(reduce_scatter(column, width), group, height),
-        *_placed(circulant(number, height), owners_of_column, 1, columns[column]),
+        *_placed(circulant(supernode, height), owners_of_column, 1, columns[column]),
         *_placed(all_gather(column, width), group, height),
         tuple(send(peer, columns[column], height) for peer in group[width:]),
     )

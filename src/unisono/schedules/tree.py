@@ -39,8 +39,8 @@ Links = Callable[[int, int], tuple[int | None, list[int]]]
 def family(placement: Placement, variant: str) -> Family:
     """Return the tree with near ranks below each other, so that few messages leave a node and a supernode."""
     order, links = locality_order(placement), _halves if variant else _binomial
-    whole, *one_way = (renumber(partial(make, links=links), order) for make in (tree, broadcast, reduce))
-    return Family(whole, None, None, *one_way)
+    allreduce, *one_way = (renumber(partial(make, links=links), order) for make in (tree, broadcast, reduce))
+    return Family(allreduce, None, None, *one_way)
 
 
 def worth(_: str, __: Placement, variant: str) -> bool:

@@ -111,9 +111,9 @@ def _played(programs: Sequence[Program], order: Sequence[RoundRef], goal: Goal, 
     held, sent, rounds = _begin(programs, goal), Sent(deque), rounds_of(programs)
     last = {(place.rank, place.lane): place for place in order}.values()  # of each lane
     for place in order:
-        rank, lane, number = place
-        if number:
-            before = place._replace(number=number - 1)
+        rank, lane, index = place
+        if index:
+            before = place._replace(round=index - 1)
             _end(before, rounds[before], sent, held[rank])
         for action, peer, chunk, span in rounds[place]:
             if action is Action.SEND:
@@ -191,11 +191,11 @@ def _end(place: RoundRef, transfers: Round, sent: Sent, copies: list[Copy]) -> N
             if action is not Action.ADD:
                 copies[chunk] = copy
                 continue
-            own = copies[chunk]
-            if twice := own.contributions & copy.contributions:
+            own_copy = copies[chunk]
+            if twice := own_copy.contributions & copy.contributions:
                 raise ScheduleError(f"{place}: chunk {chunk} gets the contributions of {sorted(twice)} twice")
-            terms.setdefault(chunk, [(place.rank, own.history)]).append((peer, copy.history))
-            copies[chunk] = own._replace(contributions=own.contributions | copy.contributions)
+            terms.setdefault(chunk, [(place.rank, own_copy.history)]).append((peer, copy.history))
+            copies[chunk] = own_copy._replace(contributions=own_copy.contributions | copy.contributions)
     for chunk, summed in terms.items():
         in_rank_order = [history for _, history in sorted(summed, key=itemgetter(0))]
         history = frozenset(in_rank_order) if len(summed) == 2 else tuple(in_rank_order)  # a + b has the bits of b + a
@@ -210,8 +210,8 @@ def check_program(rank: int, ranks: int, program: Program, first: Program) -> No
     if program._replace(lanes=()) != first._replace(lanes=()) or len(program.lanes) != len(first.lanes):
         shapes = [{**p._asdict(), "lanes": len(p.lanes)} for p in (program, first)]
         unlike = [field for field in Program._fields if shapes[0][field] != shapes[1][field]]
-        mine, others = (", ".join(f"{field} = {shape[field]}" for field in unlike) for shape in shapes)
-        raise ScheduleError(f"rank {rank} has {mine}; rank 0 has {others}; all ranks have the same")
+        of_rank, of_first = (", ".join(f"{field} = {shape[field]}" for field in unlike) for shape in shapes)
+        raise ScheduleError(f"rank {rank} has {of_rank}; rank 0 has {of_first}; all ranks have the same")
     if len(program.lanes) % program.columns:
         raise ScheduleError(f"{len(program.lanes)} lanes do not make {program.columns} columns of equal width")
     lane_of_chunk: dict[int, int] = {}
@@ -241,8 +241,8 @@ def check_placement(rank: int, program: Program, placement: Placement) -> None:
     """Check the fields of a program that depend on the placement: `columns`, `landing_remote` and `steady`."""
     a_column = len(program.lanes) // program.columns
     adding = {
-        number // a_column
-        for number, lane in enumerate(program.lanes)
+        index // a_column
+        for index, lane in enumerate(program.lanes)
         if any(move.action is Action.ADD for moves in lane for move in moves)
     }
     if program.columns > 1 and len(adding) > 1:

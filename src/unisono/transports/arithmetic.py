@@ -45,12 +45,12 @@ MOVABLE_DTYPES = {**NUMPY_DTYPES, torch.complex128: np.dtype(np.complex128)}
 """Dtypes that can be moved; there is one of every element size."""
 
 
-def _minimum(one: Array, other: Array, into: Array) -> None:
-    np.minimum(one, other, out=into)
+def _minimum(first: Array, second: Array, into: Array) -> None:
+    np.minimum(first, second, out=into)
 
 
-def _maximum(one: Array, other: Array, into: Array) -> None:
-    np.maximum(one, other, out=into)
+def _maximum(first: Array, second: Array, into: Array) -> None:
+    np.maximum(first, second, out=into)
 
 
 NUMPY_OPS: dict[str, Callable[..., Any]] = {
@@ -134,7 +134,7 @@ class NumpyArithmetic:
             return [] if sources[0] is into else [self.copy(into, sources[0])]
         numbers: list[Any] = [*sources, into]
         single = len(sources) == 2 and into.shape == (1,) and self._overflows and self._combine is np.add
-        if single and all(number.flags.aligned for number in numbers):  # as `memoryview` takes them
+        if single and all(array.flags.aligned for array in numbers):  # as `memoryview` takes them
             return [(_add_single, tuple(map(memoryview, numbers)))]
         last = _last_in(sources, into)
         partial = into if last <= 1 else np.empty_like(into) if spare is None else spare
@@ -149,9 +149,9 @@ class NumpyArithmetic:
         return steps
 
 
-def _add_single(one: memoryview, other: memoryview, into: memoryview) -> None:
+def _add_single(first: memoryview, second: memoryview, into: memoryview) -> None:
     """Add two single numbers, four times as fast as NumPy. A sum in float64 rounded to float32 is float32's own sum."""
-    into[0] = one[0] + other[0]
+    into[0] = first[0] + second[0]
 
 
 def _last_in(sources: Sequence[Array], into: Array) -> int:
@@ -199,7 +199,7 @@ def arithmetic_of(dtype: torch.dtype, op: str = "sum") -> Arithmetic:
     supported = dtypes_of(op)
     if dtype in supported:
         return Float32Arithmetic(dtype, op) if dtype in HALF_DTYPES else NumpyArithmetic(dtype, op)
-    name, *known = (str(one).removeprefix("torch.") for one in (dtype, *supported))
+    name, *known = (str(candidate).removeprefix("torch.") for candidate in (dtype, *supported))
     raise TensorError(f"cannot reduce a tensor of {name} by {op!r}; can reduce {', '.join(known)}")
 
 

@@ -62,13 +62,13 @@ def open_cross_memory(comm: MPI.Intracomm, signals: Signals) -> CrossMemory | No
         return None
     libc.prctl(SET_PTRACER, ANY_PROCESS, 0, 0, 0)
     proof = np.frombuffer(secrets.token_bytes(PROOF_BYTES), np.uint8).copy()
-    others = comm.allgather((os.getpid(), proof.ctypes.data, proof.tobytes()))
-    cross = CrossMemory(signals, [process for process, _, _ in others])
+    proofs = comm.allgather((os.getpid(), proof.ctypes.data, proof.tobytes()))
+    cross = CrossMemory(signals, [process for process, _, _ in proofs])
     readable = True
-    for rank, (_, address, expected) in enumerate(others):
-        found = np.zeros(PROOF_BYTES, np.uint8)
-        readable &= cross.try_read(rank, address, found.ctypes.data, PROOF_BYTES) and found.tobytes() == expected
-        readable = readable and cross.try_write(rank, address, found.ctypes.data, PROOF_BYTES)  # the same bytes
+    for rank, (_, address, expected) in enumerate(proofs):
+        content = np.zeros(PROOF_BYTES, np.uint8)
+        readable &= cross.try_read(rank, address, content.ctypes.data, PROOF_BYTES) and content.tobytes() == expected
+        readable = readable and cross.try_write(rank, address, content.ctypes.data, PROOF_BYTES)  # the same bytes
     return cross if allreduce_min(comm, readable) else None  # and `proof` lives until all have read it
 
 
@@ -137,17 +137,17 @@ class CrossMemory:
         line = self._addresses[(self.signals.sequence + 1) & 1]
         line[self.signals.rank][0] = address if self._may_copy(address, nbytes) else 0
         barrier()
-        found = [one[0] for one in line]
-        return found if all(found) else None
+        addresses = [slot[0] for slot in line]
+        return addresses if all(addresses) else None
 
     def _may_copy(self, address: int, nbytes: int) -> bool:
         """Return True if the kernel copies the first and the last of the own bytes at `address`."""
         ends = (address, address + nbytes - 1) if nbytes else ()
-        return all(self.try_read(self.signals.rank, one, self._byte.ctypes.data, 1) for one in ends)
+        return all(self.try_read(self.signals.rank, end, self._byte.ctypes.data, 1) for end in ends)
 
     def _copy(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> int:
-        here, there = _IoVec(local, nbytes), _IoVec(remote, nbytes)
-        return function(self._processes[rank], here, 1, there, 1, 0)
+        local_iov, remote_iov = _IoVec(local, nbytes), _IoVec(remote, nbytes)
+        return function(self._processes[rank], local_iov, 1, remote_iov, 1, 0)
 
     def _copy_all(self, function: Callable[..., int], rank: int, remote: int, local: int, nbytes: int) -> None:
         done = 0
@@ -207,10 +207,10 @@ def _plan_pieces(cross: CrossMemory, plan: Plan, address: int, target: int | Non
     pieces = []
     for offset in range(start, stop, cross.piece):
         nbytes = min(cross.piece, stop - offset)
-        own = arithmetic.view(MPI.memory.fromaddress(address + offset, nbytes))
-        into = own if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
-        read = {one: arithmetic.view(memory[:nbytes]) for one, memory in cross.scratch.items()}
-        sources = [own if one == rank else read[one] for one in range(cross.signals.size)]
+        chunk = arithmetic.view(MPI.memory.fromaddress(address + offset, nbytes))
+        into = chunk if target is None else arithmetic.view(MPI.memory.fromaddress(target + offset - start, nbytes))
+        read = {peer: arithmetic.view(memory[:nbytes]) for peer, memory in cross.scratch.items()}
+        sources = [chunk if peer == rank else read[peer] for peer in range(cross.signals.size)]
         pieces.append(Piece(offset, nbytes, arithmetic.reduce(sources, into, sources[0])))
     return pieces
 
@@ -242,12 +242,12 @@ def _all_gather(cross: CrossMemory, plan: Plan, _: int, target: int) -> Move:
 
 def _all_to_all(cross: CrossMemory, plan: Plan, source: int, target: int) -> Move:
     """Return an all_to_all, from the source to the target."""
-    own, each = cross.signals.rank, plan.nbytes // cross.signals.size
+    this_rank, each = cross.signals.rank, plan.nbytes // cross.signals.size
 
     def move(addresses: Sequence[int]) -> None:
         for rank in cross.others:
-            cross.read(rank, addresses[rank] + own * each, target + rank * each, each)
-        bytes_at(target + own * each, each)[:] = bytes_at(source + own * each, each)
+            cross.read(rank, addresses[rank] + this_rank * each, target + rank * each, each)
+        bytes_at(target + this_rank * each, each)[:] = bytes_at(source + this_rank * each, each)
 
     return move
 

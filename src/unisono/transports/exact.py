@@ -82,11 +82,11 @@ def measure(values: torch.Tensor, start: int, stop: int, weight: float, maxima: 
     """Raise `maxima`, one number for each block that elements [start, stop) of `values` touch, to the largest magnitude
     in the whole block, times `weight`."""
     first, last = blocks_of(start, stop)
-    whole = values[first * BLOCK : last * BLOCK]
-    if _compiles(whole, maxima):
-        compiled.measure(whole.itemsize, whole.data_ptr(), len(whole), weight, maxima.data_ptr())
+    blocks = values[first * BLOCK : last * BLOCK]
+    if _compiles(blocks, maxima):
+        compiled.measure(blocks.itemsize, blocks.data_ptr(), len(blocks), weight, maxima.data_ptr())
         return
-    rows = torch.nn.functional.pad(whole.abs(), (0, -len(whole) % BLOCK)).view(-1, BLOCK)
+    rows = torch.nn.functional.pad(blocks.abs(), (0, -len(blocks) % BLOCK)).view(-1, BLOCK)
     maxima.copy_(torch.maximum(maxima, rows.amax(1).mul_(weight)).abs_())  # abs: NaN may have a sign
 
 
@@ -102,8 +102,8 @@ def encode(
     """Write values, times `weight`, as integers, or add them to those there; `start` is the place of the first in its
     parameter, and `maxima` are those of its blocks, of all `summands` shares."""
     if _compiles(values, maxima, into):
-        about = start % BLOCK, maxima.data_ptr(), _checked(summands), weight, into.data_ptr(), add
-        compiled.encode(values.itemsize, values.data_ptr(), len(values), *about)
+        arguments = start % BLOCK, maxima.data_ptr(), _checked(summands), weight, into.data_ptr(), add
+        compiled.encode(values.itemsize, values.data_ptr(), len(values), *arguments)
         return
     rounded = torch.mul(values, _of_each(_scales(maxima, summands)[0] * weight, start, values)).round_().to(into.dtype)
     into.copy_(into + rounded if add else rounded)
@@ -113,15 +113,15 @@ def decode(sums: torch.Tensor, start: int, maxima: torch.Tensor, summands: int, 
     """Write the numbers of integers, of which the first has the place `start` in its parameter; `into` may be the same
     memory."""
     if _compiles(sums, maxima, into):
-        about = start % BLOCK, maxima.data_ptr(), _checked(summands), into.data_ptr()
-        compiled.decode(into.itemsize, sums.data_ptr(), len(sums), *about)
+        arguments = start % BLOCK, maxima.data_ptr(), _checked(summands), into.data_ptr()
+        compiled.decode(into.itemsize, sums.data_ptr(), len(sums), *arguments)
         return
     into.copy_(sums.to(into.dtype) * _of_each(_scales(maxima, summands)[1], start, sums))
 
 
-def checksum(integers: torch.Tensor, number: int, start: int) -> int:
-    """Return the checksum of integers from place `start` of parameter `number` on: their sum, each times an odd factor
-    of its place, modulo `MODULUS`.
+def checksum(integers: torch.Tensor, parameter: int, start: int) -> int:
+    """Return the checksum of integers from place `start` of `parameter`, its number, on: their sum, each times an odd
+    factor of its place, modulo `MODULUS`.
 
     That of a sum is the sum of the terms' own, that of a whole the sum of its parts'. A changed integer always changes
     it. Several of 4 bytes leave it in 1 case of 2**63 where a lowest bit is among what has changed, and of 2**32 at
@@ -129,11 +129,11 @@ def checksum(integers: torch.Tensor, number: int, start: int) -> int:
     """
     factors = _factors()
     if _compiles(integers):
-        about = number, start, factors.data_ptr(), TILE
-        return int(compiled.checksum(integers.itemsize, integers.data_ptr(), len(integers), *about))
-    at = torch.arange(start, start + len(integers), device="cpu")
-    own = factors[at % TILE] * (((at // TILE + (number << 32)) << 1) + 1)
-    return int((integers.long() * own).sum()) % MODULUS
+        arguments = parameter, start, factors.data_ptr(), TILE
+        return int(compiled.checksum(integers.itemsize, integers.data_ptr(), len(integers), *arguments))
+    positions = torch.arange(start, start + len(integers), device="cpu")
+    multipliers = factors[positions % TILE] * (((positions // TILE + (parameter << 32)) << 1) + 1)
+    return int((integers.long() * multipliers).sum()) % MODULUS
 
 
 @cache
@@ -147,7 +147,7 @@ def _scales(maxima: torch.Tensor, summands: int) -> tuple[torch.Tensor, torch.Te
     stored = integers(maxima) >> mantissa  # magnitude < 2 ** (stored - bias + 1)
     bits = width - (_checked(summands) - 1).bit_length()
     power = stored.clamp(min=width) - (bias - 1) - bits  # of the quantum
-    factors, quanta = (((bias + one).clamp(min=0) << mantissa).view(maxima.dtype) for one in (-power, power))
+    factors, quanta = (((bias + exponent).clamp(min=0) << mantissa).view(maxima.dtype) for exponent in (-power, power))
     return factors, quanta.masked_fill_(stored > 2 * bias, torch.nan)
 
 
@@ -164,7 +164,7 @@ def _checked(summands: int) -> int:
 
 def _compiles(*flat: torch.Tensor) -> bool:
     """Return True where compiled code converts these tensors."""
-    return is_compiled() and all(one.is_cpu and one.is_contiguous() and one.data_ptr() for one in flat)
+    return is_compiled() and all(tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() for tensor in flat)
 
 
 class ExactArithmetic(NumpyArithmetic):
@@ -178,13 +178,13 @@ class ExactArithmetic(NumpyArithmetic):
 
 
 def _sum_all(sources: Sequence[Array], into: Array) -> None:
-    values, found = [torch.from_numpy(source) for source in sources], torch.from_numpy(into)
-    maxima, sums = found.new_zeros(blocks_of(0, len(found))[1]), integers(torch.empty_like(found))
-    for one in values:
-        measure(one, 0, len(one), 1.0, maxima)
-    for number, one in enumerate(values):
-        encode(one, 0, maxima, len(values), 1.0, sums, add=number > 0)
-    decode(sums, 0, maxima, len(values), found)
+    values, result = [torch.from_numpy(source) for source in sources], torch.from_numpy(into)
+    maxima, sums = result.new_zeros(blocks_of(0, len(result))[1]), integers(torch.empty_like(result))
+    for tensor in values:
+        measure(tensor, 0, len(tensor), 1.0, maxima)
+    for index, tensor in enumerate(values):
+        encode(tensor, 0, maxima, len(values), 1.0, sums, add=index > 0)
+    decode(sums, 0, maxima, len(values), result)
 
 
 class ExactSums:
@@ -206,10 +206,10 @@ class ExactSums:
         """Measure the blocks of gradients that have parts in a memory."""
         pieces = list(self._blocks(key))
         maxima = self._maxima[key] = self._sums(key).new_zeros(pieces[-1][-1].stop if pieces else 0)
-        for number, _, part, _, blocks in pieces:
+        for parameter, _, part, _, blocks in pieces:
             for weight, gradients in terms:
-                if (gradient := gradients[number]) is not None:
-                    measure(self._flat(gradient, number), part.start, part.stop, weight, maxima[blocks])
+                if (gradient := gradients[parameter]) is not None:
+                    measure(self._flat(gradient, parameter), part.start, part.stop, weight, maxima[blocks])
 
     def maxima(self, key: int) -> torch.Tensor:
         """Return the largest magnitudes of the blocks, as integers in the same order: NaN is the largest."""
@@ -218,11 +218,11 @@ class ExactSums:
     def pack(self, key: int, terms: Terms) -> None:
         """Write the sums of this rank's gradients into a memory as integers of the agreed exponents."""
         maxima, sums = self._maxima[key], self.integers(key)
-        for number, here, part, _, blocks in self._blocks(key):
+        for parameter, here, part, _, blocks in self._blocks(key):
             begun = False
             for weight, gradients in terms:
-                if (gradient := gradients[number]) is not None:
-                    values = self._flat(gradient, number)[part]
+                if (gradient := gradients[parameter]) is not None:
+                    values = self._flat(gradient, parameter)[part]
                     encode(values, part.start, maxima[blocks], self._summands, weight, sums[here], begun)
                     begun = True
             if not begun:
@@ -238,16 +238,16 @@ class ExactSums:
             begin, end = max(start, here.start), min(stop, here.stop)
             if begin < end:
                 place = part.start + begin - here.start  # in the parameter
-                mine = maxima[blocks.start + place // BLOCK - first : blocks.stop]
-                decode(integers(sums[begin:end]), place, mine, self._summands, sums[begin:end])
+                block_maxima = maxima[blocks.start + place // BLOCK - first : blocks.stop]
+                decode(integers(sums[begin:end]), place, block_maxima, self._summands, sums[begin:end])
 
     def _blocks(self, key: int) -> Iterator[tuple[int, slice, slice, int, slice]]:
         """Yield each piece, the number of its first block in its parameter, and the places of its blocks among all."""
-        at = 0
-        for number, here, part in self._pieces(key):
+        offset = 0
+        for parameter, here, part in self._pieces(key):
             first, last = blocks_of(part.start, part.stop)
-            yield number, here, part, first, slice(at, at + last - first)
-            at += last - first
+            yield parameter, here, part, first, slice(offset, offset + last - first)
+            offset += last - first
 
 
 def sum_over(
@@ -257,8 +257,8 @@ def sum_over(
     `tensor`; with its `reduce_scatter`, this rank's chunk of it. bfloat16 and float16 are summed as float32."""
     flat = tensor.detach().resolve_neg().reshape(-1)
     flat = flat.float() if flat.itemsize < 4 else flat
-    mine, whole = torch.empty_like(flat) if reduce_scatter else flat, slice(0, len(flat))
-    sums = ExactSums(group.size, lambda _: mine, lambda _: [(0, whole, whole)], lambda one, _: one)
+    result, full = torch.empty_like(flat) if reduce_scatter else flat, slice(0, len(flat))
+    sums = ExactSums(group.size, lambda _: result, lambda _: [(0, full, full)], lambda gradient, _: gradient)
     terms: Terms = [(1.0, {0: flat})]
     sums.measure(0, terms)
     allreduce(group, sums.maxima(0), op="maximum")
@@ -266,28 +266,28 @@ def sum_over(
     start, stop = bounds(len(flat), group.size, group.rank) if reduce_scatter else (0, len(flat))
     total = (reduce_scatter or allreduce)(group, sums.integers(0), algorithm)
     if reduce_scatter:
-        integers(mine)[start:stop] = total
+        integers(result)[start:stop] = total
     sums.decode(0, start, stop)
-    return mine[start:stop].to(tensor.dtype)
+    return result[start:stop].to(tensor.dtype)
 
 
 def sum_of_squares(world: Any, parts: Iterable[tuple[int, torch.Tensor]], count: int) -> torch.Tensor:
-    """Return for each of `count` numbers the sum of squares of all ranks' tensors of that number, in float64: the same
+    """Return for each index below `count` the sum of squares of all ranks' tensors of that index, in float64: the same
     bits, however the ranks have cut them.
 
     A square becomes two integers: 28 bits below the power of two above the largest square of all, and 28 more below.
     """
-    kept = [(number, part.detach().double().cpu()) for number, part in parts if part.numel()]
+    kept = [(index, part.detach().double().cpu()) for index, part in parts if part.numel()]
     largest = torch.zeros(count, dtype=torch.float64, device="cpu")
-    for number, part in kept:
-        largest[number] = torch.maximum(largest[number], part.abs().max()).abs()
+    for index, part in kept:
+        largest[index] = torch.maximum(largest[index], part.abs().max()).abs()
     world.allreduce(integers(largest), op="maximum")
-    units = [math.ldexp(1.0, math.frexp(one)[1] - 28) for one in largest.square().tolist()]
+    units = [math.ldexp(1.0, math.frexp(square)[1] - 28) for square in largest.square().tolist()]
     sums = torch.zeros(count, 2, dtype=torch.int64, device="cpu")
-    for number, part in kept:
-        scaled = part.square().div_(units[number])
-        whole = scaled.round()
-        sums[number] += torch.stack([whole.long().sum(), scaled.sub_(whole).mul_(1 << 28).round_().long().sum()])
+    for index, part in kept:
+        scaled = part.square().div_(units[index])
+        rounded = scaled.round()
+        sums[index] += torch.stack([rounded.long().sum(), scaled.sub_(rounded).mul_(1 << 28).round_().long().sum()])
     world.allreduce(sums)
     high, low = sums.double().unbind(1)
     total = (high + low / (1 << 28)) * torch.tensor(units, dtype=torch.float64, device="cpu")

@@ -50,10 +50,10 @@ def direct_allreduce(memory: NodeMemory, plan: Plan, find: FindShared) -> Prepar
     """Prepare the allreduce of `direct`: in place for payloads in shared memory; others are staged."""
 
     def at(address: int, _: int) -> Play:
-        found = find(address, plan.nbytes) if plan.nbytes else None
-        if found is None:
+        location = find(address, plan.nbytes) if plan.nbytes else None
+        if location is None:
             return staged_reduce(memory, plan, address)
-        where, shared = found
+        where, shared = location
         first = address - shared.start  # the payload of each rank has the same offset in its memory
         rows = rows_in_place([start + first for start in shared.starts], memory.rank, plan)
         call = call_in(plan.call, where)
@@ -77,7 +77,9 @@ def rows_in_place(starts: Sequence[int], rank: int, plan: Plan) -> list[Row]:
 
 def direct_all_gather(memory: NodeMemory, plan: Plan, _: FindShared) -> Prepared:
     """Prepare the all_gather of `direct`, in place: the source is the own chunk of the target."""
-    ends = [[plan.dtype.itemsize * end for end in bounds(plan.length, memory.size, one)] for one in range(memory.size)]
+    ends = [
+        [plan.dtype.itemsize * end for end in bounds(plan.length, memory.size, rank)] for rank in range(memory.size)
+    ]
     return lambda _, target: staged_all_gather(
         memory, plan.call, [(target + begin, end - begin) for begin, end in ends]
     )

@@ -114,9 +114,9 @@ class Mailboxes:
         comm.Barrier()
 
     @staticmethod
-    def word(receiver: int, seat: int, number: int) -> int:
+    def word(receiver: int, seat: int, message_index: int) -> int:
         """Return the index of a message's words in its sender's row."""
-        return 2 * ((receiver * MAX_SEATS + seat) * MAX_MESSAGES_PER_PEER + number % MAX_MESSAGES_PER_PEER)
+        return 2 * ((receiver * MAX_SEATS + seat) * MAX_MESSAGES_PER_PEER + message_index % MAX_MESSAGES_PER_PEER)
 
     def free(self) -> None:
         self.contents.clear()
@@ -157,10 +157,10 @@ class _Word(NamedTuple):
     move: Move
 
 
-def _pop_completed(words: list[_Word]) -> list[_Word]:
+def _pop_completed(pending: list[_Word]) -> list[_Word]:
     """Remove and return the entries whose word has the value of a completed move."""
-    indices = [index for index, one in enumerate(words) if one.row[one.word] == one.value]
-    return [words.pop(index) for index in reversed(indices)]
+    indices = [index for index, entry in enumerate(pending) if entry.row[entry.word] == entry.value]
+    return [pending.pop(index) for index in reversed(indices)]
 
 
 class MailboxTransport:
@@ -196,21 +196,21 @@ class MailboxTransport:
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
         """Copy the sent data into the ticket's seat, and set the words of the messages."""
         boxes, seat = self._boxes, ticket % self._seats.tickets
-        at = seat * self._seats.nbytes
-        own, row, copied = boxes.contents[boxes.rank], boxes.rows[boxes.rank], dict[tuple[int, int], int]()
+        offset = seat * self._seats.nbytes
+        pool, row, copied = boxes.contents[boxes.rank], boxes.rows[boxes.rank], dict[tuple[int, int], int]()
         for move in moves:
             if move.action is not Action.SEND:
-                number, tag = self._number(self._taken, ticket, move.peer)
+                message_index, tag = self._number(self._taken, ticket, move.peer)
                 theirs = boxes.rows[self._index[move.peer]]
-                self._receives.append(_Word(theirs, boxes.word(boxes.rank, seat, number), tag, ticket, move))
+                self._receives.append(_Word(theirs, boxes.word(boxes.rank, seat, message_index), tag, ticket, move))
                 continue
             first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
             if (first, stop) not in copied:
-                own[at : at + stop - first] = self._payload[first:stop]
-                copied[first, stop] = at
-                at += -(-(stop - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            number, tag = self._number(self._sent, ticket, move.peer)
-            word = boxes.word(self._index[move.peer], seat, number)
+                pool[offset : offset + stop - first] = self._payload[first:stop]
+                copied[first, stop] = offset
+                offset += -(-(stop - first) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            message_index, tag = self._number(self._sent, ticket, move.peer)
+            word = boxes.word(self._index[move.peer], seat, message_index)
             if row[word]:
                 raise UsageError(
                     "an earlier call of this world was interrupted while other ranks took part in it; make a new world"
@@ -223,8 +223,8 @@ class MailboxTransport:
     def completed(self) -> list[Completion]:
         """Check the words of expected and of sent messages once; return the completed moves."""
         self._boxes.fence()
-        done = [self._take(one) for one in _pop_completed(self._receives)]
-        done += [Completion(one.ticket, one.move.position) for one in _pop_completed(self._sends)]
+        done = [self._take(entry) for entry in _pop_completed(self._receives)]
+        done += [Completion(entry.ticket, entry.move.position) for entry in _pop_completed(self._sends)]
         return done
 
     def release(self, ticket: int, position: int) -> None:
@@ -233,13 +233,13 @@ class MailboxTransport:
         self._boxes.fence()
         self._boxes.rows[sender][word] = 0
 
-    def _take(self, one: _Word) -> Completion:
-        _, word, _, ticket, move = one
+    def _take(self, entry: _Word) -> Completion:
+        _, word, _, ticket, move = entry
         boxes, sender = self._boxes, self._index[move.peer]
         boxes.fence()
         first, stop = move.region.start * self._itemsize, move.region.stop * self._itemsize
-        at = boxes.rows[sender][word + 1]
-        content = boxes.contents[sender][at : at + stop - first]
+        offset = boxes.rows[sender][word + 1]
+        content = boxes.contents[sender][offset : offset + stop - first]
         self._borrowed[ticket, move.position] = sender, word
         if move.action is Action.ADD:
             return Completion(ticket, move.position, self._arithmetic.view(content), borrowed=True)
@@ -248,7 +248,7 @@ class MailboxTransport:
         return Completion(ticket, move.position)
 
     def _number(self, counts: Counter[tuple[int, int]], ticket: int, peer: int) -> tuple[int, int]:
-        """Count the next message of a ticket with a peer; return its number and its tag."""
-        number = counts[ticket, peer]
-        counts[ticket, peer] = number + 1
-        return number, self._tag | (ticket & 0xFFFFF) << 10 | number & 0x3FF
+        """Count the next message of a ticket with a peer; return its index and its tag."""
+        message_index = counts[ticket, peer]
+        counts[ticket, peer] = message_index + 1
+        return message_index, self._tag | (ticket & 0xFFFFF) << 10 | message_index & 0x3FF

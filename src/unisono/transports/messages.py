@@ -217,7 +217,7 @@ class Delivery:
     """One delivery on a communicator that nothing else uses; `ranks` are the numbers of its ranks in error messages.
 
     `fingerprint` is a number that is equal on ranks in the same call. `piece_bytes`, the size of a piece, is equal on
-    all ranks. `check_interrupt` is called regularly in waits, and raises to end them. `words` describes the call.
+    all ranks. `check_interrupt` is called regularly in waits, and raises to end them. `description` is the call's.
     """
 
     def __init__(
@@ -227,9 +227,9 @@ class Delivery:
         fingerprint: int,
         piece_bytes: int,
         check_interrupt: Callable[[], None],
-        words: str,
+        description: str,
     ) -> None:
-        self._comm, self._ranks, self._tag, self._words = comm, ranks, tag_of(comm, fingerprint), words
+        self._comm, self._ranks, self._tag, self._description = comm, ranks, tag_of(comm, fingerprint), description
         self._piece_bytes, self._check_interrupt = piece_bytes, check_interrupt
         self._requests: list[MPI.Request] = []
         self._expected_pieces: list[_ExpectedPiece | None] = []  # by request; None for a send
@@ -287,14 +287,14 @@ class Delivery:
         if nbytes != len(content):
             sent = f"{'at least ' if nbytes == self._piece_bytes else ''}{self._received[peer]}"
             ranks = self._ranks[peer], self._ranks[self._comm.rank]
-            raise MismatchError(size_mismatch(self._words, *ranks, sent, self._expected[peer]))
+            raise MismatchError(size_mismatch(self._description, *ranks, sent, self._expected[peer]))
         if separate is not None:
             content[:] = separate[:nbytes]
 
 
-def size_mismatch(words: str, source: int, target: int, sent: object, expected: int) -> str:
-    """Return the error message for a parcel whose sender and receiver disagree about its length in the call `words`."""
+def size_mismatch(description: str, source: int, target: int, sent: object, expected: int) -> str:
+    """Return the error message for a parcel whose sender and receiver disagree about its length, in a call."""
     return (
-        f"{words}: rank {source} sends {sent} bytes to rank {target}, which expects {expected}: "
+        f"{description}: rank {source} sends {sent} bytes to rank {target}, which expects {expected}: "
         "sent and expected lengths must be equal"
     )

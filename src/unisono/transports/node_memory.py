@@ -62,9 +62,9 @@ class NodeMemory:
         self.piece = min(slot, MAX_SHARED_PIECE_BYTES if signals.share_cores else MAX_PIECE_BYTES)
         """Bytes of a payload that go through a slot at a time."""
         starts = [buffer.address for buffer in window.buffers]
-        self.addresses = [[start + number * slot for start in starts] for number in range(SLOTS_PER_RANK)]
-        """Addresses of the slots of all ranks, by slot number."""
-        self._shared: dict[int, SharedMemory] = {}  # by number; without those that are no longer referenced
+        self.addresses = [[start + index * slot for start in starts] for index in range(SLOTS_PER_RANK)]
+        """Addresses of the slots of all ranks, by slot."""
+        self._shared: dict[int, SharedMemory] = {}  # by index; without those that are no longer referenced
         self._made = 0
 
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -78,8 +78,8 @@ class NodeMemory:
         self._made += 1
         if shared is None:
             return torch.zeros(length, dtype=dtype, device="cpu")
-        self._shared[shared.number] = shared
-        return shared.tensor(length, dtype, partial(_drop, self._shared, shared.number))
+        self._shared[shared.index] = shared
+        return shared.tensor(length, dtype, partial(_drop, self._shared, shared.index))
 
     def find(self, address: int, nbytes: int) -> SharedMemory | None:
         """Return the shared memory that contains `nbytes` bytes at `address`; None if none does."""
@@ -90,14 +90,14 @@ class NodeMemory:
 
     def free(self) -> None:
         """Free all memory except that of live tensors. Views of the slots must not be used afterwards."""
-        for number in list(self._shared):
-            _drop(self._shared, number)
+        for index in list(self._shared):
+            _drop(self._shared, index)
         self._window.free()
         self.signals.free()
 
 
-def _drop(shared: dict[int, SharedMemory], number: int) -> None:
-    if (released := shared.pop(number, None)) is not None:
+def _drop(shared: dict[int, SharedMemory], index: int) -> None:
+    if (released := shared.pop(index, None)) is not None:
         released.clear_plans()
 
 
@@ -111,9 +111,9 @@ class Clearable(Protocol):
 class SharedMemory:
     """Mappings of the memory of all ranks of a node, including the own; `allocate_shared` makes it."""
 
-    def __init__(self, mappings: list[torch.Tensor], rank: int, number: int) -> None:
-        self.number = number
-        """Number of this memory: equal on all ranks, whichever memory each has freed before."""
+    def __init__(self, mappings: list[torch.Tensor], rank: int, index: int) -> None:
+        self.index = index
+        """Index of this memory: equal on all ranks, whichever memory each has freed before."""
         self.start, self.nbytes = mappings[rank].data_ptr(), mappings[rank].numel()
         self._own = mappings[rank]
         self.buffers: list[Any] = [memoryview(mapping.numpy()) for mapping in mappings]  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ class SharedMemory:
         self._plans.clear()
 
 
-def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemory | None:
+def allocate_shared(comm: MPI.Intracomm, nbytes: int, index: int) -> SharedMemory | None:
     """Return `nbytes` bytes of zeroed memory on each rank of `comm`, on one node; called by all of them together.
 
     None on all ranks if one cannot make its file, or open another's: a container may refuse the one, and processes that
@@ -162,4 +162,4 @@ def allocate_shared(comm: MPI.Intracomm, nbytes: int, number: int) -> SharedMemo
     finally:
         if file is not None:
             os.close(file)
-    return SharedMemory(mappings, comm.rank, number) if complete else None
+    return SharedMemory(mappings, comm.rank, index) if complete else None

@@ -73,9 +73,9 @@ def play(program: Program, cut: Cut, rounds: Rounds, in_flight: int, spread: int
         """Begin the ticket's next round with any moves; return False if there is none."""
         piece, lane = divmod(ticket, lanes)
         lane_rounds = program.lanes[lane]
-        for number in range(position[ticket], len(lane_rounds)):
-            if moves := _moves(lane_rounds[number], cut, piece):
-                position[ticket] = number + 1
+        for index in range(position[ticket], len(lane_rounds)):
+            if moves := _moves(lane_rounds[index], cut, piece):
+                position[ticket] = index + 1
                 rounds.begin(ticket, moves)
                 return True
         del position[ticket]
@@ -133,7 +133,7 @@ class Rounds:
     ) -> None:
         self._rank, self._payload, self._arithmetic, self._wait = rank, payload, arithmetic, wait
         self._by_peer = by_peer
-        self._transports: list[Transport] = list({id(one): one for one in by_peer}.values())
+        self._transports: list[Transport] = list({id(transport): transport for transport in by_peer}.values())
         self._open: dict[int, OpenRound] = {}
 
     def begin(self, ticket: int, moves: Sequence[Move]) -> None:
@@ -155,13 +155,13 @@ class Rounds:
 
     def _poll(self) -> list[int]:
         """Poll all transports once; return the tickets whose rounds have ended."""
-        done = [one for transport in self._transports for one in transport.completed()]
+        done = [completion for transport in self._transports for completion in transport.completed()]
         if not done:
             return []
-        for one in done:
-            self._record(one)
+        for completion in done:
+            self._record(completion)
         ended = {}
-        for ticket in {one.ticket: None for one in done}:
+        for ticket in {completion.ticket: None for completion in done}:
             this = self._open[ticket]
             if not this.pending and not this.summed:
                 self._sum(ticket, this)
@@ -174,24 +174,24 @@ class Rounds:
         return list(ended)
 
     def _record(self, done: Completion) -> None:
-        one = self._open[done.ticket]
-        if one.copied[done.position]:
-            one.unread_sends -= 1
+        open_round = self._open[done.ticket]
+        if open_round.copied[done.position]:
+            open_round.unread_sends -= 1
         else:
-            one.pending -= 1
-            one.arrivals[done.position] = done.data
+            open_round.pending -= 1
+            open_round.arrivals[done.position] = done.data
 
-    def _sum(self, ticket: int, one: OpenRound) -> None:
-        one.summed = True
-        reduce_arrivals(self._rank, self._payload, self._arithmetic, one.moves, one.arrivals)
-        for index, data in enumerate(one.arrivals):
-            if data is not None and index not in one.released:
-                self._release(ticket, one, index)
-        one.arrivals.clear()
+    def _sum(self, ticket: int, open_round: OpenRound) -> None:
+        open_round.summed = True
+        reduce_arrivals(self._rank, self._payload, self._arithmetic, open_round.moves, open_round.arrivals)
+        for index, data in enumerate(open_round.arrivals):
+            if data is not None and index not in open_round.released:
+                self._release(ticket, open_round, index)
+        open_round.arrivals.clear()
 
-    def _release(self, ticket: int, one: OpenRound, index: int) -> None:
-        one.released.add(index)
-        self._by_peer[one.moves[index].peer].release(ticket, index)
+    def _release(self, ticket: int, open_round: OpenRound, index: int) -> None:
+        open_round.released.add(index)
+        self._by_peer[open_round.moves[index].peer].release(ticket, index)
 
 
 def reduce_arrivals(

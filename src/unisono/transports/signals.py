@@ -1,15 +1,15 @@
 """Signals in shared memory: barriers of the ranks of a node.
 
-    rank 0's row   token, inline | token, inline | words     written by its rank, read by all
-    rank 1's row   token, inline | token, inline | words
+    rank 0's row   token, inline | token, inline | description     written by its rank, read by all
+    rank 1's row   token, inline | token, inline | description
 
-A rank that enters a barrier writes a token. It is one word, read at once: the number of the rank's call (61 bits of a
-hash of its words), plus its sequence number (of barriers entered), plus the number of the label. Odd and even sequence
-numbers have separate slots.
+A rank that enters a barrier writes a token. It is one word, read at once: the digest of the rank's call (61 bits of a
+hash of its description), plus its sequence number (of barriers entered), plus the digest of the label. Odd and even
+sequence numbers have separate slots.
 
     sequence   5        6        7        8
-    slot 0              n6 + 6            n8 + 8     a rank has entered barrier 8 when its token of 6 was replaced;
-    slot 1     n5 + 5            n7 + 7              it is in the same call if its token equals this rank's own
+    slot 0              d6 + 6            d8 + 8     a rank has entered barrier 8 when its token of 6 was replaced;
+    slot 1     d5 + 5            d7 + 7              it is in the same call if its token equals this rank's own
 
 All tokens of a barrier are equal once all ranks have left it, so each rank knows the previous contents of the others'
 slots. A token that equals the one of two barriers ago by chance (1 in 2^61) would cause a wait, not a false match.
@@ -61,7 +61,7 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that make stores visible in program order, and loads likewise."""
 
 STATE = SEQUENCE, LABEL, BEFORE, ENDED = range(4)
-"""Numbers that this rank shares with compiled players: barriers entered, the label's number, the own token of two
+"""Numbers that this rank shares with compiled players: barriers entered, the label's digest, the own token of two
 barriers ago, and 1 after the end."""
 
 SHARED_SPINS, SINGLE_SPINS = 5, 128
@@ -107,7 +107,7 @@ class Signals:
         nbytes = 8 * 2 * TOKEN_WORDS
         self._window = Window(comm, nbytes + WORDS_BYTES)
         rows = [memoryview(buffer)[:nbytes].cast("q") for buffer in self._window.buffers]
-        self._words = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
+        self._descriptions = [memoryview(buffer)[nbytes : nbytes + WORDS_BYTES] for buffer in self._window.buffers]
         self._rows: list[memoryview] = rows
         self._addresses = [buffer.address for buffer in self._window.buffers]
         self._own: Any = rows[self.rank]
@@ -122,12 +122,12 @@ class Signals:
         """Addresses of that memory."""
         self._state = memoryview(bytearray(8 * len(STATE))).cast("q")
         self._label = ""
-        self._barriers: dict[int, Callable[[], None]] = {}  # by the number of the call
+        self._barriers: dict[int, Callable[[], None]] = {}  # by the digest of the call
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
-        own, masks = available_cores(), comm.allgather(available_cores())
-        crowds = [oversubscribed([other for other in masks if other & mask] or masks) for mask in masks]
-        single = len(own) == 1  # on which this rank's other threads wait
+        cores, masks = available_cores(), comm.allgather(available_cores())
+        crowds = [oversubscribed([theirs for theirs in masks if theirs & mask] or masks) for mask in masks]
+        single = len(cores) == 1  # on which this rank's other threads wait
         shared = crowds[self.rank]
         self.share_cores = any(crowds)
         """True on all ranks where some share a core: each barrier then switches between them."""
@@ -140,9 +140,9 @@ class Signals:
         self.fence()
         comm.Barrier()
 
-    def label_calls(self, words: str) -> None:
-        """Compare `words` too in each later barrier, in addition to the call."""
-        self._label, self._state[LABEL] = call_of(words) if words else ("", 0)
+    def label_calls(self, label: str) -> None:
+        """Compare `label` too in each later barrier, in addition to the call."""
+        self._label, self._state[LABEL] = call_of(label) if label else ("", 0)
 
     @property
     def sequence(self) -> int:
@@ -151,29 +151,29 @@ class Signals:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
-        barrier = self._barriers.get(call.number)
+        barrier = self._barriers.get(call.digest)
         if barrier is None:
             if len(self._barriers) == MAX_BARRIERS:
                 self._barriers.clear()
-            barrier = self._barriers[call.number] = self.prepare_barrier(call)
+            barrier = self._barriers[call.digest] = self.prepare_barrier(call)
         barrier()
 
     def prepare_barrier(self, call: Call) -> Callable[[], None]:
         """Return the barrier of a call as a function, for calls that are repeated."""
         if self.compiled:
             return self.connect(call, [BARRIER_ROWS])
-        number, fence, complete = call.number, self._barrier_fence, self._complete
+        digest, fence, complete = call.digest, self._barrier_fence, self._complete
         others, state = self._others, self._state
 
         def barrier() -> None:
             sequence = state[SEQUENCE] + 1
-            index, own = TOKEN_WORDS if sequence & 1 else 0, self._own
-            state[BEFORE] = own[index]  # raises after the end
+            index, own_row = TOKEN_WORDS if sequence & 1 else 0, self._own
+            state[BEFORE] = own_row[index]  # raises after the end
             state[SEQUENCE] = sequence
-            token = number + sequence + state[LABEL]
+            token = digest + sequence + state[LABEL]
             if fence:
                 fence()
-            own[index] = token
+            own_row[index] = token
             for row in others:
                 if row[index] != token:
                     complete(call)
@@ -188,10 +188,11 @@ class Signals:
 
         What may take long is done here, in Python: see `_complete`.
         """
-        own, others = self._addresses[self.rank], tuple(self._addresses[: self.rank] + self._addresses[self.rank + 1 :])
+        own_address = self._addresses[self.rank]
+        other_addresses = tuple(self._addresses[: self.rank] + self._addresses[self.rank + 1 :])
         waits, complete = self._compiled_waits, partial(self._complete, call)
-        memory = self._state, own, others, TOKEN_WORDS
-        return Player(*memory, *waits, call.number, tuple(programs), complete)  # type: ignore[no-any-return]
+        memory = self._state, own_address, other_addresses, TOKEN_WORDS
+        return Player(*memory, *waits, call.digest, tuple(programs), complete)  # type: ignore[no-any-return]
 
     def _complete(self, call: Call) -> None:
         """Wait until all ranks have entered the barrier that this one has. Raises MismatchError as `barrier` does."""
@@ -225,19 +226,19 @@ class Signals:
         return int(row[index])
 
     def _labelled(self, call: Call) -> Call:
-        return Call(call.words + self._label, call.number + self._state[LABEL])
+        return Call(call.description + self._label, call.digest + self._state[LABEL])
 
     def _raise_mismatch(self, call: Call) -> None:
-        """Exchange words and raise MismatchError; on every rank, because each differs from at least one other."""
+        """Exchange descriptions and raise MismatchError; on every rank, as each differs from at least one other."""
         index = (self.sequence & 1) * TOKEN_WORDS
         tokens = [int(row[index]) for row in self._rows]  # which the next barrier but one must find replaced
-        self._words[self.rank][:] = encode_words(self._labelled(call))
+        self._descriptions[self.rank][:] = encode_words(self._labelled(call))
         self._barrier_unchecked([self._own[TOKEN_WORDS - index]] * self.size, call)
-        calls = [decode_words(bytes(words)) for words in self._words]
-        self._barrier_unchecked(tokens, call)  # no rank writes other words before all have read these
-        other = next(rank for rank, token in enumerate(tokens) if token != tokens[self.rank])
+        calls = [decode_words(bytes(encoded)) for encoded in self._descriptions]
+        self._barrier_unchecked(tokens, call)  # no rank writes another description before all have read these
+        other_rank = next(rank for rank, token in enumerate(tokens) if token != tokens[self.rank])
         error = PlaceMismatchError if differ_in_place(calls) else MismatchError
-        raise error(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other], calls[other]))
+        raise error(difference(self.ranks[self.rank], calls[self.rank], self.ranks[other_rank], calls[other_rank]))
 
     def _barrier_unchecked(self, before: Sequence[int], call: Call) -> None:
         """Wait in a barrier without a comparison of calls; `before` are the tokens of two barriers ago."""
@@ -258,7 +259,7 @@ class Signals:
     def free(self) -> None:
         """Free the memory; called by all ranks together."""
         self._state[ENDED] = 1
-        for view in (*self._rows, *self._words, *(line for lines in self.inline for line in lines)):
+        for view in (*self._rows, *self._descriptions, *(line for lines in self.inline for line in lines)):
             view.release()
         self._window.free()
 

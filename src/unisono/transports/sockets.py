@@ -99,7 +99,7 @@ class Sockets:
     def __init__(self, connected: Sequence[socket.socket | None]) -> None:
         self._connected = connected
         self._connections = np.zeros(len(connected), CONNECTION)
-        self._connections["descriptor"] = [-1 if one is None else one.fileno() for one in connected]
+        self._connections["descriptor"] = [-1 if link is None else link.fileno() for link in connected]
 
     def player_of(
         self,
@@ -114,38 +114,38 @@ class Sockets:
         `late` is called regularly in waits, and raises to end them; `mismatch`, which raises, with the rank whose
         message has another token.
         """
-        others = {
-            number: [*steps_of(rows[number : _end_of(rows, number)], arithmetic)]
-            for number, row in enumerate(rows)
+        uncompiled = {
+            index: [*steps_of(rows[index : _end_of(rows, index)], arithmetic)]
+            for index, row in enumerate(rows)
             if row.kind is RowKind.OTHER
         }
 
-        def handle(event: int, number: int) -> None:
+        def handle(event: int, index: int) -> None:
             if event == Interruption.LATE:
                 late()
             elif event == Interruption.MISMATCH:
-                mismatch(number)
+                mismatch(index)
             else:
-                perform(others[number])
+                perform(uncompiled[index])
 
         table = np.array(rows, np.int64).reshape(-1, 5)
         return Messenger(self._connections, table, YIELDS, handle)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End all connections. Their numbers stay taken, since another thread may wait for them."""
-        for one in filter(None, self._connected):
+        for connection in filter(None, self._connected):
             with suppress(OSError):  # the other rank has ended it before
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all connections, which nobody uses any more."""
-        for one in filter(None, self._connected):
-            one.close()
+        for connection in filter(None, self._connected):
+            connection.close()
 
 
-def _end_of(rows: Sequence[Row], number: int) -> int:
+def _end_of(rows: Sequence[Row], index: int) -> int:
     """Return the index after a row and the rows of kind MORE behind it."""
-    return next((at for at in range(number + 1, len(rows)) if rows[at].kind is not RowKind.MORE), len(rows))
+    return next((after for after in range(index + 1, len(rows)) if rows[after].kind is not RowKind.MORE), len(rows))
 
 
 def rows_of(rank: int, program: Program, payload: Payload, landing: int) -> Iterator[Row]:
@@ -215,34 +215,34 @@ def open_sockets(comm: MPI.Intracomm) -> Sockets | None:
         if any(place is None for place in reachable):
             return None
         connected = _connect(comm.rank, listener, reachable, secret)
-        missing = np.array([sum(one is None for one in connected) - 1])
+        missing = np.array([sum(connection is None for connection in connected) - 1])
         comm.Allreduce(MPI.IN_PLACE, missing, MPI.MAX)
         if missing[0]:
-            for one in filter(None, connected):
-                one.close()
+            for connection in filter(None, connected):
+                connection.close()
             return None
-    for one in filter(None, connected):
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        one.setblocking(False)
+    for connection in filter(None, connected):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(False)
     return Sockets(connected)
 
 
 def addresses_of_interfaces() -> dict[str, str]:
     """Return the IPv4 address of each interface of this host that has one."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
                 answer = ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def _addresses(wanted: str) -> list[str]:
     """Return the IPv4 addresses of this host that others may reach, those of faster interfaces first."""
     known = addresses_of_interfaces().items()
-    found = [(-_speed(name), address) for name, address in known if wanted in ("", "on", name)]
-    reached = [address for _, address in sorted(found) if not address.startswith("127.")]
+    rated = [(-_speed(name), address) for name, address in known if wanted in ("", "on", name)]
+    reached = [address for _, address in sorted(rated) if not address.startswith("127.")]
     return reached or ["127.0.0.1"]
 
 
@@ -262,16 +262,16 @@ def _connect(rank: int, listener: Any, reachable: Sequence[Any], secret: bytes) 
     def hello(source: int, target: int) -> bytes:
         return secret + struct.pack("!II", source, target)
 
-    def answer(one: socket.socket) -> None:
+    def answer(connection: socket.socket) -> None:
         with suppress(OSError):  # a stranger says nothing
-            one.settimeout(ADDRESS_SECONDS)
-            said = _read(one, len(hello(0, 0)))
+            connection.settimeout(ADDRESS_SECONDS)
+            said = _read(connection, len(hello(0, 0)))
             for source in range(rank):
                 if said == hello(source, rank):
-                    one.sendall(hello(rank, source))
-                    connected[source] = one
+                    connection.sendall(hello(rank, source))
+                    connected[source] = connection
                     return
-        one.close()
+        connection.close()
 
     def accept() -> None:
         while None in connected[:rank] and time.monotonic() < deadline:
@@ -286,19 +286,19 @@ def _connect(rank: int, listener: Any, reachable: Sequence[Any], secret: bytes) 
         for address in addresses:
             if connected[peer] is None and time.monotonic() < deadline:
                 with suppress(OSError):  # this address does not lead there; the next one may
-                    one = socket.create_connection((address, port), ADDRESS_SECONDS)
-                    one.sendall(hello(rank, peer))
-                    if _read(one, len(hello(0, 0))) == hello(peer, rank):
-                        connected[peer] = one
+                    connection = socket.create_connection((address, port), ADDRESS_SECONDS)
+                    connection.sendall(hello(rank, peer))
+                    if _read(connection, len(hello(0, 0))) == hello(peer, rank):
+                        connected[peer] = connection
                     else:
-                        one.close()
+                        connection.close()
     accepting.join()
     return connected
 
 
 def _read(connection: socket.socket, nbytes: int) -> bytes:
     """Return so many bytes that arrive; fewer if the connection ends."""
-    found = b""
-    while len(found) < nbytes and (more := connection.recv(nbytes - len(found))):
-        found += more
-    return found
+    content = b""
+    while len(content) < nbytes and (more := connection.recv(nbytes - len(content))):
+        content += more
+    return content

@@ -64,10 +64,10 @@ def flat_allreduce(memory: NodeMemory, plan: Plan, _: object) -> Prepared:
 def _flat(memory: NodeMemory, plan: Plan, address: int, nbytes: int) -> Play:
     """Return the reduction of `nbytes` bytes, at most a slot. The shortest travel beside the tokens of the barrier."""
     assert plan.op is not None, "a reduction"
-    every = memory.signals.inline_addresses if nbytes <= INLINE_BYTES else memory.addresses
+    slot_sets = memory.signals.inline_addresses if nbytes <= INLINE_BYTES else memory.addresses
     kind, length = kind_of(plan.dtype, plan.reduction), nbytes // plan.dtype.itemsize
     programs = [
-        [[copy(slots[memory.rank], address, nbytes)], reduction(kind, address, slots, length)] for slots in every
+        [[copy(slots[memory.rank], address, nbytes)], reduction(kind, address, slots, length)] for slots in slot_sets
     ]
     return player_of(memory.signals, plan.call, programs, plan.arithmetic)
 
@@ -170,8 +170,8 @@ def staged_all_to_all(memory: NodeMemory, plan: Plan, sends: int, receives: int)
         StreamPart((rank - source - 1) % size * nbytes, receives + source * nbytes, nbytes, source)
         for source in reversed(_after(rank, size))
     ]
-    own = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
-    return _streamed(memory, plan.call, stream, received, (size - 1) * nbytes, [own])
+    own_chunk = copy(receives + rank * nbytes, sends + rank * nbytes, nbytes)
+    return _streamed(memory, plan.call, stream, received, (size - 1) * nbytes, [own_chunk])
 
 
 def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receives: Sequence[Array]) -> None:
@@ -188,7 +188,7 @@ def all_to_all_v(memory: NodeMemory, call: Call, sends: Sequence[Array], receive
 
     def bytes_before(source: int) -> int:
         """Return the bytes of a source's stream before those for this rank."""
-        return sum(outgoing[source][other] for other in _after(source, size)[: (rank - source - 1) % size])
+        return sum(outgoing[source][peer] for peer in _after(source, size)[: (rank - source - 1) % size])
 
     stream = list(_laid([sends[peer] for peer in _after(rank, size)]))
     received = [
@@ -214,11 +214,11 @@ def _streamed(
     The longest stream of all ranks has `longest` bytes. `local` are copies that no other rank takes part in.
     """
 
-    def rounds_from(number: int) -> Rounds:
+    def rounds_from(slot_index: int) -> Rounds:
         rounds = [list(local)]
         for start in range(0, max(1, longest), memory.piece):
-            slots, stop = memory.addresses[number], start + memory.piece
-            number = (number + 1) % len(memory.addresses)
+            slots, stop = memory.addresses[slot_index], start + memory.piece
+            slot_index = (slot_index + 1) % len(memory.addresses)
             for first, address, nbytes, _ in stream:
                 low, high = max(start, first), min(stop, first + nbytes)
                 if low < high:
@@ -242,7 +242,7 @@ def _compare(
     every_rank, ranks = range(memory.size), memory.signals.ranks
     source, target = next((s, d) for s in every_rank for d in every_rank if outgoing[s][d] != incoming[d][s])
     sent, expected = outgoing[source][target], incoming[target][source]
-    raise MismatchError(size_mismatch(call.words, ranks[source], ranks[target], sent, expected))
+    raise MismatchError(size_mismatch(call.description, ranks[source], ranks[target], sent, expected))
 
 
 def _laid(parts: Sequence[Array]) -> Iterator[StreamPart]:

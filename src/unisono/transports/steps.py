@@ -76,9 +76,9 @@ class Row(NamedTuple):
     """Bytes of a copy or a message, elements of a reduction."""
     into: int = 0
     """Address of the result, or of what is received."""
-    one: int = 0
+    source: int = 0
     """Address of the first source, or of what is sent."""
-    other: int = 0
+    second: int = 0
     """Address of the second source; of a message, the other rank."""
 
 
@@ -94,8 +94,8 @@ def copy(into: int, source: int, nbytes: int) -> Row:
 
 def reduction(kind: RowKind, into: int, sources: Sequence[int], count: int) -> list[Row]:
     """Return the rows that reduce `count` elements of two sources or more, in order. `into` may be one of them."""
-    one, other, *more = sources
-    return [Row(kind, count, into, one, other), *(Row(RowKind.MORE, one=source) for source in more)]
+    first, second, *more = sources
+    return [Row(kind, count, into, first, second), *(Row(RowKind.MORE, source=source) for source in more)]
 
 
 @cache
@@ -130,17 +130,17 @@ def longer_player_of(
     players: dict[int, Play] = {}
 
     def play() -> None:
-        number = (signals.sequence + 1) % count
-        if number not in players:
-            players[number] = player_of(signals, call, [rounds_from(number)], arithmetic)
-        players[number]()
+        index = (signals.sequence + 1) % count
+        if index not in players:
+            players[index] = player_of(signals, call, [rounds_from(index)], arithmetic)
+        players[index]()
 
     return play
 
 
 def _table_of(rounds: Rounds) -> np.ndarray[Any, np.dtype[np.int64]]:
-    first, *others = rounds
-    return np.array([*first, *chain.from_iterable([BARRIER, *rows] for rows in others)], np.int64).reshape(-1, 5)
+    first, *later = rounds
+    return np.array([*first, *chain.from_iterable([BARRIER, *rows] for rows in later)], np.int64).reshape(-1, 5)
 
 
 class _PythonPlayer:
@@ -151,9 +151,9 @@ class _PythonPlayer:
         self._programs = [[[*steps_of(rows, arithmetic)] for rows in rounds] for rounds in programs]
 
     def play(self) -> None:
-        first, *others = self._programs[(self._signals.sequence + 1) % len(self._programs)]
+        first, *later = self._programs[(self._signals.sequence + 1) % len(self._programs)]
         perform(first)
-        for steps in others:
+        for steps in later:
             self._barrier()
             perform(steps)
 
@@ -162,13 +162,13 @@ def steps_of(rows: Sequence[Row], arithmetic: Arithmetic) -> Iterator[Step]:
     """Yield the steps of rows without barriers, as calls of NumPy and PyTorch."""
     for index, row in enumerate(rows):
         if row.kind is RowKind.COPY:
-            into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.one))
+            into, source = (memoryview(_memory(address, row.amount)) for address in (row.into, row.source))
             yield into.__setitem__, (slice(None), source)  # the fastest in Python for a few bytes
         elif row.kind is not RowKind.MORE:
             after = index + 1
             while after < len(rows) and rows[after].kind is RowKind.MORE:
                 after += 1
-            addresses = [row.into, row.one, row.other, *(more.one for more in rows[index + 1 : after])]
+            addresses = [row.into, row.source, row.second, *(more.source for more in rows[index + 1 : after])]
             views = {
                 address: arithmetic.view(_memory(address, row.amount * arithmetic.itemsize)) for address in addresses
             }

@@ -94,9 +94,9 @@ def plan_slot(free: int | None, ranks: int, other_bytes: int = 0) -> int:
 
 def shortage_message(host: str, folder: str, free: int | None, bytes_needed: int, consequence: str) -> str:
     """Return the line that reports a shortage: free and needed memory, the consequence, and the remedy."""
-    found = "too little memory" if free is None else f"{free / 1e6:.1f} MB free"
+    available = "too little memory" if free is None else f"{free / 1e6:.1f} MB free"
     return (
-        f"unisono: {folder} of {host} has {found}, and the ranks would take {bytes_needed / 1e6:.1f} MB: "
+        f"unisono: {folder} of {host} has {available}, and the ranks would take {bytes_needed / 1e6:.1f} MB: "
         f"{consequence}. Remedy: a larger {folder}: docker run --shm-size=1g, or mount -o remount,size=1g {folder}"
     )
 
@@ -125,8 +125,8 @@ def _agreed_free(comm: MPI.Intracomm) -> int | None:
     """Return the free bytes of the node's shared memory, the least that any rank finds; None if one finds none."""
     free = -1
     if SHM_FOLDER.is_dir():
-        found = os.statvfs(SHM_FOLDER)
-        free = found.f_bavail * found.f_frsize
+        status = os.statvfs(SHM_FOLDER)
+        free = status.f_bavail * status.f_frsize
     agreed = allreduce_min(comm, free)
     return None if agreed < 0 else agreed
 
@@ -158,8 +158,8 @@ def _warn(comm: MPI.Intracomm, free: int | None, nbytes: int, consequence: str) 
     """Print a shortage of shared memory, once per process, on the first rank of the node."""
     warned = _warned()
     if consequence not in warned and comm.rank == 0:
-        words = shortage_message(socket.gethostname(), str(SHM_FOLDER), free, nbytes * comm.size, consequence)
-        print(words, file=sys.stderr, flush=True)
+        message = shortage_message(socket.gethostname(), str(SHM_FOLDER), free, nbytes * comm.size, consequence)
+        print(message, file=sys.stderr, flush=True)
     warned.add(consequence)
 
 

@@ -191,4 +191,4 @@ def _steps(messages: Sequence[TimedMessage]) -> list[_DrawnStep]:
 def _in_step(messages: Sequence[TimedMessage], programs: Sequence[Program]) -> bool:
     """Return True if all ranks are in the same round at the same time."""
     ends = {(m.lane, rank, m.step) for m in messages for rank in (m.sender, m.receiver)}
-    return ends == {(place.lane, place.rank, place.number) for place in rounds_of(programs)}
+    return ends == {(place.lane, place.rank, place.round) for place in rounds_of(programs)}

@@ -138,7 +138,7 @@ def test_rebuilt_buckets_replace_the_first() -> None:
 
 
 def noted(calls: list[str], made: Callable[..., Any], call: Call, *programs: Any) -> Any:
-    calls.append(call.words)
+    calls.append(call.description)
     return made(call, *programs)
 
 
