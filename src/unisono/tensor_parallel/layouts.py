@@ -130,7 +130,7 @@ class _LayoutChange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: GroupLink, cut: int | None, join: int | None) -> Tensor:
         ctx.link, ctx.cut, ctx.join = link, cut, join
-        return exchange(x, link.world, cut, join)
+        return exchange(x, link.world, cut, join).detach()  # no view: the next layer may change it in place
 
     @staticmethod
     @torch.autograd.function.once_differentiable

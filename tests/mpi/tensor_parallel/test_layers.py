@@ -130,6 +130,20 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
         torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
 
 
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("how", ["column", "row"])
+def test_the_next_layer_may_change_the_output_in_place(group: World, how: str, even: bool) -> None:
+    torch.manual_seed(3)
+    whole = nn.Sequential(nn.Linear(12, 12, bias=False).double(), nn.ReLU(inplace=True))
+    x = torch.randn(2 if even else 1 + group.rank, 12, dtype=torch.float64, requires_grad=True)
+    expected = whole(x)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    found = split_model(copy.deepcopy(whole), group, {"0": how})(x)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(x.grad, gradient)
+
+
 def test_an_input_without_samples_is_refused(group: World) -> None:
     layer = split_model(nn.Sequential(nn.Conv2d(2, 12, 3)), group, {"0": "column"})
     if group.size > 1:
