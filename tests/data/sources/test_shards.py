@@ -229,3 +229,15 @@ def test_a_tar_file_that_is_not_all_there_is_refused(tmp_path: Path, left: int) 
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(PackError, match=r"cannot read .*a\.tar"):
         find(path)
+
+
+@pytest.mark.parametrize("damage", ["header", "cut", "no end", "two in one"])
+def test_members_that_cannot_be_found_are_told(tmp_path: Path, damage: str) -> None:
+    content = bytearray(lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x", "cat/2.jpg": b"y"}).read_bytes())
+    content[1024 + 150] ^= damage == "header"
+    path, ends = tmp_path / "b.tar", {"cut": 1024 + 100, "no end": 2048}
+    path.write_bytes(content[: ends.get(damage)] + content * (damage == "two in one"))
+    with pytest.raises(
+        PackError, match=rf"b\.tar has .* at byte {2048 if damage in ('no end', 'two in one') else 1024}"
+    ):
+        find(path)

@@ -95,6 +95,7 @@ def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
     try:
         with tarfile.open(path, "r:") as tar:
             members = tar.getmembers()
+            _check_end(path, tar.offset)
             newest = {str(PurePosixPath(entry.name)): entry for entry in members}
             beside = {name: entry for name, entry in newest.items() if entry.isfile()}
             samples = list[_TarEntry]()
@@ -108,6 +109,18 @@ def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
     full = {folder for name, entry in newest.items() if not entry.isdir() for folder in PurePosixPath(name).parents}
     folders = [PurePosixPath(name) for name, entry in newest.items() if entry.isdir()]
     return samples, [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Raise PackError unless there are zeros from the byte `end` on, and no more: tarfile ends at any bad header."""
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = file.read(tarfile.BLOCKSIZE)
+        if not rest or any(rest) or any(map(any, iter(lambda: file.read(1 << 20), b""))):
+            raise PackError(
+                f"{path} has neither a member nor its end alone at byte {end}: it is damaged, cut short, or several "
+                "tar files in one; fetch or make it again"
+            )
 
 
 def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) -> str:
