@@ -82,6 +82,12 @@ def test_parts_of_any_name_are_parts_where_the_data_set_says_it_has_some(tmp_pat
     assert list(found) == ["fold 1"]
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    as_saved(tmp_path / "Train", [2, 0])
+    as_saved(tmp_path / "Test", [1])
+    assert sorted(find(tmp_path) or ()) == ["test", "train"]
+
+
 def test_one_part_can_be_named(tmp_path: Path) -> None:
     as_saved(tmp_path / "train", [2, 0, 1])
     found = find(tmp_path / "train")

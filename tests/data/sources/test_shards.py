@@ -130,6 +130,15 @@ def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
     }
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"d/Train/cat/1.jpg": b"x", "d/TEST/dog/2.jpg": b"y"}))
+    assert found is not None
+    assert {name: source.classes for name, source in found.items()} == {"train": ("cat",), "test": ("dog",)}
+    (tmp_path / "Val").mkdir()
+    (tmp_path / "a.tar").rename(tmp_path / "Val" / "0.tar")
+    assert find(tmp_path) is not None
+
+
 def test_within_a_part_the_outer_folder_is_the_class(tmp_path: Path) -> None:
     found = find(lay(tmp_path / "a.tar", **{"train/cat/young/1.jpg": b"x", "train/dog/2.jpg": b"y"}))
     assert found is not None

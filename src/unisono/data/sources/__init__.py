@@ -6,7 +6,7 @@ A source has the properties that are known without reading its samples, and a fu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -42,7 +42,7 @@ FILE_KINDS = " or ".join(dict.fromkeys(ENDINGS.values()))
 """Kinds of files, for messages."""
 
 SPLITS = (*TRAIN_SPLITS, *TEST_SPLITS)
-"""Folder names that mean splits of a data set, not classes."""
+"""Folder names that mean splits of a data set, not classes; in small letters or capitals."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,11 @@ def labelled_source(
         raise PackError(f"{where} has {several} files; pack them one by one")
     classes, numbers = number_classes(labels)
     return Source(kind, classes, keys, numbers, np.array(sizes, np.int64), read, None, files, **more)
+
+
+def split_of(names: Iterable[str]) -> str:
+    """Return the first name of a split, in small letters; empty if there is none."""
+    return next((name.lower() for name in names if name.lower() in SPLITS), "")
 
 
 def kind_of(name: str) -> str | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from unisono.data.kinds import kind_of_content
-from unisono.data.sources import SPLITS, Source, Splits, number_classes
+from unisono.data.sources import Source, Splits, number_classes, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
@@ -30,8 +30,8 @@ def find(path: Path) -> Splits | None:
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     splits = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
-    if splits and ((path / "dataset_dict.json").exists() or set(splits) <= set(SPLITS)):
-        return {name: _read(_tables(folder), folder) for name, folder in splits.items()}
+    if splits and ((path / "dataset_dict.json").exists() or all(split_of([name]) for name in splits)):
+        return {split_of([name]) or name: _read(_tables(folder), folder) for name, folder in splits.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from unisono.data.sources import FILE_KINDS, SPLITS, Source, Splits, kind_of, labelled_source
+from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
@@ -55,7 +55,7 @@ def find(path: Path) -> Splits | None:
         empty += unused
         for entry in entries:
             folders = PurePosixPath(entry.name).parts[:-1]
-            split = next((word for word in (*folders, *words) if word in SPLITS), "")
+            split = split_of((*folders, *words))
             if entry.reason:
                 skipped[split].append((entry.key, entry.reason))
             else:
@@ -74,7 +74,7 @@ def find(path: Path) -> Splits | None:
 
 def _tars(path: Path) -> list[Path]:
     if path.is_dir():
-        inner = [tar for tar in sorted(path.glob("*/*.tar")) if tar.parent.name in SPLITS]
+        inner = [tar for tar in sorted(path.glob("*/*.tar")) if split_of([tar.parent.name])]
         return sorted(path.glob("*.tar")) or inner
     return [path] if {".tar", ".tgz"} & set(path.suffixes) else []
 
@@ -108,7 +108,7 @@ def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
         raise PackError(f"cannot read {path} as a tar file ({error}); if it is compressed, unpack it first") from error
     full = {folder for name, entry in newest.items() if not entry.isdir() for folder in PurePosixPath(name).parents}
     folders = [PurePosixPath(name) for name, entry in newest.items() if entry.isdir()]
-    return samples, [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
+    return samples, [one.name for one in folders if one.name and not split_of([one.name]) and one not in full]
 
 
 def _check_end(path: Path, end: int) -> None:
@@ -144,7 +144,7 @@ def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) 
             if label:
                 return label
     folders = place.parts[:-1]
-    split = next((number for number, folder in enumerate(folders) if folder in SPLITS), None)
+    split = next((number for number, folder in enumerate(folders) if split_of([folder])), None)
     inside = folders if split is None else folders[split + 1 :]
     if inside:
         return inside[-1] if split is None else inside[0]
