@@ -58,6 +58,13 @@ def test_a_name_ends_at_its_first_dot(tmp_path: Path) -> None:
     assert found[""].classes == ("7",)
 
 
+def test_an_image_that_belongs_to_another_is_told(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.seg.png": b"y", "1.cls": b"7"}))
+    assert found is not None
+    assert list(found[""].keys) == ["a.tar/1.jpg"]
+    assert list(found[""].skipped) == [("a.tar/1.seg.png", "it belongs to 1.jpg")]
+
+
 def test_a_label_can_be_the_folder(tmp_path: Path) -> None:
     found = find(lay(tmp_path / "a.tar", **{"data/dog/1.jpg": b"x", "data/cat/1.jpg": b"y", "data/cat/1.json": b"{}"}))
     assert found is not None
@@ -204,6 +211,7 @@ def test_a_sample_without_a_label_is_refused_with_the_names_that_were_looked_for
         ("1.json", b"\xff\xfe"),
         ("1.json", b"{"),
         ("1.json", b"[7]"),
+        ("1.json", b"[" * 100_000),
         ("1.json", b"7"),
         ("1.json", b""),
         ("1.json", b'{"label": null}'),

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source, split_of
+from unisono.data.sources import ENDINGS, FILE_KINDS, Source, Splits, kind_of, labelled_source, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
@@ -129,21 +129,32 @@ def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) 
         return "a later member has the same name"
     if entry.issym() or entry.islnk():
         return f"it is a link, to {entry.linkname}"
-    return "" if entry.isfile() and not entry.issparse() else "it is no plain file"
+    if not entry.isfile() or entry.issparse():
+        return "it is no plain file"
+    place, stem = PurePosixPath(entry.name), _stem(entry.name)
+    others = [stem + ending for ending in ENDINGS if stem + ending in newest]
+    if others and stem != str(place.with_suffix("")) and {stem + ".cls", stem + ".json"} & newest.keys():
+        return f"it belongs to {others[0]}"  # as a mask does
+    return ""
+
+
+def _stem(name: str) -> str:
+    """Return a name up to the first dot, as WebDataset does: that of a sample, and of what belongs to it."""
+    place = PurePosixPath(name)
+    return str(place.with_name(place.name.split(".")[0]))
 
 
 def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) -> str:
-    place = PurePosixPath(name)
-    stem = str(place.with_name(place.name.split(".")[0]))
+    stem = _stem(name)
     for ending, read in ((".cls", str.strip), (".json", _in_json)):
         if (entry := beside.get(stem + ending)) is not None and (file := tar.extractfile(entry)) is not None:
             try:
                 label = read(file.read().decode())
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise PackError(f"{tar.name!s}: {stem}{ending} holds no label: {error}") from error
             if label:
                 return label
-    folders = place.parts[:-1]
+    folders = PurePosixPath(name).parts[:-1]
     split = next((number for number, folder in enumerate(folders) if split_of([folder])), None)
     inside = folders if split is None else folders[split + 1 :]
     if inside:
