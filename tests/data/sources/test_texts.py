@@ -174,6 +174,7 @@ def test_a_line_without_a_text_is_refused_with_its_number(tmp_path: Path, line: 
     ("line", "words"),
     [
         (b'{"text": "a"', "Expecting ',' delimiter at character 13; mend the line"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
         ('{"text": "für"}'.encode("latin-1"), "'utf-8' codec can't decode byte 0xfc"),
     ],
 )

@@ -191,7 +191,7 @@ def _read_json_lines(files: Sequence[Path]) -> Iterator[str]:
 def _text(line: bytes, file: Path, number: int) -> str:
     try:
         content = json.loads(line.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
         raise PackError(f"{file}: line {number} is no JSON in UTF-8: {reason}; mend the line, or remove it") from error
     found = next((content[key] for key in KEYS if key in content), None) if isinstance(content, dict) else None
