@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_252,
+    ".": 3_255,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_552,
@@ -58,7 +58,7 @@ MAX_LINES = {
     "measure": 1_500,
     "models": 776,
     "network": 1_791,
-    "optimizers": 524,
+    "optimizers": 529,
     "papers": 663,
     "plan": 3_535,
     "reducer": 4_058,
