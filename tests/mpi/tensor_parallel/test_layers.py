@@ -20,6 +20,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
+from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
 from unisono.tensor_parallel.model import (
@@ -208,6 +209,26 @@ def test_a_tied_weight_is_one_part(group: World) -> None:
         mine = expected["words.weight"] if part is None else part.cut(expected["words.weight"])
         torch.testing.assert_close(found["words.weight"], mine)
         assert torch.equal(whole_state_dict(model).get("scores.weight", whole.scores.weight), whole.scores.weight)
+
+
+@pytest.mark.parametrize("rule", [unisono.BSP(), unisono.Sharded()])
+def test_state_that_an_optimizer_has_from_the_start_is_cut(group: World, rule: BaseRule) -> None:
+    torch.manual_seed(3)
+    whole, inputs = nn.Sequential(nn.Linear(12, 24), nn.Linear(24, 2)).double(), torch.randn(4, 12).double()
+    plans = (None, {"0": "column gives part", "1": "row takes part"})
+    losses = list[list[float]]()
+    for plan in plans:
+        model = copy.deepcopy(whole)
+        optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
+        unisono.parallel(model, group, rule, optimizer, plan)
+        losses.append([])
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0])
 
 
 def test_a_rank_without_samples_and_accumulation(group: World) -> None:
