@@ -43,7 +43,7 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_255,
+    ".": 3_264,
     "asynchronous": 1_084,
     "bench": 1_565,
     "cli": 2_552,
@@ -64,8 +64,8 @@ MAX_LINES = {
     "reducer": 4_058,
     "rules": 1_193,
     "schedules": 1_653,
-    "step": 2_867,
-    "tensor_parallel": 1_011,
+    "step": 2_866,
+    "tensor_parallel": 1_012,
     "testing": 1_684,
     "torch_backend": 2_090,
     "training": 7_498,
@@ -93,7 +93,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_499
+MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

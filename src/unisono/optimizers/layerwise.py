@@ -60,7 +60,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     state, layer = self.state[parameter], parameter.ndim > 1
                     direction = self.direction(parameter, parameter.grad, state, group, layer)
-                    norms = (_norm(parameter), _norm(direction)) if layer else None
+                    norms = (float(norm(parameter)), float(norm(direction))) if layer else None
                     self.move(parameter, direction, state, group, self.rate(norms, group), layer)
         return loss
 
@@ -72,9 +72,9 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         return rate
 
 
-def _norm(tensor: Tensor) -> float:
+def norm(tensor: Tensor) -> Tensor:
     """Return the norm of a tensor, summed in float32 at least: that of halves may be beyond their range."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 class LARS(LayerwiseOptimizer):
