@@ -74,7 +74,8 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
 
 def norm(tensor: Tensor) -> Tensor:
     """Return the norm of a tensor, summed in float32 at least: that of halves may be beyond their range."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    found: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return found
 
 
 class LARS(LayerwiseOptimizer):
