@@ -5,7 +5,8 @@
     data.tar         train/cat/1.jpg        or the folder that has it; within a split, the outer one
 
 A split (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars. Of members with
-the same name, the last counts, as where a tar is unpacked. Links are skipped.
+the same name, the last counts, as where a tar is unpacked. Links are skipped, and what belongs to a sample with such a
+label: 0001.seg.png.
 """
 
 from __future__ import annotations
