@@ -31,6 +31,7 @@ from unisono.tensor_parallel.choose_plan import Example, choose_plan
 from unisono.tensor_parallel.model import (
     agree_on_state,
     check_split_optimizer,
+    cut_optimizer_state,
     links_of,
     parameter_parts,
     refusal,
@@ -73,10 +74,10 @@ def parallel(
     another optimizer in place of the one before: `parallel(model, world, rule, other)`.
 
     `plan` splits layers over groups of ranks, as in {"fc1": "column 2 gives part", "fc2": "row 2 takes part"}
-    (`plan/layer_plan.py`). Every rank keeps its own samples, and holds a part of those weights: create the
-    optimizer's state after this call. The ranks of a group exchange activations, so all call the model equally often; a
-    rank without samples calls it with an empty batch. Raises UsageError for a plan that does not fit the model or the
-    ranks.
+    (`plan/layer_plan.py`). Every rank keeps its own samples, and holds a part of those weights, and of the state that
+    the `optimizer` has: create that of any other after this call. The ranks of a group exchange activations, so all
+    call the model equally often; a rank without samples calls it with an empty batch. Raises UsageError for a plan that
+    does not fit the model or the ranks.
 
     `plan="auto"` chooses the plan by prediction, from a few forward passes of a copy of the model on `example`: inputs
     of this rank as in data parallelism. If no split is predicted to be faster, nothing is split. Rank 0 logs the
@@ -100,6 +101,8 @@ def parallel(
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, chosen, optimizer)
+        if plan is not None and optimizer.state:  # Adagrad has it from the start
+            optimizer.load_state_dict(cut_optimizer_state(model, optimizer, optimizer.state_dict()))
         if sharded:
             reducer.shard(optimizer, own_loop=True)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from unisono.collectives.all_to_all import all_to_all
 from unisono.collectives.all_to_all_v import all_to_all_v
 from unisono.collectives.allreduce import allreduce, device_transports
 from unisono.collectives.broadcast import broadcast
+from unisono.collectives.checks import Checks
 from unisono.collectives.device_transports import ALONE, Transports
 from unisono.collectives.group import Group
 from unisono.collectives.reduce import reduce
@@ -163,8 +165,15 @@ class World:
     def empty(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a flat, zeroed tensor that an allreduce need not copy: in shared memory if all ranks are on one node.
 
-        Called by all ranks with the same arguments. The memory lasts as long as the tensor and its views.
+        Called by all ranks with the same arguments. The memory lasts as long as the tensor and its views. Raises
+        UsageError for what is no number of elements and no dtype, and leaves the world usable.
         """
+        with Checks(self._group, "empty"):
+            if not isinstance(length, Integral) or length < 0 or not isinstance(dtype, torch.dtype):
+                raise UsageError(
+                    f"rank {self.rank}: empty({length!r}, {dtype!r}) is no number of elements and a torch.dtype; the "
+                    "tensor is flat: give it a shape by .view"
+                )
         return self._group.empty(length, dtype)
 
     def __repr__(self) -> str:

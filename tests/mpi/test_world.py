@@ -1,6 +1,7 @@
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,13 @@ def test_split(world: World) -> None:
     assert half.allreduce(torch.ones(200_000)).eq(len(members)).all()
     half.barrier()
     half.free()
+
+
+@pytest.mark.parametrize(("length", "dtype"), [((2, 3), torch.float32), (-1, torch.float32), (3, float)])
+def test_a_refused_length_or_dtype_leaves_the_world_usable(world: World, length: Any, dtype: Any) -> None:
+    with pytest.raises(UsageError, match=rf"rank {world.rank}: empty\(.* is no number of elements and a torch.dtype"):
+        world.empty(length, dtype)
+    assert world.allreduce(torch.ones(2)).eq(world.size).all()
 
 
 def test_moves_and_reductions(world: World) -> None:

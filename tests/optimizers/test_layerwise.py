@@ -167,3 +167,11 @@ def test_a_complex_parameter_is_two_real_ones(kind: type[LARS] | type[LAMB]) -> 
         for optimizer in optimizers:
             optimizer.step()
         torch.testing.assert_close(torch.view_as_real(whole), apart)
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_norms_of_halves_are_summed_in_float32(kind: type[LARS] | type[LAMB]) -> None:
+    parameter = nn.Parameter(torch.full((100, 100), 1000.0, dtype=torch.float16))  # the norm is 100,000
+    parameter.grad = torch.ones_like(parameter)
+    kind([parameter], 10).step()
+    assert bool((parameter.detach().isfinite() & (parameter.detach() < 1000)).all())

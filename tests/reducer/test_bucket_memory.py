@@ -215,7 +215,8 @@ def test_all_gradients_are_packed_with_any_strides_and_nothing_else(
 def test_weights_are_sent_and_returned_as_their_mean(largest: int) -> None:
     last = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
     turned, every_other = nn.Parameter(torch.randn(3, 40).t()), nn.Parameter(torch.randn(6, 8)[::2, ::2])
-    parameters = [nn.Parameter(torch.randn(7)), last, turned, every_other]
+    conjugate = nn.Parameter(torch.randn(5, dtype=torch.complex64).conj())
+    parameters = [nn.Parameter(torch.randn(7)), last, turned, every_other, conjugate]
     before = [one.detach().clone() for one in parameters]
     memory = lay_out(*parameters, largest=largest)
     for key in memory.keys:

@@ -101,7 +101,11 @@ def test_a_rank_without_rows_of_an_embedding_has_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    "between", [nn.GroupNorm(2, 8, affine=False), nn.LocalResponseNorm(3), nn.GLU(), nn.BatchNorm1d(8, affine=False)]
+    "between",
+    [
+        *(nn.GroupNorm(2, 8, affine=False), nn.LocalResponseNorm(3), nn.GLU(), nn.BatchNorm1d(8, affine=False)),
+        *(nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmin(-1), nn.Softmax2d(), nn.ChannelShuffle(2)),
+    ],
 )
 def test_layers_without_weights_that_need_all_features_are_refused_between_parts(between: nn.Module) -> None:
     """They would take the features of a part for all of them, without a word."""

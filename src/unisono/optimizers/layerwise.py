@@ -61,7 +61,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     state, layer = self.state[parameter], parameter.ndim > 1
                     direction = self.direction(parameter, parameter.grad, state, group, layer)
-                    norms = (float(parameter.norm()), float(direction.norm())) if layer else None
+                    norms = (float(norm(parameter)), float(norm(direction))) if layer else None
                     self.move(parameter, direction, state, group, self.rate(norms, group), layer)
         return loss
 
@@ -71,6 +71,12 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
         if norms is not None and norms[0] > 0 and norms[1] > 0:
             rate = rate * self.scale(*norms, group)
         return rate
+
+
+def norm(tensor: Tensor) -> Tensor:
+    """Return the norm of a tensor, summed in float32 at least: that of halves may be beyond their range."""
+    found: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return found
 
 
 class LARS(LayerwiseOptimizer):

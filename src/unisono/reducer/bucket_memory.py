@@ -439,9 +439,9 @@ class BucketMemory:
             given = flat if self.copies is None else flat.to(self.parameters[0].device)
             for index, here, part in self._pieces[key - 1]:
                 parameter, view = self.parameters[index].detach(), self.views[index]
-                if parameter.stride() == view.stride():
+                if parameter.stride() == view.stride() and not parameter.is_conj():
                     self.in_order(parameter, index)[part] = given[here]
-                else:  # it is not dense: a copy that is takes the part, and is copied back
+                else:  # it is not dense, or a conjugate view: a copy that is takes the part, and is copied back
                     dense = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=view.device)
                     self.in_order(dense.copy_(parameter), index)[part] = given[here]
                     parameter.copy_(dense)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unisono.optimizers.layerwise import norm
 from unisono.optimizers.sharded import PlacedSegment, Segment, SegmentUpdate, ShardedStep
 from unisono.step.layout import Layout
 from unisono.transports.exact import sum_of_squares
@@ -81,9 +82,7 @@ class ShardWork:
             else:
                 squares = torch.zeros(count, 2, dtype=torch.float64, device="cpu")
                 for number, *pair in parts:
-                    squares[number] += (
-                        torch.stack([torch.linalg.vector_norm(one).double() for one in pair]) ** 2
-                    ).cpu()
+                    squares[number] += (torch.stack([norm(one).double() for one in pair]) ** 2).cpu()
         if not exact:
             world.allreduce(squares)
         if self.step is not None:

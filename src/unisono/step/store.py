@@ -37,6 +37,7 @@ from unisono.step.overlaps import CollectiveTasks, find_overlap
 from unisono.step.play import Player
 from unisono.step.program import UPDATE, Operation, Role, Task, Value, bucket
 from unisono.step.rule import OUTSTANDING
+from unisono.wires import WIRES
 from unisono.world import World
 
 Keys = int | Sequence[int]
@@ -95,7 +96,7 @@ class KVStore(Closing):
         wire: str | None = None,
         outstanding: int = OUTSTANDING,
     ) -> None:
-        """Start the engine. Collective. Raises UsageError for an unknown overlap.
+        """Start the engine. Collective. Raises UsageError for an unknown overlap or wire, or nothing outstanding.
 
         `overlap` is "chain" (as is "phases" here), "concurrent" or "funnel"; `outstanding` the largest number of
         collectives at once, where the overlap has several. With an `updater` the store keeps the initial values, and
@@ -103,6 +104,10 @@ class KVStore(Closing):
         of `world.allreduce`.
         """
         placed = find_overlap(overlap)
+        if wire is not None:
+            WIRES.check(wire)
+        if outstanding < 1:
+            raise UsageError(f"outstanding = {outstanding}, but it has to be at least 1")
         self._pool, self._rank = CommunicatorPool(world), world.rank
         self._player = Player(self._pool, placed.communicators(outstanding), "a store")
         self._updater = updater

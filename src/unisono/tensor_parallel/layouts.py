@@ -119,8 +119,7 @@ def exchange(x: Tensor, group: World, cut: int | None, join: int | None) -> Tens
         blocks = torch.stack(x.chunk(group.size, cut))
     if join is None:
         return group.reduce_scatter(blocks).view(blocks.shape[1:])
-    if cut is not None:
-        blocks = group.all_to_all(blocks)
+    blocks = blocks if cut is None else group.all_to_all(blocks)
     return blocks.flatten(0, 1) if join == SAMPLES else torch.cat(blocks.unbind(), join)
 
 
@@ -130,7 +129,7 @@ class _LayoutChange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: GroupLink, cut: int | None, join: int | None) -> Tensor:
         ctx.link, ctx.cut, ctx.join = link, cut, join
-        return exchange(x, link.world, cut, join)
+        return exchange(x, link.world, cut, join).detach()  # no view: the next layer may change it in place
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -43,7 +43,8 @@ LAYERWISE = ("LARS", "LAMB")
 NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
-NOT_OF_PARTS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GLU, nn.GroupNorm, nn.LocalResponseNorm
+_NORMS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GroupNorm, nn.LocalResponseNorm
+NOT_OF_PARTS = *_NORMS, nn.ChannelShuffle, nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Softmin
 """Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
 
 

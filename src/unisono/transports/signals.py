@@ -122,7 +122,7 @@ class Signals:
         """Addresses of that memory."""
         self._state = memoryview(bytearray(8 * len(STATE))).cast("q")
         self._label = ""
-        self._barriers: dict[int, Callable[[], None]] = {}  # by the digest of the call
+        self._barriers: dict[Call, Callable[[], None]] = {}  # refusals have one digest, and words of their own
         self.waiting: Call | None = None
         """Call in which this rank is waiting, for some milliseconds at least; else None."""
         cores, masks = available_cores(), comm.allgather(available_cores())
@@ -151,11 +151,11 @@ class Signals:
 
     def barrier(self, call: Call) -> None:
         """Wait until all ranks have entered this barrier. Raises MismatchError on every rank if their calls differ."""
-        barrier = self._barriers.get(call.digest)
+        barrier = self._barriers.get(call)
         if barrier is None:
             if len(self._barriers) == MAX_BARRIERS:
                 self._barriers.clear()
-            barrier = self._barriers[call.digest] = self.prepare_barrier(call)
+            barrier = self._barriers[call] = self.prepare_barrier(call)
         barrier()
 
     def prepare_barrier(self, call: Call) -> Callable[[], None]:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from unisono.data.kinds import image_transform
 from unisono.data.kinds.image import Box, ImageHeader, middle
@@ -86,6 +87,16 @@ def test_what_is_no_image_is_refused_in_a_line(file: bytes) -> None:
         decode_image(file)
     assert str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_an_avif_with_a_damaged_byte_is_decoded_or_refused(photo: Photo, encode: Encode) -> None:
+    file = encode(photo(64, 48), "AVIF")
+    for place in range(len(file) // 4, len(file) // 2):
+        damaged = bytearray(file)
+        damaged[place] ^= 0xFF
+        with suppress(DecodeError):
+            decode_image(bytes(damaged))
 
 
 @pytest.mark.parametrize("kind", ["4:4:4", "grey", "PNG", "GIF", "WEBP", "BMP", "PPM", "TIFF"])

@@ -82,6 +82,12 @@ def test_parts_of_any_name_are_parts_where_the_data_set_says_it_has_some(tmp_pat
     assert list(found) == ["fold 1"]
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    as_saved(tmp_path / "Train", [2, 0])
+    as_saved(tmp_path / "Test", [1])
+    assert sorted(find(tmp_path) or ()) == ["test", "train"]
+
+
 def test_one_part_can_be_named(tmp_path: Path) -> None:
     as_saved(tmp_path / "train", [2, 0, 1])
     found = find(tmp_path / "train")
@@ -229,8 +235,17 @@ def test_a_file_that_is_missing_is_refused_with_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
 def test_notes_that_cannot_be_read_are_refused_with_their_name(tmp_path: Path, name: str) -> None:
     as_saved(tmp_path, [2, 0, 1])
-    (tmp_path / name).write_text('{"features": ')
-    with pytest.raises(PackError, match=f"{name} is no JSON"):
+    for content in ('{"features": ', "[" * 100_000, "[]"):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(PackError, match=f"{name} is no JSON object, or incomplete"):
+            find(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"_data_files": [1]}'])
+def test_a_state_without_files_is_refused(tmp_path: Path, content: str) -> None:
+    as_saved(tmp_path, [2, 0, 1])
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(PackError, match=r"state\.json lists no _data_files; "):
         find(tmp_path)
 
 

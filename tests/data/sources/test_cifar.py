@@ -34,6 +34,14 @@ def pickled(path: Path, **content: Any) -> None:
     path.write_bytes(pickle.dumps({key.encode(): value for key, value in content.items()}, protocol=2))
 
 
+def batches(folder: Path, ending: str = "") -> Path:
+    """Return the first batch of a folder that has the other four."""
+    for number in (2, 3, 4, 5):
+        path = folder / f"data_batch_{number}{ending}"
+        path.write_bytes(bytes(3073) if ending else pickle.dumps({b"data": rows(1), b"labels": [0]}, protocol=2))
+    return folder / f"data_batch_1{ending}"
+
+
 def test_cifar_10_in_binary(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4, 5):
         binary(tmp_path / f"data_batch_{number}.bin", rows(2, number), [number, 0])
@@ -68,7 +76,7 @@ def test_cifar_10_for_python(tmp_path: Path) -> None:
 
 
 def test_arrays_pickled_by_an_older_numpy_are_read(tmp_path: Path) -> None:
-    pickled(tmp_path / "data_batch_1", data=rows(2), labels=[3, 4])
+    pickled(batches(tmp_path), data=rows(2), labels=[3, 4])
     path = tmp_path / "data_batch_1"
     content = path.read_bytes()
     assert b"numpy._core" in content
@@ -101,8 +109,16 @@ def test_cifar_100_for_python(tmp_path: Path) -> None:
     assert found["test"].classes[7] == "c7"
 
 
+def test_missing_batches_are_refused_with_their_names(tmp_path: Path) -> None:
+    batches(tmp_path, ".bin").write_bytes(b"")
+    (tmp_path / "data_batch_3.bin").unlink()
+    (tmp_path / "data_batch_5.bin").unlink()
+    with pytest.raises(PackError, match=r"has no data_batch_3\.bin, data_batch_5\.bin"):
+        find(tmp_path)
+
+
 def test_without_names_classes_are_numbers(tmp_path: Path) -> None:
-    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    binary(batches(tmp_path, ".bin"), rows(2), [3, 1])
     found = find(tmp_path)
     assert found is not None
     assert list(found) == ["train"]
@@ -118,7 +134,7 @@ def test_other_files_and_folders_are_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_too_early_is_refused_with_its_bytes(tmp_path: Path) -> None:
-    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    binary(batches(tmp_path, ".bin"), rows(2), [3, 1])
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(PackError, match=r"data_batch_1.bin has 6136 bytes, not a multiple of 3073"):
@@ -137,7 +153,7 @@ class Evil:
 
 @pytest.mark.parametrize("name", ["data_batch_1", "test_batch", "batches.meta"])
 def test_a_pickle_of_anything_but_arrays_is_refused_and_does_nothing(tmp_path: Path, name: str) -> None:
-    pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
+    pickled(batches(tmp_path), data=rows(1), labels=[1])
     pickled(tmp_path / name, data=rows(1), labels=[1], label_names=Evil(tmp_path / "made"))
     with pytest.raises(PackError, match=rf"{name} is no CIFAR file: it holds a "):
         find(tmp_path)
@@ -150,26 +166,26 @@ def test_a_pickle_of_anything_but_arrays_is_refused_and_does_nothing(tmp_path: P
     [b"", b"these are words", pickle.dumps([1, 2]), pickle.dumps({b"data": 1}), pickle.dumps({b"x": b"y" * 99})[:-40]],
 )
 def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:
-    pickled(tmp_path / "data_batch_1", data=rows(1), labels=[1])
+    pickled(batches(tmp_path), data=rows(1), labels=[1])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(PackError, match=f"{name} is no CIFAR file"):
         find(tmp_path)
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
-    pickled(tmp_path / "data_batch_1", data=rows(2)[:, :100], labels=[1, 2])
+    pickled(batches(tmp_path), data=rows(2)[:, :100], labels=[1, 2])
     with pytest.raises(PackError, match="data_batch_1 is no CIFAR file"):
         find(tmp_path)
 
 
 def test_more_images_than_labels_are_refused(tmp_path: Path) -> None:
-    pickled(tmp_path / "data_batch_1", data=rows(3), labels=[1, 2])
+    pickled(batches(tmp_path), data=rows(3), labels=[1, 2])
     with pytest.raises(PackError, match="data_batch_1 is no CIFAR file: 3 images, but 2 labels"):
         find(tmp_path)
 
 
 def test_labels_without_a_name_are_refused(tmp_path: Path) -> None:
-    binary(tmp_path / "data_batch_1.bin", rows(2), [3, 1])
+    binary(batches(tmp_path, ".bin"), rows(2), [3, 1])
     (tmp_path / "batches.meta.txt").write_text("cat\ndog\n")
     with pytest.raises(PackError, match="label 3, but 2 classes"):
         find(tmp_path)

@@ -35,7 +35,8 @@ def idx(path: Path) -> Path:
 
 
 def cifar(path: Path) -> Path:
-    (path / "data_batch_1.bin").write_bytes(bytes(3073))
+    for number in range(1, 6):
+        (path / f"data_batch_{number}.bin").write_bytes(bytes(3073))
     return path
 
 
@@ -88,6 +89,13 @@ def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:
     found = find(folders(tmp_path))
     assert found["train"].classes == found["test"].classes == ("cat", "dog")
     np.testing.assert_array_equal(found["test"].labels, [1])
+
+
+def test_a_column_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tabular(tmp_path)
+    path.write_bytes("path,label,größe\n1.jpg,0,1\n".encode("latin-1"))
+    with pytest.raises(PackError, match=r"some\.csv has a name that is no UTF-8: .* byte 0xf6"):
+        find(path)
 
 
 def test_a_path_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
     assert list(found["test"].keys) == ["cat/3.jpg"]
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    found = find(lay(tmp_path, "Train/cat/1.jpg", "Train/dog/2.jpg", "TEST/cat/3.jpg"))
+    assert found is not None
+    assert {name: source.classes for name, source in found.items()} == {"train": ("cat", "dog"), "test": ("cat",)}
+    with pytest.raises(PackError, match=", beside TEST"):
+        find(lay(tmp_path, "test/cat/3.jpg"))
+
+
 def test_a_part_without_samples_is_none(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     found = find(lay(tmp_path, "train/cat/1.jpg", "test/read.me"))

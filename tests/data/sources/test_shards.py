@@ -58,6 +58,13 @@ def test_a_name_ends_at_its_first_dot(tmp_path: Path) -> None:
     assert found[""].classes == ("7",)
 
 
+def test_an_image_that_belongs_to_another_is_told(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.seg.png": b"y", "1.cls": b"7"}))
+    assert found is not None
+    assert list(found[""].keys) == ["a.tar/1.jpg"]
+    assert list(found[""].skipped) == [("a.tar/1.seg.png", "it belongs to 1.jpg")]
+
+
 def test_a_label_can_be_the_folder(tmp_path: Path) -> None:
     found = find(lay(tmp_path / "a.tar", **{"data/dog/1.jpg": b"x", "data/cat/1.jpg": b"y", "data/cat/1.json": b"{}"}))
     assert found is not None
@@ -130,6 +137,15 @@ def test_folders_named_for_parts_are_parts(tmp_path: Path) -> None:
     }
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    found = find(lay(tmp_path / "a.tar", **{"d/Train/cat/1.jpg": b"x", "d/TEST/dog/2.jpg": b"y"}))
+    assert found is not None
+    assert {name: source.classes for name, source in found.items()} == {"train": ("cat",), "test": ("dog",)}
+    (tmp_path / "Val").mkdir()
+    (tmp_path / "a.tar").rename(tmp_path / "Val" / "0.tar")
+    assert find(tmp_path) is not None
+
+
 def test_within_a_part_the_outer_folder_is_the_class(tmp_path: Path) -> None:
     found = find(lay(tmp_path / "a.tar", **{"train/cat/young/1.jpg": b"x", "train/dog/2.jpg": b"y"}))
     assert found is not None
@@ -195,6 +211,7 @@ def test_a_sample_without_a_label_is_refused_with_the_names_that_were_looked_for
         ("1.json", b"\xff\xfe"),
         ("1.json", b"{"),
         ("1.json", b"[7]"),
+        ("1.json", b"[" * 100_000),
         ("1.json", b"7"),
         ("1.json", b""),
         ("1.json", b'{"label": null}'),
@@ -228,4 +245,16 @@ def test_a_tar_file_that_is_not_all_there_is_refused(tmp_path: Path, left: int) 
     path = lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x" * 3000})
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(PackError, match=r"cannot read .*a\.tar"):
+        find(path)
+
+
+@pytest.mark.parametrize("damage", ["header", "cut", "no end", "two in one"])
+def test_members_that_cannot_be_found_are_told(tmp_path: Path, damage: str) -> None:
+    content = bytearray(lay(tmp_path / "a.tar", **{"cat/1.jpg": b"x", "cat/2.jpg": b"y"}).read_bytes())
+    content[1024 + 150] ^= damage == "header"
+    path, ends = tmp_path / "b.tar", {"cut": 1024 + 100, "no end": 2048}
+    path.write_bytes(content[: ends.get(damage)] + content * (damage == "two in one"))
+    with pytest.raises(
+        PackError, match=rf"b\.tar has .* at byte {2048 if damage in ('no end', 'two in one') else 1024}"
+    ):
         find(path)

@@ -70,6 +70,12 @@ def test_a_column_parts_the_data_set_and_a_class_has_one_number_in_all_parts(tmp
     assert [found["test"].read(number) for number in range(2)] == [b"2.jpg", b"4.jpg"]
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    splits = ["Train", "train", "TEST", "Mine"]
+    found = find(write(tmp_path / "t.csv", path=["1.jpg", "2.jpg", "3.jpg", "4.jpg"], label=[0] * 4, split=splits))
+    assert {name: len(source) for name, source in (found or {}).items()} == {"train": 2, "test": 1, "Mine": 1}
+
+
 def test_a_file_that_is_missing_is_reported_when_it_is_read(tmp_path: Path) -> None:
     """So that the others are packed, and this one is named."""
     lay(tmp_path, "1.jpg")

@@ -69,6 +69,11 @@ def test_words_of_names_are_splits(tmp_path: Path, names: tuple[str, ...], by_na
     assert sorted(files_by_split(tmp_path, (".txt",), by_name)) == splits
 
 
+def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
+    lay(tmp_path, "Train/a.txt", "Train/b.txt", "Test/c.txt")
+    assert list(names_of(files_by_split(tmp_path, (".txt",), by_name=False), tmp_path)) == ["test", "train"]
+
+
 def test_a_file_in_no_split_beside_splits_is_refused(tmp_path: Path) -> None:
     lay(tmp_path, "train/a.txt", "b.txt")
     with pytest.raises(PackError, match=r"b\.txt is in no split, but others are in train"):
@@ -169,6 +174,7 @@ def test_a_line_without_a_text_is_refused_with_its_number(tmp_path: Path, line: 
     ("line", "words"),
     [
         (b'{"text": "a"', "Expecting ',' delimiter at character 13; mend the line"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
         ('{"text": "für"}'.encode("latin-1"), "'utf-8' codec can't decode byte 0xfc"),
     ],
 )

@@ -68,6 +68,17 @@ def test_an_optimizer_that_measures_layers_follows_one_that_does_not(world: Worl
         trainer.wait()
 
 
+def test_norms_of_halves_are_summed_in_float32(world: World) -> None:
+    model = nn.Linear(100, 100, bias=False).half()
+    nn.init.constant_(model.weight, 30_000)  # the norm is 3,000,000
+    optimizer = LAMB(model.parameters(), 0.1)
+    unisono.parallel(model, world, unisono.Sharded(), optimizer)
+    model.weight.sum().backward()
+    optimizer.step()
+    assert model.weight.isfinite().all()
+    assert model.weight.lt(30_000).all()
+
+
 OPTIMIZERS: dict[str, Optimizers] = {
     "momentum": lambda model: torch.optim.SGD(groups(model, 1e-3), 0.1, momentum=0.9),
     "adam": lambda model: torch.optim.Adam(groups(model, 1e-3), 0.01),

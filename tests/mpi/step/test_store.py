@@ -228,6 +228,10 @@ def test_calls_that_fit_no_key_are_refused_before_anything_is_sent(world: World)
         assert torch.equal(pulled, torch.zeros(3)), "key 0 was not pushed"
     with pytest.raises(UsageError, match="there is no overlap 'server'"):
         KVStore(world, "server")
+    with pytest.raises(UsageError, match="there is no wire 'int3'"):
+        KVStore(world, wire="int3")
+    with pytest.raises(UsageError, match="outstanding = 0, but it has to be at least 1"):
+        KVStore(world, "concurrent", outstanding=0)
 
 
 def test_no_threads_or_memory_are_left(world: World) -> None:

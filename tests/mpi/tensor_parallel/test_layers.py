@@ -20,6 +20,7 @@ from unisono.compute.convolution_plan import ConvolutionPlan
 from unisono.errors import UsageError
 from unisono.optimizers import LARS
 from unisono.reducer import reducer_of
+from unisono.rules import BaseRule
 from unisono.schedules.pieces import bounds
 from unisono.step.overlaps import OVERLAPS
 from unisono.tensor_parallel.model import (
@@ -130,6 +131,20 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
         torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
 
 
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("how", ["column", "row"])
+def test_the_next_layer_may_change_the_output_in_place(group: World, how: str, even: bool) -> None:
+    torch.manual_seed(3)
+    whole = nn.Sequential(nn.Linear(12, 12, bias=False).double(), nn.ReLU(inplace=True))
+    x = torch.randn(2 if even else 1 + group.rank, 12, dtype=torch.float64, requires_grad=True)
+    expected = whole(x)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), x)
+    found = split_model(copy.deepcopy(whole), group, {"0": how})(x)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(x.grad, gradient)
+
+
 def test_an_input_without_samples_is_refused(group: World) -> None:
     layer = split_model(nn.Sequential(nn.Conv2d(2, 12, 3)), group, {"0": "column"})
     if group.size > 1:
@@ -194,6 +209,26 @@ def test_a_tied_weight_is_one_part(group: World) -> None:
         mine = expected["words.weight"] if part is None else part.cut(expected["words.weight"])
         torch.testing.assert_close(found["words.weight"], mine)
         assert torch.equal(whole_state_dict(model).get("scores.weight", whole.scores.weight), whole.scores.weight)
+
+
+@pytest.mark.parametrize("rule", [unisono.BSP(), unisono.Sharded()])
+def test_state_that_an_optimizer_has_from_the_start_is_cut(group: World, rule: BaseRule) -> None:
+    torch.manual_seed(3)
+    whole, inputs = nn.Sequential(nn.Linear(12, 24), nn.Linear(24, 2)).double(), torch.randn(4, 12).double()
+    plans = (None, {"0": "column gives part", "1": "row takes part"})
+    losses = list[list[float]]()
+    for plan in plans:
+        model = copy.deepcopy(whole)
+        optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
+        unisono.parallel(model, group, rule, optimizer, plan)
+        losses.append([])
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0])
 
 
 def test_a_rank_without_samples_and_accumulation(group: World) -> None:

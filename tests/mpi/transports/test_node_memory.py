@@ -9,6 +9,7 @@ import torch
 
 from unisono.collectives.broadcast import broadcast
 from unisono.collectives.group import Group
+from unisono.errors import MismatchError, TensorError
 from unisono.placement import regular
 from unisono.transports import signals
 from unisono.world import World
@@ -31,6 +32,16 @@ def test_memory_that_becomes_shared_is_new_to_every_dup(group: World) -> None:
     dup.allreduce(torch.ones(1000))
     group.empty(10, torch.float32)
     assert not dup._group.ready
+
+
+def test_a_refusal_has_words_of_its_own(group: World) -> None:
+    if group.size == 1:
+        return
+    refuses = group.rank == 0
+    for length in (3, 4):
+        own = torch.ones(1).expand(length) if refuses else torch.ones(length)
+        with pytest.raises(TensorError if refuses else MismatchError, match=rf"of shape \({length},\) and strides"):
+            group.allreduce(own)
 
 
 def test_ranks_with_a_core_of_their_own_cut_payloads_as_those_that_share_one(

@@ -25,7 +25,7 @@ GREY_MODES = {"L", "1", "I", "I;16"}
 """Pillow's modes of grey images."""
 
 DAMAGE_ERRORS = (
-    *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError),
+    *(OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, RuntimeError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 """Errors that Pillow raises for files that are no images, or damaged."""

@@ -6,7 +6,7 @@ A source has the properties that are known without reading its samples, and a fu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -42,7 +42,7 @@ FILE_KINDS = " or ".join(dict.fromkeys(ENDINGS.values()))
 """Kinds of files, for messages."""
 
 SPLITS = (*TRAIN_SPLITS, *TEST_SPLITS)
-"""Folder names that mean splits of a data set, not classes."""
+"""Folder names that mean splits of a data set, not classes; in small letters or capitals."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,11 @@ def labelled_source(
     return Source(kind, classes, keys, numbers, np.array(sizes, np.int64), read, None, files, **more)
 
 
+def split_of(names: Iterable[str]) -> str:
+    """Return the first name of a split, in small letters; empty if there is none."""
+    return next((name.lower() for name in names if name.lower() in SPLITS), "")
+
+
 def kind_of(name: str) -> str | None:
     """Return the kind of a file with this name; None if it is not known, or the file is hidden."""
     path = PurePath(name)
@@ -168,11 +173,14 @@ def find(path: Path, text: TextOptions = TextOptions()) -> Splits:  # noqa: B008
     from unisono.data.sources import texts  # noqa: PLC0415  a source itself, as those of FORMATS
 
     found: Splits
-    for name in FORMATS:
-        if found := FORMATS.load(name)(path):
+    try:
+        for name in FORMATS:
+            if found := FORMATS.load(name)(path):
+                return unify_classes(found)
+        if found := texts.find(path, text):
             return unify_classes(found)
-    if found := texts.find(path, text):
-        return unify_classes(found)
+    except UnicodeDecodeError as error:  # Arrow decodes the names of columns where they are used
+        raise PackError(f"{path} has a name that is no UTF-8: {error}; convert it to UTF-8") from error
     raise PackError(
         f"{path} is no data set of a known kind: folders of classes with images or wav files, IDX files, CIFAR's files,"
         " tar shards, an Arrow data set on disk, a table (CSV, Parquet) of paths and labels, texts (files, JSON lines, "

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from unisono.data.kinds import kind_of_content
-from unisono.data.sources import SPLITS, Source, Splits, number_classes
+from unisono.data.sources import Source, Splits, number_classes, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "labels", "fine_label")
@@ -30,8 +30,8 @@ def find(path: Path) -> Splits | None:
         return {"": _read([path], path)} if path.suffix == ".arrow" else None
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     splits = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
-    if splits and ((path / "dataset_dict.json").exists() or set(splits) <= set(SPLITS)):
-        return {name: _read(_tables(folder), folder) for name, folder in splits.items()}
+    if splits and ((path / "dataset_dict.json").exists() or all(split_of([name]) for name in splits)):
+        return {split_of([name]) or name: _read(_tables(folder), folder) for name, folder in splits.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
 
 
@@ -39,7 +39,10 @@ def _tables(folder: Path) -> list[Path]:
     """Return the data set's own files, without those that were computed from them."""
     state = folder / "state.json"
     if state.is_file():
-        return [folder / entry["filename"] for entry in _json(state)["_data_files"]]
+        try:
+            return [folder / entry["filename"] for entry in _json(state)["_data_files"]]
+        except (LookupError, TypeError) as error:
+            raise PackError(f"{state} lists no _data_files; save the data set again, or remove it") from error
     found = [file for file in sorted(folder.glob("*.arrow")) if file.name != "index.arrow"]
     return [file for file in found if not file.name.startswith("cache-")]
 
@@ -103,7 +106,9 @@ def _names(folder: Path, columns: pa.Schema, label: str) -> tuple[str, ...]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise PackError(f"{path} is no JSON, or incomplete: {error}") from error
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise PackError(f"{path} is no JSON object, or incomplete: {error}") from error
+    if not isinstance(content, dict):
+        raise PackError(f"{path} is no JSON object, or incomplete: it holds a {type(content).__name__}")
     return content

@@ -31,7 +31,11 @@ Rows = tuple[NDArray[np.uint8], NDArray[np.int64]]
 def find(path: Path) -> Splits | None:
     """Return the splits in a folder of CIFAR's files; None if it has none."""
     for ending, read in ((".bin", _binary), ("", _pickled)):
-        ten = [file for number in range(1, 6) if (file := path / f"data_batch_{number}{ending}").is_file()]
+        batches = [path / f"data_batch_{number}{ending}" for number in range(1, 6)]
+        ten = [file for file in batches if file.is_file()]
+        if ten and ten != batches:
+            missing = ", ".join(file.name for file in batches if file not in ten)
+            raise PackError(f"{path} has no {missing}: training has five batches; unpack the archive again")
         splits = {"train": ten or [path / f"train{ending}"], "test": [path / f"test{'_batch' * bool(ten)}{ending}"]}
         present = {name: files for name, files in splits.items() if all(file.is_file() for file in files)}
         if present and (ten or any(path.glob("*meta*")) or any(path.glob("*label_names*"))):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.data.kinds import find_kind
-from unisono.data.sources import SPLITS, Source, Splits, kind_of, labelled_source, walk
+from unisono.data.sources import Source, Splits, kind_of, labelled_source, split_of, walk
 from unisono.errors import PackError
 
 
@@ -21,14 +21,13 @@ def find(path: Path) -> Splits | None:
     if not path.is_dir():
         return None
     folders = {folder.name: folder for folder in sorted(path.iterdir()) if folder.is_dir()}
-    splits = {name: folder for name, folder in folders.items() if name in SPLITS}
-    other = next(
-        (name for name, folder in folders.items() if splits and name not in splits and _files(folder)[0]), None
-    )
+    splits = {split: folder for name, folder in folders.items() if (split := split_of([name]))}
+    others = [folder for folder in folders.values() if splits and folder not in splits.values()]
+    other = next((folder.name for folder in others if _files(folder)[0]), None)
     if other is not None:
         raise PackError(
-            f"{path} has {next(iter(splits))}, which is a split of a data set, beside {other}, which is not; pack the "
-            "splits one by one, or give the class another name"
+            f"{path} has {next(iter(splits.values())).name}, which is a split of a data set, beside {other}, which is "
+            "not; pack the splits one by one, or give the class another name"
         )
     found = {name: source for name, folder in (splits or {"": path}).items() if (source := _source(folder)) is not None}
     return found or None

@@ -5,7 +5,8 @@
     data.tar         train/cat/1.jpg        or the folder that has it; within a split, the outer one
 
 A split (train, test, ...) is a folder in a tar, a word in the tar's name, or the folder of the tars. Of members with
-the same name, the last counts, as where a tar is unpacked. Links are skipped.
+the same name, the last counts, as where a tar is unpacked. Links are skipped, and what belongs to a sample with such a
+label: 0001.seg.png.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from unisono.data.sources import FILE_KINDS, SPLITS, Source, Splits, kind_of, labelled_source
+from unisono.data.sources import ENDINGS, FILE_KINDS, Source, Splits, kind_of, labelled_source, split_of
 from unisono.errors import PackError
 
 LABELS = ("label", "cls", "class")
@@ -55,7 +56,7 @@ def find(path: Path) -> Splits | None:
         empty += unused
         for entry in entries:
             folders = PurePosixPath(entry.name).parts[:-1]
-            split = next((word for word in (*folders, *words) if word in SPLITS), "")
+            split = split_of((*folders, *words))
             if entry.reason:
                 skipped[split].append((entry.key, entry.reason))
             else:
@@ -74,7 +75,7 @@ def find(path: Path) -> Splits | None:
 
 def _tars(path: Path) -> list[Path]:
     if path.is_dir():
-        inner = [tar for tar in sorted(path.glob("*/*.tar")) if tar.parent.name in SPLITS]
+        inner = [tar for tar in sorted(path.glob("*/*.tar")) if split_of([tar.parent.name])]
         return sorted(path.glob("*.tar")) or inner
     return [path] if {".tar", ".tgz"} & set(path.suffixes) else []
 
@@ -95,6 +96,7 @@ def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
     try:
         with tarfile.open(path, "r:") as tar:
             members = tar.getmembers()
+            _check_end(path, tar.offset)
             newest = {str(PurePosixPath(entry.name)): entry for entry in members}
             beside = {name: entry for name, entry in newest.items() if entry.isfile()}
             samples = list[_TarEntry]()
@@ -107,7 +109,19 @@ def _content(path: Path) -> tuple[list[_TarEntry], list[str]]:
         raise PackError(f"cannot read {path} as a tar file ({error}); if it is compressed, unpack it first") from error
     full = {folder for name, entry in newest.items() if not entry.isdir() for folder in PurePosixPath(name).parents}
     folders = [PurePosixPath(name) for name, entry in newest.items() if entry.isdir()]
-    return samples, [one.name for one in folders if one.name and one.name not in SPLITS and one not in full]
+    return samples, [one.name for one in folders if one.name and not split_of([one.name]) and one not in full]
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Raise PackError unless there are zeros from the byte `end` on, and no more: tarfile ends at any bad header."""
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = file.read(tarfile.BLOCKSIZE)
+        if not rest or any(rest) or any(map(any, iter(lambda: file.read(1 << 20), b""))):
+            raise PackError(
+                f"{path} has neither a member nor its end alone at byte {end}: it is damaged, cut short, or several "
+                "tar files in one; fetch or make it again"
+            )
 
 
 def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) -> str:
@@ -116,22 +130,33 @@ def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) 
         return "a later member has the same name"
     if entry.issym() or entry.islnk():
         return f"it is a link, to {entry.linkname}"
-    return "" if entry.isfile() and not entry.issparse() else "it is no plain file"
+    if not entry.isfile() or entry.issparse():
+        return "it is no plain file"
+    place, stem = PurePosixPath(entry.name), _stem(entry.name)
+    others = [stem + ending for ending in ENDINGS if stem + ending in newest]
+    if others and stem != str(place.with_suffix("")) and {stem + ".cls", stem + ".json"} & newest.keys():
+        return f"it belongs to {others[0]}"  # as a mask does
+    return ""
+
+
+def _stem(name: str) -> str:
+    """Return a name up to the first dot, as WebDataset does: that of a sample, and of what belongs to it."""
+    place = PurePosixPath(name)
+    return str(place.with_name(place.name.split(".")[0]))
 
 
 def _label(tar: tarfile.TarFile, name: str, beside: dict[str, tarfile.TarInfo]) -> str:
-    place = PurePosixPath(name)
-    stem = str(place.with_name(place.name.split(".")[0]))
+    stem = _stem(name)
     for ending, read in ((".cls", str.strip), (".json", _in_json)):
         if (entry := beside.get(stem + ending)) is not None and (file := tar.extractfile(entry)) is not None:
             try:
                 label = read(file.read().decode())
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise PackError(f"{tar.name!s}: {stem}{ending} holds no label: {error}") from error
             if label:
                 return label
-    folders = place.parts[:-1]
-    split = next((number for number, folder in enumerate(folders) if folder in SPLITS), None)
+    folders = PurePosixPath(name).parts[:-1]
+    split = next((number for number, folder in enumerate(folders) if split_of([folder])), None)
     inside = folders if split is None else folders[split + 1 :]
     if inside:
         return inside[-1] if split is None else inside[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source, reading
+from unisono.data.sources import FILE_KINDS, Source, Splits, kind_of, labelled_source, reading, split_of
 from unisono.errors import PackError
 
 PATHS = ("path", "file", "filename", "image", "audio")
@@ -45,6 +45,7 @@ def find(path: Path) -> Splits | None:
     files = [str(name) for name in table[at].to_pylist()]
     labels = [str(name) for name in table[label].to_pylist()]
     splits = [str(name) for name in table[SPLIT].to_pylist()] if SPLIT in names else [""] * len(files)
+    splits = [split_of([name]) or name for name in splits]
     strange = next((name for name in splits if name != Path(name).name), None)
     if strange:
         raise PackError(f"{path} names a split {strange!r}, which cannot be a folder name")

@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from unisono.data.kinds import TEXT
 from unisono.data.kinds.text import BYTES, TextOptions, Tokenizer, make_tokenizer, token_dtype
-from unisono.data.sources import SPLITS, Source, Splits, reading, walk
+from unisono.data.sources import Source, Splits, reading, split_of, walk
 from unisono.data.sources.tabular import TEXT_COLUMN
 from unisono.errors import PackError
 
@@ -120,8 +120,7 @@ def files_by_split(path: Path, endings: Sequence[str], by_name: bool) -> dict[st
 
 def _split_of(parts: Sequence[str], words: int | None) -> str:
     """Return the split of a file with these names of folders and its own, of which so many words count; None: all."""
-    found = (*parts[:-1][:1], *re.split(r"[-_.]", parts[-1])[:words])
-    return next((word for word in found if word in SPLITS), "")
+    return split_of((*parts[:-1][:1], *re.split(r"[-_.]", parts[-1])[:words]))
 
 
 def windows_source(stream: TokenStream, window: int, path: Path, split: str) -> Source:
@@ -192,7 +191,7 @@ def _read_json_lines(files: Sequence[Path]) -> Iterator[str]:
 def _text(line: bytes, file: Path, number: int) -> str:
     try:
         content = json.loads(line.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
         raise PackError(f"{file}: line {number} is no JSON in UTF-8: {reason}; mend the line, or remove it") from error
     found = next((content[key] for key in KEYS if key in content), None) if isinstance(content, dict) else None
