@@ -91,19 +91,15 @@ def choose_plan(
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]
-    steps = [
-        {layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in trace.layers} for trace in traces[1:]
-    ]
-    traced = torch.tensor([[step.get(name, (0.0, 0.0)) for name in names] for step in steps], dtype=torch.float64)
+    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces[1:]]
+    traced = torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64)
     timed = partial(time_steps, model, arguments, within, REPETITIONS)
     seconds, after = of_slowest_rank(traced.median(0).values, timed(world.barrier), world)
     local = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
     sets, samples = zip(*world.all_gather_object(local), strict=True)
     once = frozenset.intersection(*sets)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    called = [
-        module for name, module in model.named_modules() if name in once and list(module.parameters(recurse=False))
-    ]
+    called = [layer for name, layer in model.named_modules() if name in once and list(layer.parameters(recurse=False))]
     links = measure_links(world, device, partial(seconds_of_call, called or [model], timed, after.forward, world))
     took = dict(zip(names, seconds.tolist(), strict=True))
     keys = "forward_seconds", "backward_seconds"
@@ -152,12 +148,10 @@ def measure_links(world: World, device: torch.device, seconds: Callable[[Callabl
     links = list[LinkCosts]()
     for group in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
         sent = [2 * nbytes * (1 - 1 / group.size) for nbytes in MEASURED_BYTES]
-        calls: list[Callable[[], object]] = [partial(group.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
-        calls += [partial(gather, group, torch.zeros(n // 4 // group.size, device=device)) for n in MEASURED_BYTES[2:]]
-        took = [
-            slowest(timeit.repeat(call, group.barrier, number=1, repeat=1 + REPETITIONS)[1:], group) for call in calls
-        ]
-        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(calls[2]) - took[2])
+        ops: list[Callable[[], object]] = [partial(group.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
+        ops += [partial(gather, group, torch.zeros(n // 4 // group.size, device=device)) for n in MEASURED_BYTES[2:]]
+        took = [slowest(timeit.repeat(op, group.barrier, number=1, repeat=1 + REPETITIONS)[1:], group) for op in ops]
+        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(ops[2]) - took[2])
         links.append(LinkCosts(fit(sent[:2], took[:2]), cost._replace(latency=cost.latency + waits)))
     return GroupLinks(world.placement, links[0], links[-1])
 
