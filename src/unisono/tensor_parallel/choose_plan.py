@@ -201,7 +201,7 @@ def split_model_of(
     """Return a traced network as a recipe's plan splits it: by prediction, or as `layers` say, in groups of `size`.
 
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same; planning raises one for splits that the network or the ranks do not allow.
+    layers all the same; planning raises it for splits that the network or the ranks do not allow.
     """
     by_hand, refused = (layers or AUTO) != AUTO, refusal(rule, optimizer)
     if by_hand and refused:

@@ -219,7 +219,7 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
-    """Make a layer one that is split, and holds `parts`. A tied parameter that is cut already stays."""
+    """Make a layer a split layer that holds `parts`. A tied parameter that is cut already stays."""
     layer.__class__ = KINDS[type(layer), split.how]
     assert isinstance(layer, ParallelLayer)
     layer.split, layer.link, layer.parts = split, link, parts

@@ -233,7 +233,7 @@ class Audit:
     ) -> float | torch.Tensor:
         """Train as `Trainer.step`, on a batch of the samples `numbers`; this is step number `step`.
 
-        Raises AuditError on all ranks where one has computed or received other bits than it should.
+        Raises AuditError on all ranks where a rank has computed or received other bits than it should.
         """
         batch_size = len(numbers)
         cuts = [batch_size * share // self._virtual.count for share in range(self._virtual.count + 1)]

@@ -125,7 +125,7 @@ def read_chain(path: Path) -> list[dict[str, Any]]:
 
 
 def _follow(last: str, line: dict[str, Any]) -> str:
-    """Return the hash of a line that covers the one before it."""
+    """Return the hash of a line that covers the line before it."""
     return _digest(last + json.dumps(line, sort_keys=True))
 
 

@@ -104,7 +104,7 @@ class CentrePoint(NamedTuple):
 
 def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
     """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
-    one that has the snapshots of all workers goes before newer ones.
+    a centre that has the snapshots of all workers goes before newer ones.
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
@@ -149,7 +149,7 @@ def cuts_to_try(cuts: Mapping[int, Collection[int]], snapshots: Sequence[Collect
     """Return the cuts in the order in which a run tries to resume from them.
 
     `cuts` has the workers that trained at the cut of each stored centre; `snapshots` the cuts for which each worker has
-    left one.
+    left a snapshot.
 
     >>> cuts_to_try({412: [0, 1], 450: [0, 1], 455: [0, 1]}, [[412, 450, 455], [412]])
     [412, 455, 450]

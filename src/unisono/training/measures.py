@@ -61,7 +61,7 @@ class Measure:
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number, or None where JSON has none for it."""
+    """Return the value, or None where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -151,7 +151,7 @@ class EventPlayer(ABC):
         return self.run.feed
 
     def play(self, events: Iterable[Event]) -> Stop | None:
-        """Carry out the events. Return the one that stopped the run before its last epoch, if one did."""
+        """Carry out the events. Return the event that stopped the run before its last epoch, if any did."""
         for event in events:
             match event:
                 case Draw():

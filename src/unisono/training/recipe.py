@@ -203,9 +203,9 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return tables
 
 
-def differences(one: Recipe, other: Recipe) -> list[str]:
+def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """Return the keys in which two recipes differ, except `ranks`, which does not change the training."""
-    first, second = flat(to_dict(one)), flat(to_dict(other))
+    first, second = flat(to_dict(recipe)), flat(to_dict(other))
     return [key for key in {**first, **second} if key != "ranks" and first.get(key) != second.get(key)]
 
 

@@ -144,7 +144,7 @@ def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kind
 def truncate_lines(folder: Path, step: int) -> None:
     """Remove the lines of metrics and of the chain that are newer than `step`, where the run resumes.
 
-    A line that was cut off when the run was killed is removed too; one without a step stays.
+    A line that was cut off when the run was killed is removed too; a line without a step stays.
     """
 
     def belongs(line: bytes) -> bool:

@@ -79,7 +79,7 @@ class WorkerPlayer(EventPlayer):
             run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
     def begin(self, before: Recipe | None) -> None:
-        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of one that is replayed."""
+        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of a replayed one."""
         run, source = self.run, self.run.options.replay
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
@@ -173,7 +173,7 @@ class WorkerPlayer(EventPlayer):
         return last - first
 
     def _events(self) -> Iterator[Event]:
-        """Yield steps, and what the replies to their exchanges order, until one orders to stop."""
+        """Yield steps, and what the replies to their exchanges order, until a reply orders to stop."""
         now, orders, seed = self.counters, Order.NONE, self.run.recipe.training.seed
         yield Draw(0, now.step)
         while not orders & Order.STOP:
