@@ -301,7 +301,7 @@ def _plan_by_prediction(model: torch.nn.Module, world: World, example: Example, 
     """Return the chosen plan, the same on all ranks, and log it; None where nothing is split, as `reason` says."""
     prepare(model)
     compare_models(model, world)
-    choice = choose_plan(model, world, example, whole=reason)
+    choice = choose_plan(model, world, example, refused=reason)
     plan = choice.plan or None
     if world.rank == 0:
         for line in choice.lines:

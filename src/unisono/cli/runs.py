@@ -133,9 +133,9 @@ def predict(
     for prediction in predict_files(forward, inputs, files, top):
         predictions.append(prediction)
         if prediction.broken:
-            print(f"unisono: {prediction.file}: {prediction.words}", file=sys.stderr, flush=True)
+            print(f"unisono: {prediction.file}: {prediction.line}", file=sys.stderr, flush=True)
         elif not as_json:
-            print(f"{prediction.file}: {prediction.words}", flush=True)
+            print(f"{prediction.file}: {prediction.line}", flush=True)
     if as_json:
         print(json.dumps([{"file": str(prediction.file), **prediction.data} for prediction in predictions], indent=1))
     if any(prediction.broken for prediction in predictions):

@@ -75,31 +75,31 @@ def choose_plan(
     example: Example,
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     deferred: bool = False,
-    whole: str = "",
+    refused: str = "",
 ) -> PlanChoice:
     """Return the plan that is predicted to be fastest, the same on all ranks, which call this together; it is empty
     where no split is predicted to be faster.
 
     `example` is a batch as this rank has it in data parallelism; all ranks' batches together are one step. `within`
     gives the context in which the model computes, `deferred` is True where gradients are waited for when weights are
-    read, as by a Trainer, not at the end of the backward pass. `whole` is a reason to split nothing. The model stays as
+    read, as by a Trainer, not at the end of the backward pass. `refused` says why nothing is split. The model stays as
     it is: a copy is traced. Raises UsageError for a model that cannot be copied or traced.
     """
-    if whole or world.size == 1:
-        reason = whole or "there is one rank"
-        return PlanChoice(None if whole else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
+    if refused or world.size == 1:
+        reason = refused or "there is one rank"
+        return PlanChoice(None if refused else ParallelPlan(), [f"layers split by prediction: none, {reason}"])
     arguments = example if isinstance(example, tuple) else (example,)
     traces = [trace_values(model, arguments, within()) for _ in range(1 + REPETITIONS)]
     names = [name for name, _ in model.named_modules()]
-    steps = [{one.name: (one.forward_seconds, one.backward_seconds) for one in trace.layers} for trace in traces[1:]]
-    traced = torch.tensor([[step.get(name, (0.0, 0.0)) for name in names] for step in steps], dtype=torch.float64)
+    runs = [{layer.name: (layer.forward_seconds, layer.backward_seconds) for layer in run.layers} for run in traces[1:]]
+    traced = torch.tensor([[run.get(name, (0.0, 0.0)) for name in names] for run in runs], dtype=torch.float64)
     timed = partial(time_steps, model, arguments, within, REPETITIONS)
     seconds, after = of_slowest_rank(traced.median(0).values, timed(world.barrier), world)
-    mine = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
-    sets, samples = zip(*world.all_gather_object(mine), strict=True)
+    local = frozenset.intersection(*(trace.once for trace in traces)), len(arguments[0])
+    sets, samples = zip(*world.all_gather_object(local), strict=True)
     once = frozenset.intersection(*sets)
     device = next((weight.device for weight in model.parameters()), torch.device(HOST))
-    called = [one for name, one in model.named_modules() if name in once and list(one.parameters(recurse=False))]
+    called = [layer for name, layer in model.named_modules() if name in once and list(layer.parameters(recurse=False))]
     links = measure_links(world, device, partial(seconds_of_call, called or [model], timed, after.forward, world))
     took = dict(zip(names, seconds.tolist(), strict=True))
     keys = "forward_seconds", "backward_seconds"
@@ -128,10 +128,10 @@ def of_slowest_rank(traced: Tensor, steps: Sequence[StepSeconds], world: World) 
 
 def inputs_of(facts: tuple[LayerFacts, ...], scale: float, links: GroupLinks) -> SplitInputs:
     """Return the inputs of the choice, from the seconds of each layer and a rank's samples for each that was traced."""
-    own = [place for place, layer in enumerate(facts) if layer.gradient_bytes]
-    weights = {facts[place].name: facts[place].gradient_bytes for place in own}
+    with_weights = [place for place, layer in enumerate(facts) if layer.gradient_bytes]
+    weights = {facts[place].name: facts[place].gradient_bytes for place in with_weights}
     forward, backward = [layer.forward_seconds for layer in facts], [layer.backward_seconds for layer in facts]
-    computing, cost = computing_in_order(forward, backward, own), allreduce_cost(links, 1)
+    computing, cost = computing_in_order(forward, backward, with_weights), allreduce_cost(links, 1)
     buckets, placement = partial(buckets_of, list(weights.values())), links.placement
     step = PredictionInputs(BSP(), computing, buckets, cost, False, placement.ranks, nodes=len(placement.nodes))
     return SplitInputs(facts, step, weights, scale, links)
@@ -145,21 +145,21 @@ def slowest(seconds: Sequence[float], world: World) -> float:
 def measure_links(world: World, device: torch.device, seconds: Callable[[Callable[[], object]], float]) -> GroupLinks:
     """Return the costs of collectives of all ranks, and of those of a node where there are several. The latency of
     gathers has what they wait for ranks that compute for longer: `seconds` is what a call between layers takes."""
-    found = list[LinkCosts]()
-    for one in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
-        sent = [2 * nbytes * (1 - 1 / one.size) for nbytes in MEASURED_BYTES]
-        calls: list[Callable[[], object]] = [partial(one.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
-        calls += [partial(gather, one, torch.zeros(n // 4 // one.size, device=device)) for n in MEASURED_BYTES[2:]]
-        took = [slowest(timeit.repeat(call, one.barrier, number=1, repeat=1 + REPETITIONS)[1:], one) for call in calls]
-        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(calls[2]) - took[2])
-        found.append(LinkCosts(fit(sent[:2], took[:2]), cost._replace(latency=cost.latency + waits)))
-    return GroupLinks(world.placement, found[0], found[-1])
+    links = list[LinkCosts]()
+    for group in [world, world.node_world()] if 1 < world.nodes < world.size else [world]:
+        sent = [2 * nbytes * (1 - 1 / group.size) for nbytes in MEASURED_BYTES]
+        ops: list[Callable[[], object]] = [partial(group.allreduce, torch.zeros(n // 4)) for n in MEASURED_BYTES[:2]]
+        ops += [partial(gather, group, torch.zeros(n // 4 // group.size, device=device)) for n in MEASURED_BYTES[2:]]
+        took = [slowest(timeit.repeat(op, group.barrier, number=1, repeat=1 + REPETITIONS)[1:], group) for op in ops]
+        cost, waits = fit([each / 2 for each in sent[2:]], took[2:]), max(0.0, seconds(ops[2]) - took[2])
+        links.append(LinkCosts(fit(sent[:2], took[:2]), cost._replace(latency=cost.latency + waits)))
+    return GroupLinks(world.placement, links[0], links[-1])
 
 
-def gather(world: World, own: Tensor) -> None:
+def gather(world: World, tensor: Tensor) -> None:
     """Gather the tensors of all ranks, to the end."""
-    world.all_gather(own, own.new_empty(world.size * len(own)))
-    synchronize(own.device)
+    world.all_gather(tensor, tensor.new_empty(world.size * len(tensor)))
+    synchronize(tensor.device)
 
 
 def seconds_of_call(
@@ -178,20 +178,20 @@ def measure_beside(steps: Steps, alone: float, cost: Cost, world: World) -> floa
     step         alone ────4────           at once ──────8──────       8 - (6 - 4) s for 4 s of both: rate 4 / 6
     allreduces   alone ──────6──────                ──────8──────
     """
-    own = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
-    count, begun, sent = max(1, round(alone / cost.seconds(own.nbytes))), list[float](), list[Future[Tensor]]()
+    tensor = torch.zeros(max(1, int(min(MEASURED_BYTES[1], alone / max(cost.per_byte, 1e-12)) / 4)))
+    count, begun, sent = max(1, round(alone / cost.seconds(tensor.nbytes))), list[float](), list[Future[Tensor]]()
 
     def begin() -> None:
-        for one in sent:
-            one.result()
+        for future in sent:
+            future.result()
         begun.append(time.perf_counter())
-        sent[:] = [thread.submit(world.allreduce, own) for _ in range(count)]
+        sent[:] = [thread.submit(world.allreduce, tensor) for _ in range(count)]
 
     with ThreadPoolExecutor(1) as thread:
         steps(begin)
     begun.append(time.perf_counter())
     took = slowest([later - before for before, later in pairwise(begun[1:])], world)
-    shorter, longer = sorted((alone, count * cost.seconds(own.nbytes)))
+    shorter, longer = sorted((alone, count * cost.seconds(tensor.nbytes)))
     return shorter / max(shorter, took - longer + shorter)
 
 
@@ -201,15 +201,15 @@ def split_model_of(
     """Return a traced network as a recipe's plan splits it: by prediction, or as `layers` say, in groups of `size`.
 
     Nothing is split where the rule, or the optimizer, takes no split layers. Raises UsageError for a recipe that splits
-    layers all the same; planning raises one for splits that the network or the ranks do not allow.
+    layers all the same; planning raises it for splits that the network or the ranks do not allow.
     """
-    by_hand, whole = (layers or AUTO) != AUTO, refusal(rule, optimizer)
-    if by_hand and whole:
-        raise UsageError(f"[parallel] names layers, but {whole}")
+    by_hand, refused = (layers or AUTO) != AUTO, refusal(rule, optimizer)
+    if by_hand and refused:
+        raise UsageError(f"[parallel] names layers, but {refused}")
 
     def of_ranks(ranks: int) -> tuple[tuple[LayerFacts, ...], Mapping[str, Split] | None]:
         splits = check_plan(make_plan(layers, size or ranks), network, ranks).splits if by_hand else None
-        return facts_of(network, traced.layers, traced.once, ranks), {} if whole else splits
+        return facts_of(network, traced.layers, traced.once, ranks), {} if refused else splits
 
     return of_ranks
 
@@ -221,7 +221,7 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
     """
     modules, pairs = dict(model.named_modules()), pairs_of(model, once)
     uses = Counter(id(weight) for module in modules.values() for weight in module.parameters(recurse=False))
-    sizes, found = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
+    sizes, facts = [size for size in range(2, ranks + 1) if ranks % size == 0], list[LayerFacts]()
     ways = [Split(how, size) for how in (COLUMN, ROW) for size in sizes]
     for layer in layers:
         name, module = layer.name, modules[layer.name]
@@ -229,8 +229,8 @@ def facts_of(model: nn.Module, layers: Iterable[TracedLayer], once: Set[str], ra
         computed_or_tied = "weight" not in own or any(uses[id(weight)] > 1 for weight in own.values())
         able = bool(layer.gradient_bytes and name) and name in once and not computed_or_tied
         splits = tuple(split for split in ways if able and not split_refusal(module, split, ranks))
-        found.append(LayerFacts(**vars(layer), splits=splits, partner=pairs.get(name, "")))
-    return tuple(found)
+        facts.append(LayerFacts(**vars(layer), splits=splits, partner=pairs.get(name, "")))
+    return tuple(facts)
 
 
 def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
@@ -244,11 +244,11 @@ def pairs_of(model: nn.Module, once: Set[str]) -> dict[str, str]:
             continue
         first = ""
         for key, child in zip(module._modules, module, strict=True):  # with those that stand there twice
-            own = f"{name}.{key}".lstrip(".")
-            alone = own in once and not child._forward_hooks
+            path = f"{name}.{key}".lstrip(".")
+            alone = path in once and not child._forward_hooks
             if alone and type(child) is nn.Linear:
-                pairs |= {first: own} if first else {}
-                first = own
+                pairs |= {first: path} if first else {}
+                first = path
             elif not alone or type(child) not in ELEMENTWISE:
                 first = ""
     return pairs

@@ -62,13 +62,13 @@ class WeightPart(NamedTuple):
         """First element of this part in its dimension."""
         return self.member * self.size
 
-    def cut(self, whole: Any) -> Any:
+    def cut(self, value: Any) -> Any:
         """Return a copy of this rank's part of a whole tensor, filled up with zeros; other values as they are."""
-        if not isinstance(whole, Tensor) or whole.shape != self.shape:
-            return whole
-        mine = whole[(slice(None),) * self.dim + (slice(self.start, self.start + self.size),)]
-        part = whole.new_zeros([*whole.shape[: self.dim], self.size, *whole.shape[self.dim + 1 :]])
-        part.narrow(self.dim, 0, mine.shape[self.dim]).copy_(mine)
+        if not isinstance(value, Tensor) or value.shape != self.shape:
+            return value
+        piece = value[(slice(None),) * self.dim + (slice(self.start, self.start + self.size),)]
+        part = value.new_zeros([*value.shape[: self.dim], self.size, *value.shape[self.dim + 1 :]])
+        part.narrow(self.dim, 0, piece.shape[self.dim]).copy_(piece)
         return part
 
 
@@ -164,8 +164,8 @@ class RowParallelEmbedding(ParallelLayer, nn.Embedding):
         local = x - part.start
         elsewhere = (local < 0) | (local >= part.size)
         padding = -1 if self.padding_idx is None else self.padding_idx - part.start
-        own = padding if 0 <= padding < part.size else None
-        vectors = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, own)
+        local_padding = padding if 0 <= padding < part.size else None
+        vectors = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, local_padding)
         return vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
@@ -219,7 +219,7 @@ def parts_of(layer: nn.Module, split: Split, member: int) -> dict[str, WeightPar
 
 
 def become(layer: nn.Module, split: Split, link: GroupLink, parts: dict[str, WeightPart]) -> None:
-    """Make a layer one that is split, and holds `parts`. A tied parameter that is cut already stays."""
+    """Make a layer a split layer that holds `parts`. A tied parameter that is cut already stays."""
     layer.__class__ = KINDS[type(layer), split.how]
     assert isinstance(layer, ParallelLayer)
     layer.split, layer.link, layer.parts = split, link, parts
@@ -252,6 +252,6 @@ def _cut_whole(layer: Any, state: dict[str, Tensor], prefix: str, *_: object) ->
 def use_sample_dropout(model: nn.Module, numbers: SampleNumbers) -> None:
     """Make the model's dropouts draw from `numbers`; modules and names stay."""
     dropouts: list[Any] = [module for module in model.modules() if type(module) in (nn.Dropout, SampleDropout)]
-    for number, module in enumerate(dropouts):
+    for index, module in enumerate(dropouts):
         module.__class__ = SampleDropout
-        module.numbers, module.layer, module.inplace = numbers, number, False
+        module.numbers, module.layer, module.inplace = numbers, index, False

@@ -79,8 +79,8 @@ class GroupLink:
 
     def agree(self, rows: int) -> None:
         """Tell the other members the number of this rank's samples, and learn theirs."""
-        own = torch.tensor([rows, self.numbers.first_of(rows)])
-        table = self.world.all_gather(own, own.new_empty((self.world.size, 2)))
+        local = torch.tensor([rows, self.numbers.first_of(rows)])
+        table = self.world.all_gather(local, local.new_empty((self.world.size, 2)))
         self.rows, self.firsts = table[:, 0].tolist(), table[:, 1].tolist()
 
     def weigh_by(self, weight: Callable[[], tuple[int, float]]) -> None:
@@ -93,8 +93,8 @@ class GroupLink:
         for the first time in an average."""
         average, weight = self._weight()
         if average not in self.shares:
-            own = torch.tensor([weight], dtype=torch.float64)
-            total = float(self.world.all_gather(own, own.new_empty(self.world.size)).sum())
+            local = torch.tensor([weight], dtype=torch.float64)
+            total = float(self.world.all_gather(local, local.new_empty(self.world.size)).sum())
             self.shares = {average: weight / total if total else 0.0}
         return self.shares[average]
 

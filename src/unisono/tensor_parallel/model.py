@@ -93,7 +93,7 @@ def _matching(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
     matching = [module for module in modules if fnmatchcase(module, name)] if name not in modules else [name]
     if not matching or name == "":
         kinds = {kind for kind, how in KINDS if how != DROPOUT}
-        able = [own for own, module in modules.items() if type(module) in kinds]
+        able = [layer for layer, module in modules.items() if type(module) in kinds]
         near = difflib.get_close_matches(name, able, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"layers that can be split are {', '.join(able) or 'none'}"
         raise UsageError(f"the plan names a layer {name!r}, which the model does not have; {hint}")
@@ -148,11 +148,11 @@ def _check_ties(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]) -
     for name, module in modules.items():
         parts = parts_of(module, splits[name], 0) if name in splits else {}
         for parameter, tensor in module.named_parameters(recurse=False):
-            own = parts.get(parameter)
-            other, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", own))
-            if cut != own or (own is not None and other != f"{name}.{parameter}" and len(tensor) % own.ranks):
+            part = parts.get(parameter)
+            first, cut = cuts.setdefault(id(tensor), (f"{name}.{parameter}", part))
+            if cut != part or (part is not None and first != f"{name}.{parameter}" and len(tensor) % part.ranks):
                 raise UsageError(
-                    f"{name}.{parameter} and {other} are one weight, but are not split alike: split both over the same "
+                    f"{name}.{parameter} and {first} are one weight, but are not split alike: split both over the same "
                     "ranks and dimension, which they divide, or neither"
                 )
 
@@ -168,8 +168,8 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
     made = ModelSplit(check_plan(make_plan(plan), model, world.size), world)
     splits = [(model.get_submodule(name), split, made.links[split.ranks]) for name, split in made.plan.items()]
     parts = [parts_of(layer, split, link.world.rank) for layer, split, link in splits]  # before a tied weight is cut
-    for (layer, split, link), own in zip(splits, parts, strict=True):
-        become(layer, split, link, own)
+    for (layer, split, link), parts_of_layer in zip(splits, parts, strict=True):
+        become(layer, split, link, parts_of_layer)
     use_sample_dropout(model, made.numbers)
     setattr(model, ATTRIBUTE, made)
     model.register_forward_pre_hook(_begin_pass)
@@ -250,20 +250,20 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
 def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state_dict with whole tensors on rank 0, {} elsewhere. Called by all ranks together."""
     state, split = optimizer.state_dict(), split_of(model)
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]  # by their numbers in the state
-    flat = {(number, key): each[key] for number, each in sorted(state["state"].items()) for key in sorted(each)}
-    whole = _whole(model, flat, {place: parameters[place[0]] for place in flat})
-    states = {number: {key: whole[number, key] for key in each} for number, each in state["state"].items() if whole}
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]  # by index in the state
+    flat = {(index, key): each[key] for index, each in sorted(state["state"].items()) for key in sorted(each)}
+    full = _whole(model, flat, {place: parameters[place[0]] for place in flat})
+    states = {index: {key: full[index, key] for key in each} for index, each in state["state"].items() if full}
     return {**state, "state": states} if split is None or split.world.rank == 0 else {}
 
 
 def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state_dict with this rank's parts, from one with whole tensors. Not collective."""
     parts, states = named_parts(model), dict(state["state"])
-    for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
-        if number in states and id(parameter) in parts:
+    for index, parameter in enumerate(weight for group in optimizer.param_groups for weight in group["params"]):
+        if index in states and id(parameter) in parts:
             part, _ = parts[id(parameter)]
-            states[number] = {key: part.cut(value) for key, value in states[number].items()}
+            states[index] = {key: part.cut(value) for key, value in states[index].items()}
     return {**state, "state": states}
 
 
@@ -272,16 +272,16 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
     that name. Called by all ranks together."""
     if (split := split_of(model)) is None:
         return state
-    parts, found = named_parts(model), copy.copy(state)
+    parts, gathered = named_parts(model), copy.copy(state)
     for name, value in state.items():
-        whole, own = value, parameters.get(name)
-        if own is not None and id(own) in parts and isinstance(value, Tensor) and value.shape == own.shape:
-            part, group = parts[id(own)]
-            whole = exchange(value.detach(), group, None, part.dim)
-            whole = whole.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+        full, weight = value, parameters.get(name)
+        if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
+            part, group = parts[id(weight)]
+            full = exchange(value.detach(), group, None, part.dim)
+            full = full.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
         if split.world.rank == 0:
-            found[name] = whole
-    return found if split.world.rank == 0 else {}
+            gathered[name] = full
+    return gathered if split.world.rank == 0 else {}
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
@@ -293,7 +293,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     if split is None:
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
     parts = {key: part.ranks for key, (part, _) in named_parts(model).items()}
-    norm = norm_of_all(((one.grad, parts.get(id(one), 1)) for one in parameters), split.world)
+    norm = norm_of_all(((parameter.grad, parts.get(id(parameter), 1)) for parameter in parameters), split.world)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
 

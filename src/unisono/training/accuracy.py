@@ -122,8 +122,8 @@ def classification_loss(scores: torch.Tensor | tuple[torch.Tensor, ...], labels:
     """
     if isinstance(scores, torch.Tensor):
         return cross_entropy(scores.flatten(0, -2), labels.flatten())
-    own, *auxiliary = (cross_entropy(each, labels) for each in scores)
-    return own + AUXILIARY * sum(auxiliary)
+    loss, *auxiliary = (cross_entropy(each, labels) for each in scores)
+    return loss + AUXILIARY * sum(auxiliary)
 
 
 def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -131,16 +131,16 @@ def loss_of_none(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
     Batch norms, which take no empty batch, keep their statistics.
     """
-    norms = [one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training]
+    norms = [norm for norm in model.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.training]
     for norm in norms:
         norm.eval()
     scores = model(inputs)
     for norm in norms:
         norm.train()
-    return torch.stack([one.sum() for one in ((scores,) if isinstance(scores, torch.Tensor) else scores)]).sum()
+    return torch.stack([output.sum() for output in ((scores,) if isinstance(scores, torch.Tensor) else scores)]).sum()
 
 
 def blank_labels(scores: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return labels 0 for the loss of `scores`, for a step whose result is not used."""
-    own = scores if isinstance(scores, torch.Tensor) else scores[0]
-    return torch.zeros(own.shape[:-1], dtype=torch.int64, device=own.device)
+    first = scores if isinstance(scores, torch.Tensor) else scores[0]
+    return torch.zeros(first.shape[:-1], dtype=torch.int64, device=first.device)

@@ -56,24 +56,24 @@ def choose_rechecks(seed: int, step: int, fraction: float, shares: int, ranks: i
     """
     rng = np.random.default_rng((seed, step))
     chance, distance = rng.random(), int(rng.integers(1, ranks)) if ranks > 1 else 0
-    found = list[Recheck]()
+    rechecks = list[Recheck]()
     if int(fraction * -(-shares // ranks) + chance) == 0:
-        return found
+        return rechecks
     for owner in range(ranks):
         first, last = bounds(shares, ranks, owner)
         count = min(last - first, int(fraction * (last - first) + chance))
-        mine = rng.permutation(last - first)[:count] if count else ()
-        found += [Recheck(first + int(one), owner, (owner + distance) % ranks) for one in sorted(mine)]
-    return found
+        chosen = rng.permutation(last - first)[:count] if count else ()
+        rechecks += [Recheck(first + int(offset), owner, (owner + distance) % ranks) for offset in sorted(chosen)]
+    return rechecks
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return the hash of tensors' bytes."""
-    found = blake2b(digest_size=DIGEST_BYTES)
-    for one in tensors:
-        found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        found.update(b"|")
-    return found.hexdigest()
+    hasher = blake2b(digest_size=DIGEST_BYTES)
+    for tensor in tensors:
+        hasher.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        hasher.update(b"|")
+    return hasher.hexdigest()
 
 
 @dataclass
@@ -119,10 +119,10 @@ class HashedSums(ExactSums):
             return
         gradients = {
             share: sum(
-                checksum(words(flat[part]), number, part.start * flat.itemsize // 4)
-                for number, _, part in self._memory.pieces(key)
-                if (gradient := gradients[number]) is not None
-                for flat in [self._memory.in_order(gradient, number)]
+                checksum(words(flat[part]), parameter, part.start * flat.itemsize // 4)
+                for parameter, _, part in self._memory.pieces(key)
+                if (gradient := gradients[parameter]) is not None
+                for flat in [self._memory.in_order(gradient, parameter)]
             )
             for share, (_, gradients) in zip(self._shares, terms, strict=True)
             if share in self._hashed
@@ -138,8 +138,12 @@ class HashedSums(ExactSums):
 
     def checksum_of_share(self, gradients: Gradients) -> int:
         """Return the checksum of a share's gradients."""
-        flat = {number: self._memory.in_order(one, number) for number, one in gradients.items() if one is not None}
-        return sum(checksum(words(one), number, 0) for number, one in flat.items()) % MODULUS
+        flat = {
+            parameter: self._memory.in_order(gradient, parameter)
+            for parameter, gradient in gradients.items()
+            if gradient is not None
+        }
+        return sum(checksum(words(gradient), parameter, 0) for parameter, gradient in flat.items()) % MODULUS
 
     def end(self, hashes: RankHashes) -> None:
         """Enter the hashes of the step."""
@@ -150,14 +154,14 @@ class HashedSums(ExactSums):
 
     def _checksum_of_sums(self, key: int, start: int, stop: int) -> int:
         """Return the checksum of the integers in elements [start, stop) of a bucket."""
-        integers, found = self.integers(key), 0
+        integers, summed = self.integers(key), 0
         if not self._for_chain:
             return checksum(integers[start:stop], key, start)
-        for number, here, part in self._memory.pieces(key):
+        for parameter, here, part in self._memory.pieces(key):
             begin, end = max(start, here.start), min(stop, here.stop)
             if begin < end:
-                found += checksum(integers[begin:end], number, part.start + begin - here.start)
-        return found
+                summed += checksum(integers[begin:end], parameter, part.start + begin - here.start)
+        return summed
 
 
 def total(several: Iterable[Sequence[int]]) -> list[int]:
@@ -176,15 +180,15 @@ def words(flat: torch.Tensor) -> torch.Tensor:
 
 def _packed(given: Batch) -> list[Any]:
     """Return copies of tensors in a form that is sent: pickled tensors take longer than their messages."""
-    copies = [one.clone() for one in given]  # of a part not the whole, without gaps
-    flat = [one.as_strided((one.numel(),), (1,)).view(torch.uint8).numpy() for one in copies]
-    return [(one.dtype, one.shape, one.stride(), content) for one, content in zip(copies, flat, strict=True)]
+    copies = [tensor.clone() for tensor in given]  # of a part not the whole, without gaps
+    flat = [copy.as_strided((copy.numel(),), (1,)).view(torch.uint8).numpy() for copy in copies]
+    return [(copy.dtype, copy.shape, copy.stride(), content) for copy, content in zip(copies, flat, strict=True)]
 
 
 def _unpacked(packed: list[Any]) -> Batch:
     """Return the tensors, in the same order of memory, and as aligned as any other."""
     flat = ((torch.from_numpy(content).view(dtype).clone(), *place) for dtype, *place, content in packed)
-    inputs, labels = (one.as_strided(shape, stride) for one, shape, stride in flat)
+    inputs, labels = (tensor.as_strided(shape, stride) for tensor, shape, stride in flat)
     return inputs, labels
 
 
@@ -229,26 +233,26 @@ class Audit:
     ) -> float | torch.Tensor:
         """Train as `Trainer.step`, on a batch of the samples `numbers`; this is step number `step`.
 
-        Raises AuditError on all ranks where one has computed or received other bits than it should.
+        Raises AuditError on all ranks where a rank has computed or received other bits than it should.
         """
-        whole = len(numbers)
-        cuts = [whole * share // self._virtual.count for share in range(self._virtual.count + 1)]
+        batch_size = len(numbers)
+        cuts = [batch_size * share // self._virtual.count for share in range(self._virtual.count + 1)]
         chosen = choose_rechecks(self._seed, step, self._fraction, self._virtual.count, self._world.size)
-        rechecks = [one for one in chosen if cuts[one.share] < cuts[one.share + 1]]
+        rechecks = [recheck for recheck in chosen if cuts[recheck.share] < cuts[recheck.share + 1]]
         if not rechecks and self._record is None:
-            return self._trainer.step(inputs, labels, whole, seed)
+            return self._trainer.step(inputs, labels, batch_size, seed)
         begin = cuts[self._virtual.shares.start]
         rows = {share: slice(cuts[share] - begin, cuts[share + 1] - begin) for share in self._virtual.shares}
-        samples = {share: (inputs[at], labels[at]) for share, at in rows.items() if at.start < at.stop}
-        audited, mine = AuditedStep(step, seed, rechecks, samples), RankHashes()
+        samples = {share: (inputs[piece], labels[piece]) for share, piece in rows.items() if piece.start < piece.stop}
+        audited, hashes = AuditedStep(step, seed, rechecks, samples), RankHashes()
         if rechecks:
-            self._recheck(audited, mine)
+            self._recheck(audited, hashes)
         if self._record is not None:
             for share, given in samples.items():
                 keys = torch.from_numpy(np.ascontiguousarray(numbers[cuts[share] : cuts[share + 1]]))
-                mine.samples[share] = digest_of([keys, *given])
-        loss = self._train(audited, mine, inputs, labels, whole)
-        ranks = self._world.all_gather_object(mine)
+                hashes.samples[share] = digest_of([keys, *given])
+        loss = self._train(audited, hashes, inputs, labels, batch_size)
+        ranks = self._world.all_gather_object(hashes)
         self._judge(audited, ranks)
         self.compared += len(rechecks)
         if self._record is not None and self._world.rank == 0:
@@ -261,44 +265,44 @@ class Audit:
         """Return the weights and floating-point buffers, once the last step has ended."""
         self._trainer.wait()
         self._trainer.reducer.runner.wait_for_buffers()
-        every = *self._parameters, *self._trainer.model.buffers()
-        return [one for one in every if one.is_floating_point() or one.is_complex()]
+        tensors = *self._parameters, *self._trainer.model.buffers()
+        return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
     def _copied(self) -> tuple[torch.Tensor, int]:
         """Return a copy of them, in one memory, and its checksum."""
         with torch.no_grad():
-            copy = torch.cat([one.reshape(-1) for one in self._state()])
+            copy = torch.cat([tensor.reshape(-1) for tensor in self._state()])
         return copy, checksum(words(copy), 0, 0)
 
-    def _recheck(self, audited: AuditedStep, mine: RankHashes) -> None:
+    def _recheck(self, audited: AuditedStep, hashes: RankHashes) -> None:
         """Hash the weights, and compute shares of another rank, whose samples it sends, as this one does to a third."""
-        audited.before, mine.before = self._copied()
-        mine.changed = self._last[0] == audited.number - 1 and self._last[1] != mine.before
+        audited.before, hashes.before = self._copied()
+        hashes.changed = self._last[0] == audited.number - 1 and self._last[1] != hashes.before
         world, rank, first = self._world, self._world.rank, audited.rechecks[0]
         given = [(share, _packed(audited.samples[share])) for share, owner, _ in audited.rechecks if owner == rank]
         distance = first.checker - first.owner
         to, source = (rank + distance) % world.size, (rank - distance) % world.size
         for share, content in world.comm.sendrecv(given, to, source=source):
-            mine.again[share] = self._recompute(share, content, audited.seed)
+            hashes.again[share] = self._recompute(share, content, audited.seed)
 
     def _recompute(self, share: int, content: list[Any], seed: int) -> int:
         """Return the checksum of the gradients of a share, by the weights as they are."""
         return self._sums.checksum_of_share(self._trainer.recompute(share, *_unpacked(content), seed))
 
     def _train(
-        self, audited: AuditedStep, mine: RankHashes, inputs: torch.Tensor, labels: torch.Tensor, whole: int
+        self, audited: AuditedStep, hashes: RankHashes, inputs: torch.Tensor, labels: torch.Tensor, batch_size: int
     ) -> float | torch.Tensor:
         """Make the step, whose gradients, sums and weights are hashed. Return the loss."""
         shares = [*audited.samples]
-        hashed = shares if self._record else {one.share for one in audited.rechecks}.intersection(shares)
+        hashed = shares if self._record else {recheck.share for recheck in audited.rechecks}.intersection(shares)
         self._sums.begin(shares[::-1], hashed, self._record is not None)
         try:
-            loss = self._trainer.step(inputs, labels, whole, audited.seed)
-            mine.after = self._copied()[1]
-            self._sums.end(mine)
+            loss = self._trainer.step(inputs, labels, batch_size, audited.seed)
+            hashes.after = self._copied()[1]
+            self._sums.end(hashes)
         finally:
             self._sums.begin(None)
-        self._last = audited.number, mine.after
+        self._last = audited.number, hashes.after
         return loss
 
     # Judgement
@@ -319,21 +323,21 @@ class Audit:
     ) -> Iterator[tuple[list[int], str, int | None]]:
         """Yield ranks, what is wrong with them, and in which share: the same on all ranks."""
         others = "differ from those of the other ranks"
-        if changed := [rank for rank, one in enumerate(ranks) if one.changed]:
+        if changed := [rank for rank, hashes in enumerate(ranks) if hashes.changed]:
             yield changed, "the weights have changed in memory since the step before", None
-        if wrong := minority([one.before for one in ranks]):
+        if wrong := minority([hashes.before for hashes in ranks]):
             yield wrong, f"the weights before the step {others}", None
-        for one in audited.rechecks:
-            if ranks[one.owner].gradients[one.share] != ranks[one.checker].again[one.share]:
-                wrong, agree = self._vote(audited, one, ranks)
+        for recheck in audited.rechecks:
+            if ranks[recheck.owner].gradients[recheck.share] != ranks[recheck.checker].again[recheck.share]:
+                wrong, agree = self._vote(audited, recheck, ranks)
                 by = f"the one that {names_of(agree)} computed" if agree else "each other"
-                yield wrong, f"gradients from the same samples and weights differ from {by}", one.share
-        if wrong := minority([one.exponents for one in ranks]):
+                yield wrong, f"gradients from the same samples and weights differ from {by}", recheck.share
+        if wrong := minority([hashes.exponents for hashes in ranks]):
             yield wrong, f"the exponents of the sum {others}", None
-        sent = total(one.sent for one in ranks)
-        if wrong := [rank for rank, one in enumerate(ranks) if one.received != sent[rank % self._shards]]:
+        sent = total(hashes.sent for hashes in ranks)
+        if wrong := [rank for rank, hashes in enumerate(ranks) if hashes.received != sent[rank % self._shards]]:
             yield wrong, "the received sum of gradients differs from the sum of what the ranks have sent", None
-        if wrong := minority([one.after for one in ranks]):
+        if wrong := minority([hashes.after for hashes in ranks]):
             yield wrong, f"the weights after the step {others}", None
 
     def _vote(self, audited: AuditedStep, recheck: Recheck, ranks: Sequence[RankHashes]) -> tuple[list[int], list[int]]:
@@ -342,7 +346,9 @@ class Audit:
         world, (share, owner, checker) = self._world, recheck
         state = self._state()
         with torch.no_grad():
-            for tensor, old in zip(state, audited.before.split_with_sizes([one.numel() for one in state]), strict=True):
+            for tensor, old in zip(
+                state, audited.before.split_with_sizes([value.numel() for value in state]), strict=True
+            ):
                 tensor.copy_(old.view_as(tensor))
         given = world.call_on_root(lambda: _packed(audited.samples[share]), root=owner)
         judges = [rank for rank in range(world.size) if rank not in (owner, checker)][:1] or sorted({owner, checker})
@@ -357,10 +363,10 @@ class Audit:
     def _line(self, step: int, ranks: Sequence[RankHashes]) -> StepHashes:
         """Return the hashes of all ranks and of this one's weights as a line of a chain; an empty share has none."""
         samples, gradients = [""] * self._virtual.count, [""] * self._virtual.count
-        for one in ranks:
-            for share, digest in one.samples.items():
-                samples[share], gradients[share] = digest, f"{one.gradients[share]:016x}"
-        received = sum(one.received for one in ranks[: self._shards]) % MODULUS
+        for hashes in ranks:
+            for share, digest in hashes.samples.items():
+                samples[share], gradients[share] = digest, f"{hashes.gradients[share]:016x}"
+        received = sum(hashes.received for hashes in ranks[: self._shards]) % MODULUS
         return StepHashes(step, samples, gradients, f"{received:016x}", self.weights())
 
 

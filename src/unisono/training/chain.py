@@ -47,25 +47,25 @@ class StepHashes:
     weights: str
 
 
-def difference(expected: dict[str, Any], found: StepHashes) -> str:
+def difference(expected: dict[str, Any], hashes: StepHashes) -> str:
     """Return what differs first in a step from its line in a chain, in words; empty where it is the same."""
-    mine = asdict(found)
-    for name, one in (("samples", "samples"), ("gradients", "gradient")):
-        shares = [share for share, pair in enumerate(zip(expected[name], mine[name], strict=True)) if len({*pair}) > 1]
+    made = asdict(hashes)
+    for name, singular in (("samples", "samples"), ("gradients", "gradient")):
+        shares = [share for share, pair in enumerate(zip(expected[name], made[name], strict=True)) if len({*pair}) > 1]
         if shares:
             several = f"shares {', '.join(map(str, shares))}" if len(shares) > 1 else f"share {shares[0]}"
             before = "" if name == "samples" else ", from the same samples"
-            return f"the {name if len(shares) > 1 else one} of {several}{before}"
-    if expected["sum"] != mine["sum"]:
+            return f"the {name if len(shares) > 1 else singular} of {several}{before}"
+    if expected["sum"] != made["sum"]:
         return "the sum of the gradients, of which those of all shares are the same"
-    return "the weights, after the same sum of gradients" if expected["weights"] != mine["weights"] else ""
+    return "the weights, after the same sum of gradients" if expected["weights"] != made["weights"] else ""
 
 
 def recipe_digest(recipe: Recipe) -> str:
     """Return the hash of the keys of a recipe that change bits."""
     values = flat(to_dict(recipe)).items()
-    whole = {key: int(one) if isinstance(one, float) and one.is_integer() else one for key, one in values}
-    return _digest(json.dumps({key: whole[key] for key in sorted(whole) if not WITHOUT_EFFECT.fullmatch(key)}))
+    settings = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values}
+    return _digest(json.dumps({key: settings[key] for key in sorted(settings) if not WITHOUT_EFFECT.fullmatch(key)}))
 
 
 class Chain:
@@ -106,18 +106,18 @@ def read_chain(path: Path) -> list[dict[str, Any]]:
     with naming_os_errors(f"cannot read {path}"):
         content = path.read_bytes() if path.exists() else b""
     lines, last = list[dict[str, Any]](), ""
-    for number, text in enumerate(content.splitlines(keepends=True), 1):
+    for lineno, text in enumerate(content.splitlines(keepends=True), 1):
         if not text.endswith(b"\n"):
             break
         try:
             line = json.loads(text)
-            step, last = line["step"], _follow(last, {key: one for key, one in line.items() if key != "chain"})
+            step, last = line["step"], _follow(last, {key: value for key, value in line.items() if key != "chain"})
             follows = last == line["chain"]
         except (ValueError, KeyError, TypeError, AttributeError):
             step, follows = "?", False
         if not follows:
             raise AuditError(
-                f"line {number} of {path} (step {step}) does not follow from those before it: the file was edited or "
+                f"line {lineno} of {path} (step {step}) does not follow from those before it: the file was edited or "
                 "damaged there; put it back, or remove it to begin a new chain"
             )
         lines.append(line)
@@ -125,7 +125,7 @@ def read_chain(path: Path) -> list[dict[str, Any]]:
 
 
 def _follow(last: str, line: dict[str, Any]) -> str:
-    """Return the hash of a line that covers the one before it."""
+    """Return the hash of a line that covers the line before it."""
     return _digest(last + json.dumps(line, sort_keys=True))
 
 

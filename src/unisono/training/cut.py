@@ -82,7 +82,7 @@ def centre_checkpoint(cut: int, weights: dict[str, Any], replies: Sequence[Reply
         "epoch": replies[0].epoch,
         "data": data,
         "seconds": replies[0].elapsed,
-        "servers": [one.encode().tolist() for one in replies],
+        "servers": [reply.encode().tolist() for reply in replies],
     }
     return Checkpoint(cut, weights, {}, progress)
 
@@ -104,14 +104,14 @@ class CentrePoint(NamedTuple):
 
 def load_cut(home: Path, seats: SeatCounts | None = None) -> CentrePoint | None:
     """Return the newest complete centre; None where the run has stored none. With `seats`, those of a run that resumes,
-    one that has the snapshots of all workers goes before newer ones.
+    a centre that has the snapshots of all workers goes before newer ones.
 
     Raises CheckpointError where none can be read, or the run had another kind of rule.
     """
-    found = find_checkpoint(home, None if seats is None else _names_to_try(home, seats))
-    if found is None:
+    newest = find_checkpoint(home, None if seats is None else _names_to_try(home, seats))
+    if newest is None:
         return None
-    centre, damaged = found
+    centre, damaged = newest
     if "servers" not in centre.progress:
         raise CheckpointError(
             f"{home / run_directory.CHECKPOINTS} has the checkpoint of a rule without servers, which an asynchronous "
@@ -149,23 +149,23 @@ def cuts_to_try(cuts: Mapping[int, Collection[int]], snapshots: Sequence[Collect
     """Return the cuts in the order in which a run tries to resume from them.
 
     `cuts` has the workers that trained at the cut of each stored centre; `snapshots` the cuts for which each worker has
-    left one.
+    left a snapshot.
 
     >>> cuts_to_try({412: [0, 1], 450: [0, 1], 455: [0, 1]}, [[412, 450, 455], [412]])
     [412, 455, 450]
     """
     newest = sorted(cuts, reverse=True)
-    whole = [cut for cut in newest if all(cut in snapshots[worker] for worker in cuts[cut])]
-    return whole + [cut for cut in newest if cut not in whole]
+    complete = [cut for cut in newest if all(cut in snapshots[worker] for worker in cuts[cut])]
+    return complete + [cut for cut in newest if cut not in complete]
 
 
-def dead_before(events: Iterable[Mapping[str, Any]], number: int) -> set[int]:
-    """Return the workers that had died before exchange `number`, and had not come back."""
+def dead_before(events: Iterable[Mapping[str, Any]], exchange: int) -> set[int]:
+    """Return the workers that had died before an exchange, by its number, and had not come back."""
     dead = set[int]()
     for event in events:
-        if "died" in event and event["number"] <= number:
+        if "died" in event and event["number"] <= exchange:
             dead.add(event["died"])
-        elif "worker" in event and event["number"] < number:
+        elif "worker" in event and event["number"] < exchange:
             dead.discard(event["worker"])
     return dead
 
@@ -236,8 +236,8 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
     with fitting(f"step {centre.step}'s checkpoint"):
         load_weights(run.trainer.model, centre.weights)
     alike, trains = cut.seats == seats, world.rank < seats.workers
-    mine = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
-    lacking = [rank for rank, found in enumerate(world.all_gather_object(mine is not None or not trains)) if not found]
+    snapshot = load_step(worker_folder(home, world.rank), centre.step) if alike and trains else None
+    lacking = [rank for rank, has in enumerate(world.all_gather_object(snapshot is not None or not trains)) if not has]
     states, note = resumed_states(cut.replies), ""
     if not alike:
         states = resized(states, *seats)
@@ -245,14 +245,14 @@ def begin_resumed(rule: BaseAsynchronousRule, run: Run) -> Beginning:
             f"the run had {cut.seats.workers} workers and {cut.seats.servers} servers: all workers begin at the centre"
         )
     elif lacking:
-        states = tuple(afresh(one, lacking) for one in states)
+        states = tuple(afresh(state, lacking) for state in states)
         note = f"worker {', '.join(map(str, lacking))} left no snapshot: it begins at the centre"
     inexact = _why_inexact(alike, lacking, rule.exchange.wire, seats.servers)
-    numbers = [one.exchanges for one in cut.replies]
+    numbers = [reply.exchanges for reply in cut.replies]
     notes = world.call_on_root(lambda: discard_after(home, centre.step, numbers, inexact, cut.damaged))
     notes.append(f"resumes after {first.exchanges} exchanges, {centre.step} steps of all workers")
     notes += [f"{note}, without state of the optimizer"] if note else []
-    return Beginning(states, tuple(notes), seconds=first.elapsed, snapshot=mine)
+    return Beginning(states, tuple(notes), seconds=first.elapsed, snapshot=snapshot)
 
 
 def _why_inexact(alike: bool, lacking: Sequence[int], wire: str | None, servers: int) -> str:
@@ -286,9 +286,9 @@ def discard_after(
 
 def compare(home: Path, source: Path) -> str | None:
     """Return None where the final weights of two runs are equal bit for bit, else the first that differs."""
-    mine, its = (load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
-    for name, value in its.items():
-        (tensors, outline), (others, other) = flatten_state(mine[name], name), flatten_state(value, name)
-        if outline != other or not all(map(torch.equal, tensors.values(), others.values())):
+    replayed, recorded = (load_newest(run / run_directory.CHECKPOINTS)[0].weights for run in (home, source))
+    for name, value in recorded.items():
+        (tensors, outline), (others, expected) = flatten_state(replayed[name], name), flatten_state(value, name)
+        if outline != expected or not all(map(torch.equal, tensors.values(), others.values())):
             return name
     return None

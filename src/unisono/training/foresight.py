@@ -104,7 +104,7 @@ class RunForesight:
         self._kept.append(seconds)
         sequential = seconds[..., [KINDS.index(kind) for kind in SEQUENTIAL_KINDS]]
         self._all_steps += float(sequential.sum(dtype=np.float64)) / self.run.world.size
-        while len(self._kept) > 1 and sum(one.size for one in self._kept) > MAX_NUMBERS_KEPT:
+        while len(self._kept) > 1 and sum(times.size for times in self._kept) > MAX_NUMBERS_KEPT:
             self._dropped += self._kept.pop(0).shape[1]
 
     def finish(self, wall: float) -> None:
@@ -141,22 +141,22 @@ class RunForesight:
     def _adopt(self, seal: Seal | str | None, log: Callable[[str], None]) -> None:
         """Adopt a seal and report it with `log`, or the reason for which there is none."""
         if isinstance(seal, Seal):
-            self._seal, found = seal, seal.prediction
-            log(f"prediction sealed {found.sealed}: a step of {step_words(found)}, in {seal.path}")
+            self._seal, prediction = seal, seal.prediction
+            log(f"prediction sealed {prediction.sealed}: a step of {step_words(prediction)}, in {seal.path}")
         elif seal is not None:
             log(f"no prediction is sealed before the first step: {seal}")
 
     def _planned(self, machine: str, done: int) -> Seal | str:
         """Seal the prediction of a machine file. Return it, or the reason for which it cannot be predicted."""
-        found = find_machine(machine)
-        if (device := self.run.trainer.device).type != HOST and not found.node.accelerators:
-            return f"the run computes on {device}, and {found.name} has no accelerators"
+        described = find_machine(machine)
+        if (device := self.run.trainer.device).type != HOST and not described.node.accelerators:
+            return f"the run computes on {device}, and {described.name} has no accelerators"
         digest = hashlib.sha256(machine_file(machine).read_bytes()).hexdigest()
-        facts = replace(self._facts(done), machine=found.name, machine_digest=digest)
+        facts = replace(self._facts(done), machine=described.name, machine_digest=digest)
         feed = self.run.feed
         samples = SampleRecipe("x".join(map(str, feed.blank(1).shape[1:])), feed.classes, feed.samples)
         try:
-            planned = run_on_ranks(self.run.recipe, samples, found, facts.ranks, facts.nodes)
+            planned = run_on_ranks(self.run.recipe, samples, described, facts.ranks, facts.nodes)
             sealed = planned_prediction(planned, facts)
         except UsageError as error:
             return str(error)
@@ -164,10 +164,10 @@ class RunForesight:
 
     def _of_before(self, done: int) -> Seal | None:
         """Return the newest seal of a resumed run where it still holds."""
-        found = seals_of(self.run.home)
-        if not found:
+        seals = seals_of(self.run.home)
+        if not seals:
             return None
-        seal = read_seal(found[-1])
+        seal = read_seal(seals[-1])
         return seal if holds(seal.prediction, self._facts(done)) else None
 
     def _facts(self, done: int) -> RunFacts:
@@ -184,13 +184,13 @@ class RunForesight:
             display.log(f"no prediction is sealed: {why}; train longer, or with --machine")
         skip, period = self._searched + WARMUP_STEPS, self.run.trainer.reducer.rule.traits.period
         steps = np.concatenate(self._kept or [np.empty((1, 0, len(KINDS)), np.float32)], axis=1)
-        found = measure(steps, KINDS, max(0, skip - self._dropped), period)
-        if found is None:
+        measurement = measure(steps, KINDS, max(0, skip - self._dropped), period)
+        if measurement is None:
             display.detail(f"no measurement: {reason_without_measurement(period, skip)}")
             return
         digest = "" if seal is None else seal.digest
-        whole = {"all_steps": self._all_steps, "timed": self._dropped + steps.shape[1], "wall": wall}
-        measured = replace(found, skipped=skip, **whole, seal=digest, processor=use)
+        totals = {"all_steps": self._all_steps, "timed": self._dropped + steps.shape[1], "wall": wall}
+        measured = replace(measurement, skipped=skip, **totals, seal=digest, processor=use)
         if seal is None:
             replace_file(home / f"{MEASUREMENT}.json", as_json(measured))
             return
@@ -228,8 +228,8 @@ def planned_prediction(run: PlannedRun, facts: RunFacts) -> SealedPrediction:
     """
     row, _, played = predict_run(run)
     parts = StepParts(row.computing, row.communication, row.update, row.loading)
-    found = _prediction(BEFORE, facts, played, parts, (row.low, row.high, INTERVAL_SHARE))
-    return replace(found, program=replace(found.program, schedule=row.schedule))
+    prediction = _prediction(BEFORE, facts, played, parts, (row.low, row.high, INTERVAL_SHARE))
+    return replace(prediction, program=replace(prediction.program, schedule=row.schedule))
 
 
 def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> SealedPrediction:
@@ -238,8 +238,8 @@ def tuned_prediction(choice: TrialChoice, facts: RunFacts, steps: int) -> Sealed
     silent = predict(chosen.rule, replace(costs, collective=FREE)).step
     parts = parts_of(costs.computing.whole, silent, chosen.prediction.step)
     interval = choice.interval(parts.computing + parts.update)
-    found = _prediction(f"after {steps} tuning steps", facts, chosen, parts, interval)
-    return replace(found, doubt=choice.doubt, processor=choice.use)
+    prediction = _prediction(f"after {steps} tuning steps", facts, chosen, parts, interval)
+    return replace(prediction, doubt=choice.doubt, processor=choice.use)
 
 
 def _prediction(
@@ -261,7 +261,7 @@ def program_of(chosen: Candidate) -> tuple[ProgramFacts, float]:
     """
     setting, rule, costs = chosen.setting, chosen.rule, chosen.costs
     buckets, period = costs.layout.buckets, rule.traits.period
-    tasks = [task for number in range(period) for task in rule(Step(number), 0, costs.layout)]
+    tasks = [task for step in range(period) for task in rule(Step(step), 0, costs.layout)]
     updates = [task for task in tasks if task.lane == UPDATE and task.parameters and task.operation.role is Role.LOCAL]
     lines = [
         f"{task} {task.lane} {task.reads} {task.writes} {task.group} {task.parameters} {task.peer}" for task in tasks

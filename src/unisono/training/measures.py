@@ -60,9 +60,9 @@ class Measure:
         return value if self.higher_is_better else -value
 
 
-def finite(number: float | None) -> float | None:
-    """Return the number, or None where JSON has none for it."""
-    return number if number is not None and math.isfinite(number) else None
+def finite(value: float | None) -> float | None:
+    """Return the value, or None where JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 ACCURACY = Measure("accuracy", "accuracies", True, ".2%", ".1%", "samples")
@@ -72,19 +72,19 @@ PERPLEXITY = Measure("perplexity", "perplexities", False, ".2f", ".2f", "tokens"
 
 def measure_of(metrics: Iterable[Mapping[str, Any]]) -> Measure:
     """Return the measure by which epochs are compared: perplexity if all have it, else accuracy."""
-    found = list(metrics)
-    return PERPLEXITY if found and all(PERPLEXITY.metric in line for line in found) else ACCURACY
+    lines = list(metrics)
+    return PERPLEXITY if lines and all(PERPLEXITY.metric in line for line in lines) else ACCURACY
 
 
 def result_metrics(accuracy: Accuracy, samples_per_second: float, labels_per_sample: int) -> dict[str, Any]:
     """Return the metrics of a test and of the speed of training."""
-    found = {ACCURACY.metric: accuracy.top1, "test_loss": accuracy.loss, "samples_per_second": samples_per_second}
+    metrics = {ACCURACY.metric: accuracy.top1, "test_loss": accuracy.loss, "samples_per_second": samples_per_second}
     if accuracy.top5 is not None:
-        found["test_top5"] = accuracy.top5
+        metrics["test_top5"] = accuracy.top5
     if labels_per_sample > 1:
-        found[PERPLEXITY.metric] = accuracy.perplexity
-        found["tokens_per_second"] = samples_per_second * labels_per_sample
-    return found
+        metrics[PERPLEXITY.metric] = accuracy.perplexity
+        metrics["tokens_per_second"] = samples_per_second * labels_per_sample
+    return metrics
 
 
 def describe_test(metrics: Mapping[str, Any]) -> str:
@@ -182,18 +182,18 @@ def summarize(curve: Curve) -> str:
     measure, value = curve.measure, curve.measure.words(curve.last)
     reached = value if measure is ACCURACY else f"{measure.name} {value}"
     last = f"{curve.name}: {reached} after {curve.epochs[-1]} epochs, {minutes}:{seconds:02} min"
-    at = curve.best_epoch
-    return last if at == curve.epochs[-1] else f"{last} (best {measure.words(curve.best)} after {at})"
+    best_epoch = curve.best_epoch
+    return last if best_epoch == curve.epochs[-1] else f"{last} (best {measure.words(curve.best)} after {best_epoch})"
 
 
 def finite_part(curve: Curve) -> Curve:
     """Return the epochs that a chart has a place for: without those whose value is not finite, after divergence."""
-    kept = [number for number, value in enumerate(curve.values) if math.isfinite(value)]
+    kept = [index for index, value in enumerate(curve.values) if math.isfinite(value)]
     return replace(
         curve,
-        epochs=tuple(curve.epochs[number] for number in kept),
-        seconds=tuple(curve.seconds[number] for number in kept),
-        values=tuple(curve.values[number] for number in kept),
+        epochs=tuple(curve.epochs[index] for index in kept),
+        seconds=tuple(curve.seconds[index] for index in kept),
+        values=tuple(curve.values[index] for index in kept),
     )
 
 

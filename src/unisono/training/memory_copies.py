@@ -53,16 +53,16 @@ class MemoryCopies:
         written, in which `without` says what is left then.
         """
         nodes = world.placement.nodes
-        own = next(ranks for ranks in nodes if 0 in ranks)
-        second = next((ranks[0] for ranks in nodes if ranks is not own), 0)
+        first_node = next(ranks for ranks in nodes if 0 in ranks)
+        second = next((ranks[0] for ranks in nodes if ranks is not first_node), 0)
         self._folder, self._home, self._world, self._warn, self._without = folder, home, world, warn, without
         self._first, self._saving = True, 0.0
         self._writes = world.rank in ((0, second) if alike else (0,))
         self._began = time.monotonic()
         self._thread = threading.Thread(name=THREAD)
-        for one in threading.enumerate():  # of a generation that this process has survived
-            if one.name == THREAD:
-                one.join()
+        for thread in threading.enumerate():  # of a generation that this process has survived
+            if thread.name == THREAD:
+                thread.join()
         self.seconds = 0.0
         """Seconds between two copies; at first none: a generation that makes a step has not been for nothing."""
 

@@ -106,12 +106,12 @@ def plan_recipe(path: Path | None, model: str | None, changes: Sequence[str] = (
     return parse_recipe(PlanRecipe, {"model": {"name": model}, "data": {"name": ""}}, "--model", changes)
 
 
-def what_if(recipe: PlanRecipe, machine: MachineFacts, words: str) -> tuple[PlanRecipe, MachineFacts]:
+def what_if(recipe: PlanRecipe, machine: MachineFacts, changes: str) -> tuple[PlanRecipe, MachineFacts]:
     """Return the recipe and the machine after changes such as "bandwidth=2x,exchange.wire=bfloat16".
 
-    Raises UsageError for words that are no change, and for a value that the machine does not have.
+    Raises UsageError for a text that is no change, and for a value that the machine does not have.
     """
-    for change in words.split(","):
+    for change in changes.split(","):
         if "." in change.partition("=")[0]:
             recipe = parse_recipe(PlanRecipe, to_dict(recipe), "--what-if", [change])
         else:
@@ -206,10 +206,10 @@ def known_samples(recipe: PlanRecipe) -> SampleRecipe:
 
     Raises RecipeError for an unknown data set, and PackError for a pack that cannot be read, or not with its options.
     """
-    data, found = recipe.data, samples_of(recipe.data)
-    if data.pack and not found.shape and recipe.model.name == "cd_dnn":  # elsewhere, but of recordings, as audio.py has
-        found = replace(found, shape=f"{data.windows}x{BANDS * (2 * data.context + 1)}")
-    return replace(found, **{key: value for key, value in vars(recipe.samples).items() if value})
+    data, samples = recipe.data, samples_of(recipe.data)
+    if data.pack and not samples.shape and recipe.model.name == "cd_dnn":  # elsewhere; of recordings, as audio.py has
+        samples = replace(samples, shape=f"{data.windows}x{BANDS * (2 * data.context + 1)}")
+    return replace(samples, **{key: value for key, value in vars(recipe.samples).items() if value})
 
 
 def samples_of(recipe: DataOptions) -> SampleRecipe:
@@ -245,12 +245,12 @@ def mean_pixels(index: Index) -> float:
 
     from unisono.data.pack.stripe import read_stretch  # noqa: PLC0415  Arrow takes a while
 
-    found = list[int]()
+    pixels = list[int]()
     for stretch in read_stretch(index, 0, min(MAX_HEADERS_READ, len(index))):
         for first, last in zip(stretch.offsets[:-1], stretch.offsets[1:], strict=True):
             with Image.open(io.BytesIO(stretch.data[first:last].tobytes())) as image:
-                found.append(image.width * image.height)
-    return sum(found) / len(found)
+                pixels.append(image.width * image.height)
+    return sum(pixels) / len(pixels)
 
 
 @lru_cache(1)
@@ -276,17 +276,17 @@ def traced_network(
 def example_of(network: nn.Module, shape: tuple[int, ...], samples: int) -> Tensor:
     """Return inputs of this shape, (samples, *shape), without memory: tokens where the first layer is an embedding."""
     first = next((module for module in network.modules() if not any(module.children())), None)
-    own = next((one.dtype for one in network.parameters()), torch.get_default_dtype())
-    dtype = torch.int64 if isinstance(first, nn.Embedding) else own
+    weights_dtype = next((parameter.dtype for parameter in network.parameters()), torch.get_default_dtype())
+    dtype = torch.int64 if isinstance(first, nn.Embedding) else weights_dtype
     return torch.empty(samples, *shape, dtype=dtype, device="meta")
 
 
-def sample_shape(words: str) -> tuple[int, ...]:
-    """Return the shape that words such as 3x224x224 give; empty without any. Raises UsageError for other words."""
-    sizes = words.split("x") if words else []
-    if not all(one.isdecimal() and len(one) < 12 and int(one) for one in sizes):
-        raise UsageError(f"samples.shape = {words!r}; give the shape of a sample, as in 3x224x224")
+def sample_shape(text: str) -> tuple[int, ...]:
+    """Return the shape in a text such as 3x224x224, () in an empty one. Raises UsageError for any other text."""
+    sizes = text.split("x") if text else []
+    if not all(size.isdecimal() and len(size) < 12 and int(size) for size in sizes):
+        raise UsageError(f"samples.shape = {text!r}; give the shape of a sample, as in 3x224x224")
     shape = tuple(map(int, sizes))
     if prod(shape) > MAX_SAMPLE_NUMBERS:
-        raise UsageError(f"samples.shape = {words!r} has {prod(shape):,} numbers: the limit is {MAX_SAMPLE_NUMBERS:,}")
+        raise UsageError(f"samples.shape = {text!r} has {prod(shape):,} numbers: the limit is {MAX_SAMPLE_NUMBERS:,}")
     return shape

@@ -151,7 +151,7 @@ class EventPlayer(ABC):
         return self.run.feed
 
     def play(self, events: Iterable[Event]) -> Stop | None:
-        """Carry out the events. Return the one that stopped the run before its last epoch, if one did."""
+        """Carry out the events. Return the event that stopped the run before its last epoch, if any did."""
         for event in events:
             match event:
                 case Draw():
@@ -177,13 +177,13 @@ class EventPlayer(ABC):
         on_host = run.trainer.device == PROCESSOR  # where torch.manual_seed formats the stack, for other devices
         (torch.default_generator.manual_seed if on_host else torch.manual_seed)(event.seed)
         batch, seed = run.recipe.training.batch, run.recipe.training.seed
-        whole = min(batch, run.feed.samples - event.done * batch)
+        batch_size = min(batch, run.feed.samples - event.done * batch)
         if split_of(run.trainer.model) is not None:
-            seed_dropout(run.trainer.model, seed, event.number, bounds(whole, run.world.size, run.world.rank)[0])
+            seed_dropout(run.trainer.model, seed, event.number, bounds(batch_size, run.world.size, run.world.rank)[0])
         if run.audit is None:
-            loss = run.trainer.step(inputs, labels, whole, event.seed)
+            loss = run.trainer.step(inputs, labels, batch_size, event.seed)
         else:
-            numbers = self.feed.order[event.done * batch :][:whole]
+            numbers = self.feed.order[event.done * batch :][:batch_size]
             loss = run.audit.step(event.number + 1, event.seed, numbers, inputs, labels)
         self.losses.add(loss, len(labels))
         return len(labels)
@@ -425,12 +425,12 @@ def fixed_order(
             rate = rate_of_step(recipe.optimizer, point.epoch, point.done, steps, training.epochs, training.batch)
             yield TrainStep(point.step, point.done, rate, seed_of_step(training.seed, point.step, seat))
             point = replace(point, done=point.done + 1, step=point.step + 1)
-            asked, every = requests(), training.checkpoint_every
+            asked, interval = requests(), training.checkpoint_every
             if "stop" in asked:
                 yield Save(point)
                 yield Stop(f"SIGTERM to {asked['stop']}")
                 return
-            if point.done < steps and ("save" in asked or (every and point.step % every == 0)):
+            if point.done < steps and ("save" in asked or (interval and point.step % interval == 0)):
                 yield Save(point, why=f"SIGUSR1 to {asked['save']}" if "save" in asked else "")
             elif point.done < steps and "copy" in asked:
                 yield CopyState(point)

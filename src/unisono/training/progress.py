@@ -76,14 +76,14 @@ class ProgressDisplay:
 
     def step(self, epoch: int, step: int, steps: int, loss: float | None = None) -> None:
         """Show that `step` of `steps` steps of an epoch are done, the last with `loss`; epochs count from 0."""
-        words = "" if loss is None else f"loss {loss:.4f}"
-        self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps, loss=words)
+        text = "" if loss is None else f"loss {loss:.4f}"
+        self._bar.update(self._task, epoch=epoch + 1, completed=step, total=steps, loss=text)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Print the metrics of a finished epoch."""
         self._bar.update(self._task, loss="")
-        number = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
-        self.log(f"epoch {number}  loss {metrics['loss']:.4f}  {describe_test(metrics)}  {describe_speed(metrics)}")
+        count = f"{metrics['epoch']:>{len(str(self._epochs))}}/{self._epochs}"
+        self.log(f"epoch {count}  loss {metrics['loss']:.4f}  {describe_test(metrics)}  {describe_speed(metrics)}")
 
     def end(self, rows: list[tuple[str, str]], split: Mapping[str, float]) -> None:
         """Print the table at the end: results, and the split of time (seconds, mean over ranks)."""
@@ -94,10 +94,10 @@ class ProgressDisplay:
         for name, value in rows:
             table.add_row(name, value)
         table.add_section()
-        whole = sum(split[kind] for kind in SEQUENTIAL_KINDS) or 1.0
+        total = sum(split[kind] for kind in SEQUENTIAL_KINDS) or 1.0
         for kind in SEQUENTIAL_KINDS:
-            table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
+            table.add_row(kind, f"{split[kind]:.2f} s  {split[kind] / total:6.1%}")
         table.add_section()
         for kind in CONCURRENT_KINDS:
-            table.add_row(f"{kind}, overlapped", f"{split[kind]:.2f} s  {split[kind] / whole:6.1%}")
+            table.add_row(f"{kind}, overlapped", f"{split[kind]:.2f} s  {split[kind] / total:6.1%}")
         self.console.print(table)

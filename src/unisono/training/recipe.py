@@ -121,7 +121,7 @@ class RuleRecipe:
     [rule] itself, or of a table [rule.options]; those of other rules have no effect."""
 
     def __post_init__(self) -> None:
-        defaults = {key: one.default for key, one in all_options(self.name).items()}
+        defaults = {key: option.default for key, option in all_options(self.name).items()}
         object.__setattr__(self, "options", {**defaults, **self.options})
 
 
@@ -198,14 +198,14 @@ class Recipe:
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as tables that TOML can hold; `parse_recipe` gives the same recipe back."""
-    found = asdict(recipe)
-    found["rule"] |= found["rule"].pop("options")
-    return found
+    tables = asdict(recipe)
+    tables["rule"] |= tables["rule"].pop("options")
+    return tables
 
 
-def differences(one: Recipe, other: Recipe) -> list[str]:
+def differences(recipe: Recipe, other: Recipe) -> list[str]:
     """Return the keys in which two recipes differ, except `ranks`, which does not change the training."""
-    first, second = flat(to_dict(one)), flat(to_dict(other))
+    first, second = flat(to_dict(recipe)), flat(to_dict(other))
     return [key for key in {**first, **second} if key != "ranks" and first.get(key) != second.get(key)]
 
 
@@ -264,12 +264,12 @@ def make_rule(recipe: Recipe) -> BaseRule:
     """
     options, exchange = recipe.rule, _exchange_of(recipe)
     if not is_user_function(options.name):
-        mine = {key: options.options[key] for key in own_options(options.name)}
-        return find_rule(options.name)(exchange, options.overlap, **mine)
-    own = own_rule(options)
-    rule = own.call(exchange, options.overlap)
+        chosen = {key: options.options[key] for key in own_options(options.name)}
+        return find_rule(options.name)(exchange, options.overlap, **chosen)
+    function = own_rule(options)
+    rule = function.call(exchange, options.overlap)
     if not isinstance(rule, BaseRule):
-        raise own.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
+        raise function.error(f"it gave {type(rule).__name__}, not a rule that inherits from unisono.rules.BaseRule")
     return rule
 
 
@@ -327,10 +327,10 @@ def read_as(kind: type[AnyRecipe], path: Path, changes: Sequence[str] = ()) -> A
         raise RecipeError(f"the recipe {path} is empty; write what differs from the defaults, such as training.epochs")
     recipe = parse_recipe(kind, content, str(path), changes)
     for table in ("model", "rule"):
-        if is_user_function((found := getattr(recipe, table)).name):
+        if is_user_function((options := getattr(recipe, table)).name):
             packaged = path.resolve().parent == FOLDER  # nobody's code is beside those
-            folder = ((Path.cwd() if packaged else path.parent) / found.folder).resolve()
-            recipe = replace(recipe, **{table: replace(found, folder=str(folder))})
+            folder = ((Path.cwd() if packaged else path.parent) / options.folder).resolve()
+            recipe = replace(recipe, **{table: replace(options, folder=str(folder))})
     return recipe
 
 
@@ -341,8 +341,8 @@ def parse_recipe(
     tables = dict(renamed(content))
     for wanted in changes:  # one after another, each checked by itself: its error names it
         alone: dict[str, Any] = {}
-        for found in (tables, alone):
-            change(found, renamed_change(wanted))
+        for target in (tables, alone):
+            change(target, renamed_change(wanted))
         _parse(kind, renamed(alone), f"--set {wanted}")
     return _parse(kind, renamed(tables), source)
 
@@ -366,29 +366,30 @@ def _parse_rule(table: Mapping[str, Any], source: str) -> RuleRecipe:
         raise RecipeError(
             f'{source}: rule.every = "auto" was measured by an older release; give a number: --set rule.every=16'
         )
-    plain = {one.name: one for one in fields(RuleRecipe) if one.name != "options"}
+    plain = {option.name: option for option in fields(RuleRecipe) if option.name != "options"}
     known = {**plain, **all_options(str(given.get("name", RuleRecipe.name)))}
     columns = [
-        (one.name, type(one.default), field(default=one.default, metadata=one.metadata)) for one in known.values()
+        (option.name, type(option.default), field(default=option.default, metadata=option.metadata))
+        for option in known.values()
     ]
-    found = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, name="rule")))
-    name, folder, overlap = (found.pop(key) for key in plain)
-    return RuleRecipe(name, folder, overlap, found)
+    values = dict(vars(parse(make_dataclass("Rule", columns), {**options, **given}, source, name="rule")))
+    name, folder, overlap = (values.pop(key) for key in plain)
+    return RuleRecipe(name, folder, overlap, values)
 
 
 def renamed(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tables with keys and values of older recipes replaced by their current names."""
-    found = dict(content)
+    tables = dict(content)
     for (table, key), (new_table, new_key) in RENAMED.items():
-        old = found.get(table)
-        if isinstance(old, dict) and key in old and isinstance(found.get(new_table, {}), dict):
-            found[table] = {name: value for name, value in old.items() if name != key}
-            found[new_table] = {new_key: old[key], **found.get(new_table, {})}
+        old = tables.get(table)
+        if isinstance(old, dict) and key in old and isinstance(tables.get(new_table, {}), dict):
+            tables[table] = {name: value for name, value in old.items() if name != key}
+            tables[new_table] = {new_key: old[key], **tables.get(new_table, {})}
     for (table, key), values in RENAMED_VALUES.items():
-        value = found[table].get(key) if isinstance(found.get(table), dict) else None
+        value = tables[table].get(key) if isinstance(tables.get(table), dict) else None
         if isinstance(value, str) and value in values:
-            found[table] = {**found[table], key: values[value]}
-    return found
+            tables[table] = {**tables[table], key: values[value]}
+    return tables
 
 
 def renamed_change(wanted: str) -> str:

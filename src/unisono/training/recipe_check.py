@@ -126,12 +126,12 @@ def describe_unused(options: RuleRecipe) -> list[str]:
 
     It is no error: a sweep over rules gives keys of one to the others too.
     """
-    mine = own_options(options.name)
+    known = own_options(options.name)
     return [
         f"rule.{key} = {options.options[key]!r} has no effect with rule.name = {options.name!r}, which has "
-        f"{', '.join(mine) or 'no keys of its own'}"
-        for key, one in all_options(options.name).items()
-        if key not in mine and options.options[key] != one.default
+        f"{', '.join(known) or 'no keys of its own'}"
+        for key, option in all_options(options.name).items()
+        if key not in known and options.options[key] != option.default
     ]
 
 

@@ -38,22 +38,22 @@ def check_chain(folder: Path, recipe: Recipe, step: int | None) -> tuple[dict[in
     Raises AuditError for a chain that was edited, and UsageError where it has no such step, or not of this recipe.
     """
     path = folder / run_directory.CHAIN
-    found = read_chain(path)
-    if not any("samples" in line for line in found):
+    chain = read_chain(path)
+    if not any("samples" in line for line in chain):
         raise UsageError(f"{path} has no steps: train with --set audit.chain=true")
-    lines = {line["step"]: line for line in found if "samples" in line}
+    lines = {line["step"]: line for line in chain if "samples" in line}
     wanted = max(lines) if step is None else step
     if wanted not in lines:
         raise UsageError(f"--step {wanted}: {path} has steps {min(lines)} to {max(lines)}")
-    begins = [line for line in found if "recipe" in line]
-    own = [line for line in begins if line["step"] < wanted][-1]
-    if own["recipe"] != recipe_digest(recipe):
+    begins = [line for line in chain if "recipe" in line]
+    begun = [line for line in begins if line["step"] < wanted][-1]
+    if begun["recipe"] != recipe_digest(recipe):
         later = [line["step"] for line in begins if line["step"] >= wanted]
         raise UsageError(
             f"--step {wanted} was made by another recipe than {folder / run_directory.RECIPE} is now"
             + (f": audit a step after {max(later)}" if later else ": put the recipe of that run there")
         )
-    return lines, wanted, own["step"]
+    return lines, wanted, begun["step"]
 
 
 def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> tuple[str, bool]:
@@ -66,7 +66,7 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
     feed, trainer, _, _ = make_parts(recipe, world, make_rule(recipe), None, folder)
     assert isinstance(feed, Feed), "ranks that train together have batches"
     run = Run(recipe, world, feed, trainer, folder, time.perf_counter())
-    player, found = StepPlayer(run), list[StepHashes]()
+    player, hashes = StepPlayer(run), list[StepHashes]()
     point = _load_before(wanted, run)
     if point.step < first:
         raise UsageError(
@@ -78,7 +78,7 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
             f"--step {wanted} was made from other data ({point.data}) than there are now ({feed.fingerprint}): "
             "put the run's data back"
         )
-    run.audit = Audit(trainer, recipe.training.seed, 0.0, found.append)
+    run.audit = Audit(trainer, recipe.training.seed, 0.0, hashes.append)
     source = f"the checkpoint of step {point.step}" if point.step else "the seed"
     if point.step in lines and run.audit.weights() != lines[point.step]["weights"]:
         return f"{source} is not the same: its weights are not those that the step has left", False
@@ -90,9 +90,9 @@ def recompute(folder: Path, recipe: Recipe, world: World, step: int | None) -> t
             player.play([event])
         if isinstance(event, TrainStep):
             made = event.number + 1
-            words = world.call_on_root(lambda: difference(lines[made], found.pop()) if made in lines else "")  # noqa: B023
-            if words:
-                return f"step {made} is not the same, {where}; what differs first: {words}", False
+            differing = world.call_on_root(lambda: difference(lines[made], hashes.pop()) if made in lines else "")  # noqa: B023
+            if differing:
+                return f"step {made} is not the same, {where}; what differs first: {differing}", False
             if made == wanted:
                 feed.close()
                 same = f"step {wanted} is the same, {where}: samples, gradients, weights"

@@ -171,9 +171,9 @@ def train(recipe: Recipe, world: World, options: TrainOptions) -> int:
 def _train(recipe: Recipe, world: World, options: TrainOptions, lock: RunLock | None) -> int:
     began, resume, trace = time.perf_counter(), options.resume, options.trace
     check_run(recipe, world.size)
-    for file, words in ((trace, "write the timeline"), (options.ledger, "append to the ledger")):
+    for file, action in ((trace, "write the timeline"), (options.ledger, "append to the ledger")):
         if file is not None:
-            world.call_on_root(partial(check_appendable, file, f"cannot {words} {file}"))
+            world.call_on_root(partial(check_appendable, file, f"cannot {action} {file}"))
     before = None if resume is None else world.call_on_root(lambda: _open(resume, recipe, lock))
     rule = make_rule(recipe)
     if options.replay is not None and not has_servers(rule):
@@ -216,9 +216,9 @@ def _open(folder: Path, recipe: Recipe, lock: RunLock | None) -> Recipe:
     before = run_directory.past_recipe(folder)
     if lock is not None:
         lock.take(folder)
-    for own in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
-        if is_user_function(own.name):
-            print(f"the run imports user code: {own.where()}", flush=True)
+    for function in (user_network(recipe.model.name, recipe.model.folder), own_rule(recipe.rule)):
+        if is_user_function(function.name):
+            print(f"the run imports user code: {function.where()}", flush=True)
     return before
 
 
@@ -289,18 +289,18 @@ def describe_precision(recipe: Recipe, world: World, device: torch.device) -> li
         threads = " or ".join(map(str, counts))
         return [f"{products}, {threads} thread{'s' * (counts != [1])} a rank, {processor().name}", *_unused()]
     devices = world.node_world().all_gather_object(f"{device}")
-    on = ", ".join(f"rank {rank} on {one}" for rank, one in enumerate(devices))
-    own = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
+    on = ", ".join(f"rank {rank} on {name}" for rank, name in enumerate(devices))
+    untuned = "; convolutions are not autotuned there" if recipe.compute.convolutions == "autotune" else ""
     sums = f"; {world.device_transports(device)}" if world.size > 1 else ""
-    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){sums}{own}")))
+    return list(dict.fromkeys(world.all_gather_object(f"{products}, {on} ({_model_of(device)}){sums}{untuned}")))
 
 
 def _unused() -> list[str]:
     """Return a line about accelerators that nobody has asked for."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return []
-    return [f'{found.type} ({_model_of(found)}) is not used: compute.device = "auto" takes it']
+    return [f'{accelerator.type} ({_model_of(accelerator)}) is not used: compute.device = "auto" takes it']
 
 
 def _model_of(device: torch.device) -> str:
@@ -415,8 +415,8 @@ def choose_layers(recipe: Recipe, world: World, feed: InputFacts, rule: BaseRule
     model = make_model(recipe, feed, device).train()
     first, last = bounds(recipe.training.batch, world.size, world.rank)
     example = cast_inputs(feed.blank(last - first).to(device), DTYPES[recipe.model.dtype])
-    whole = refusal(rule, recipe.optimizer.name)
-    return choose_plan(model, world, example, context_of(recipe, device), deferred=True, whole=whole)
+    refused = refusal(rule, recipe.optimizer.name)
+    return choose_plan(model, world, example, context_of(recipe, device), deferred=True, refused=refused)
 
 
 def warm_up(model: nn.Module, inputs: Tensor, plan: ConvolutionPlan, world: World, within: StepContext) -> None:

@@ -67,10 +67,10 @@ def new_folder(name: str) -> Path:
     if name in ("", ".", "..") or "/" in name:
         raise UsageError(f"name = {name!r}; it begins the name of a folder: not empty, and without /")
     stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    folder, number = Path("runs") / f"{name}-{stamp}", 1
+    folder, count = Path("runs") / f"{name}-{stamp}", 1
     while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{stamp}-{number}"
+        count += 1
+        folder = Path("runs") / f"{name}-{stamp}-{count}"
     return folder
 
 
@@ -88,8 +88,8 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def recipe_of(folder: Path, changes: list[str]) -> Recipe:
     """Return the recipe of a run, with changes applied. Raises UsageError where there is none, or it cannot be read."""
     with naming_os_errors(f"cannot read {folder / RECIPE}"):
-        there = (folder / RECIPE).exists()
-    if not there:
+        exists = (folder / RECIPE).exists()
+    if not exists:
         raise UsageError(f"{folder} holds no run: there is no {RECIPE} in it")
     return read_recipe(folder / RECIPE, changes)
 
@@ -144,7 +144,7 @@ def write_steps(folder: Path, epoch: int, seconds: npt.NDArray[np.float32], kind
 def truncate_lines(folder: Path, step: int) -> None:
     """Remove the lines of metrics and of the chain that are newer than `step`, where the run resumes.
 
-    A line that was cut off when the run was killed is removed too; one without a step stays.
+    A line that was cut off when the run was killed is removed too; a line without a step stays.
     """
 
     def belongs(line: bytes) -> bool:

@@ -30,11 +30,11 @@ SLOW_STEP_SECONDS = 30.0
 """Seconds after which a warning is printed about a step that has not ended."""
 
 
-def meaning(number: int, since_term: float | None) -> Request | Literal["end"] | None:
+def meaning(signum: int, since_term: float | None) -> Request | Literal["end"] | None:
     """Return the meaning of a signal. `since_term` is the seconds since the first SIGTERM; None: there was none."""
-    if number == signal.SIGTERM and since_term is not None:
+    if signum == signal.SIGTERM and since_term is not None:
         return "end" if since_term >= REPEAT_SECONDS else None
-    return REQUESTS.get(number)
+    return REQUESTS.get(signum)
 
 
 class SignalHandlers:
@@ -71,7 +71,7 @@ class SignalHandlers:
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         # Python writes to the pipe only for signals that have a handler
-        self._before = {number: signal.signal(number, lambda *_: None) for number in self._numbers}
+        self._before = {signum: signal.signal(signum, lambda *_: None) for signum in self._numbers}
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -81,8 +81,8 @@ class SignalHandlers:
             return
         if self.saved:
             self._before[signal.SIGTERM] = signal.SIG_IGN
-        for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]  # as `signal` gave it
+        for signum, before in self._before.items():
+            signal.signal(signum, before)  # type: ignore[arg-type]  # as `signal` gave it
         signal.set_wakeup_fd(self._wakeup)
         os.write(self._writer, b"\0")
         self._thread.join()
@@ -97,9 +97,9 @@ class SignalHandlers:
             numbers = os.read(self._reader, 64) if select.select([self._reader], [], [], timeout)[0] else b""
             if 0 in numbers:
                 return
-            for number in numbers:
-                if number in self._numbers:
-                    self._handle(number)
+            for signum in numbers:
+                if signum in self._numbers:
+                    self._handle(signum)
             if not numbers and self.pending_since is not None:
                 self._warn(
                     f"{self._name} was received {SLOW_STEP_SECONDS:.0f} s ago, and the step has not ended: a "
@@ -107,13 +107,13 @@ class SignalHandlers:
                 )
                 self.pending_since = None
 
-    def _handle(self, number: int) -> None:
+    def _handle(self, signum: int) -> None:
         now = time.monotonic()
-        requested = meaning(number, None if self._term is None else now - self._term)
+        requested = meaning(signum, None if self._term is None else now - self._term)
         if requested == "end":
             self._end()
         elif requested is not None:
             if requested == "stop":
                 self.stop, self._term = True, now
-            self._name, self.pending_since = signal.Signals(number).name, now
+            self._name, self.pending_since = signal.Signals(signum).name, now
             self._request(requested)

@@ -63,17 +63,17 @@ def states_of(trainer: Trainer, world: World) -> tuple[dict[str, Any], dict[str,
         return whole_state_dict(trainer.model), whole_optimizer_state(trainer.model, trainer.optimizer)
     if sharded is not None:  # rank 0 alone needs memory for the whole state
         return trainer.model.state_dict(), sharded.state_dict(root=0)
-    mine = trainer.model.state_dict(), trainer.optimizer.state_dict()
+    states = trainer.model.state_dict(), trainer.optimizer.state_dict()
     if not trainer.reducer.traits.state.differs:
-        return mine
+        return states
     rule_state = trainer.reducer.rule_state()
-    own = {"weights": mine[0], "optimizer": mine[1], "rule": rule_state}
-    ranks = world.gather_object(copied(own, HOST))  # a rank may not have the device of another
+    rank_state = {"weights": states[0], "optimizer": states[1], "rule": rule_state}
+    ranks = world.gather_object(copied(rank_state, HOST))  # a rank may not have the device of another
     if trainer.reducer.traits.state is RankState.ANCHORED:
         with trainer.reducer.weights.averaged():
-            return copied(mine[0]), {RANKS: ranks}
-    weights = copy(mine[0])
-    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in mine[0] if ranks)
+            return copied(states[0]), {RANKS: ranks}
+    weights = copy(states[0])
+    weights.update((name, _mean([rank["weights"][name] for rank in ranks])) for name in states[0] if ranks)
     return weights, {RANKS: ranks}
 
 
@@ -83,14 +83,14 @@ def load_states(trainer: Trainer, world: World, checkpoint: Checkpoint) -> list[
     Raises the errors of `load_state_dict` where it does not fit.
     """
     ranks, state = checkpoint.optimizer.get(RANKS), trainer.reducer.traits.state
-    anchored = any(ANCHOR in one.get("rule", {}).get("kept", ()) for one in ranks or ())
+    anchored = any(ANCHOR in rank.get("rule", {}).get("kept", ()) for rank in ranks or ())
     kept = state.differs and (anchored or not state.has_anchor)  # else each would begin with an anchor of its own
     if kept and ranks is not None and len(ranks) == world.size:
         load_rank(trainer, checkpoint.step, **ranks[world.rank])
         return []
     if ranks is None:
-        own = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)
-        load_rank(trainer, checkpoint.step, checkpoint.weights, own)
+        optimizer = cut_optimizer_state(trainer.model, trainer.optimizer, checkpoint.optimizer)
+        load_rank(trainer, checkpoint.step, checkpoint.weights, optimizer)
         return []
     load_rank(trainer, checkpoint.step, checkpoint.weights)
     begin = "the anchor, their weights after the last outer steps" if anchored else "the mean of the weights"
@@ -114,7 +114,7 @@ def load_rank(
     load_weights(trainer.model, weights)
     if optimizer is not None:
         groups = trainer.optimizer.param_groups
-        options = [{name: one for name, one in group.items() if name != "params"} for group in groups]
+        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         trainer.optimizer.load_state_dict(optimizer)
         for group, option in zip(trainer.optimizer.param_groups, options, strict=True):
             group.update(option)
@@ -141,10 +141,10 @@ def resume_run(
         names = world.call_on_root(lambda: checkpoint_names(folder / run_directory.CHECKPOINTS))
         checkpoint = newest_copy(memory, world, newer_than=max(map(step_of, names), default=-1))
     if checkpoint is None:
-        found = world.call_on_root(lambda: find_checkpoint(folder))
-        if found is None:
+        newest = world.call_on_root(lambda: find_checkpoint(folder))
+        if newest is None:
             return RunPoint(), [], []
-        checkpoint, damaged = found
+        checkpoint, damaged = newest
     point, notes = load_checkpoint(checkpoint, trainer, world)
     return point, damaged, notes
 
@@ -204,7 +204,9 @@ def discard_newer(
         renamed = rename_damaged(checkpoints, damaged)
     except OSError as error:
         raise CheckpointError(f"cannot rename a damaged checkpoint: {error}; rename it, then resume again") from error
-    notes = [f"{one}; it is now {new}, and the previous one is used" for one, new in zip(damaged, renamed, strict=True)]
+    notes = [
+        f"{damage}; it is now {new}, and the previous one is used" for damage, new in zip(damaged, renamed, strict=True)
+    ]
     if removed := remove_newer(checkpoints, step):
         notes.append(
             f"not all workers had left a snapshot for {', '.join(removed)}: removed, and an earlier checkpoint is used"
@@ -222,11 +224,11 @@ def made_on() -> str:
 
 def check_alike(world: World, virtual: int) -> None:
     """Check that products have the same bits on all ranks. Raises UsageError naming two that differ. Collective."""
-    found = world.all_gather_object(made_on())
-    for rank, here in enumerate(found):
-        if here != found[0]:
+    hosts = world.all_gather_object(made_on())
+    for rank, here in enumerate(hosts):
+        if here != hosts[0]:
             raise UsageError(
-                f"training.virtual_ranks = {virtual} promises the same bits, but rank 0 computes with {found[0]}, and "
+                f"training.virtual_ranks = {virtual} promises the same bits, but rank 0 computes with {hosts[0]}, and "
                 f"rank {rank} with {here}; take hosts of one kind, or train without virtual ranks"
             )
 

@@ -106,8 +106,8 @@ class Timeline:
         settings = {id(chosen): chosen for _, chosen in self._steps}  # a few, each of many steps
         played = {key: spans_of(steady_step(chosen.rule, chosen.costs)) for key, chosen in settings.items()}
         predicted = lay([(begin - self._zero, played[id(chosen)]) for begin, chosen in self._steps])
-        mine = [*(timeline_span(span, self._zero) for span in self._spans), *predicted]
-        everyone = self._world.all_gather_object(mine)
+        spans = [*(timeline_span(span, self._zero) for span in self._spans), *predicted]
+        everyone = self._world.all_gather_object(spans)
         self._world.call_on_root(lambda: path.write_text(json.dumps(document(everyone))))
 
 
@@ -149,11 +149,11 @@ def lane_order(lane: str) -> tuple[int, bool, str, int]:
     >>> sorted(["update 10", "predicted update", "main", "update 9"], key=lane_order)
     ['main', 'update 9', 'update 10', 'predicted update']
     """
-    name, _, number = lane.removeprefix(PREDICTED).rpartition(" ")
-    if not number.isdecimal():
-        name, number = lane.removeprefix(PREDICTED), "0"
+    name, _, lane_number = lane.removeprefix(PREDICTED).rpartition(" ")
+    if not lane_number.isdecimal():
+        name, lane_number = lane.removeprefix(PREDICTED), "0"
     place = LANES.index(name) if name in LANES else len(LANES)
-    return place, lane.startswith(PREDICTED), name, int(number)
+    return place, lane.startswith(PREDICTED), name, int(lane_number)
 
 
 def spans_of(step: Sequence[TaskSpan]) -> list[TimelineSpan]:
@@ -161,17 +161,17 @@ def spans_of(step: Sequence[TaskSpan]) -> list[TimelineSpan]:
 
     Parameters that are read one after another, without a wait between them, are one span: `forward`.
     """
-    found: list[TimelineSpan] = []
+    spans: list[TimelineSpan] = []
     forward: int | None = None  # place of the last of these
-    for span in sorted((one for one in step if one.end > one.begin), key=lambda one: one.begin):
+    for span in sorted((played for played in step if played.end > played.begin), key=lambda played: played.begin):
         reads = span.task.operation in (op.BEGIN, op.FORWARD)
         name, lane = op.FORWARD.name if reads else str(span.task), PREDICTED + span.task.lane
-        if reads and forward is not None and found[forward].end == span.begin:
-            found[forward] = found[forward]._replace(end=span.end)
+        if reads and forward is not None and spans[forward].end == span.begin:
+            spans[forward] = spans[forward]._replace(end=span.end)
             continue
-        forward = len(found) if reads else forward
-        found.append(TimelineSpan(name, PREDICTED.strip(), lane, span.begin, span.end))
-    return found
+        forward = len(spans) if reads else forward
+        spans.append(TimelineSpan(name, PREDICTED.strip(), lane, span.begin, span.end))
+    return spans
 
 
 class LaidStep(NamedTuple):
@@ -188,16 +188,16 @@ def lay(steps: Sequence[tuple[float, Sequence[TimelineSpan]]]) -> list[TimelineS
 
     `steps` are the begin of each measured step, in seconds, and its predicted spans in seconds since then.
     """
-    lanes = dict.fromkeys(one.lane for _, spans in steps for one in spans)
+    lanes = dict.fromkeys(span.lane for _, spans in steps for span in spans)
     return [span for lane in lanes for span in _numbered([*_laid(steps, lane)])]
 
 
 def _laid(steps: Sequence[tuple[float, Sequence[TimelineSpan]]], lane: str) -> Iterator[LaidStep]:
     """Yield what steps have in a lane."""
     for begin, spans in steps:
-        mine = [one._replace(begin=begin + one.begin, end=begin + one.end) for one in spans if one.lane == lane]
-        if mine:
-            yield LaidStep(min(one.begin for one in mine), max(one.end for one in mine), mine)
+        in_lane = [span._replace(begin=begin + span.begin, end=begin + span.end) for span in spans if span.lane == lane]
+        if in_lane:
+            yield LaidStep(min(span.begin for span in in_lane), max(span.end for span in in_lane), in_lane)
 
 
 def _numbered(steps: Sequence[LaidStep]) -> Iterator[TimelineSpan]:
@@ -206,19 +206,19 @@ def _numbered(steps: Sequence[LaidStep]) -> Iterator[TimelineSpan]:
     for turn, together in enumerate(tracks(steps)):
         for step in together:
             for row, track in enumerate(tracks(step.spans)):
-                number = turn * height + row + 1
-                yield from (one if number == 1 else one._replace(lane=f"{one.lane} {number}") for one in track)
+                index = turn * height + row + 1
+                yield from (span if index == 1 else span._replace(lane=f"{span.lane} {index}") for span in track)
 
 
 def document(ranks: Iterable[Sequence[TimelineSpan]]) -> dict[str, Any]:
     """Return the trace of the spans of all ranks, as the JSON object that the format prescribes."""
-    found = [event for rank, spans in enumerate(ranks) for event in events(rank, spans)]
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+    trace_events = [event for rank, spans in enumerate(ranks) for event in events(rank, spans)]
+    return {"traceEvents": trace_events, "displayTimeUnit": "ms"}
 
 
 def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
     """Yield the trace events of one rank, whose spans begin at second 0."""
-    lanes = {name: number for number, name in enumerate(sorted({span.lane for span in spans}, key=lane_order))}
+    lanes = {name: lane for lane, name in enumerate(sorted({span.lane for span in spans}, key=lane_order))}
     yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     for name, lane in lanes.items():
@@ -228,11 +228,11 @@ def events(rank: int, spans: Sequence[TimelineSpan]) -> Iterator[Event]:
         begin, end = _nanoseconds(span.begin), _nanoseconds(span.end)
         place = {"pid": rank, "tid": lanes[span.lane], "ts": begin / 1e3, "dur": (end - begin) / 1e3}
         yield {"ph": "X", "name": span.name, "cat": span.kind, **place}
-    for number, chain in enumerate(_chains(spans)):
-        for position, (span, at) in enumerate(chain):
+    for index, chain in enumerate(_chains(spans)):
+        for position, (span, seconds) in enumerate(chain):
             phase = "s" if position == 0 else "f" if position == len(chain) - 1 else "t"
-            place = {"pid": rank, "tid": lanes[span.lane], "ts": _nanoseconds(at) / 1e3}
-            yield {"ph": phase, "bp": "e", "name": "gradient", "cat": "gradient", "id": f"{rank}.{number}", **place}
+            place = {"pid": rank, "tid": lanes[span.lane], "ts": _nanoseconds(seconds) / 1e3}
+            yield {"ph": phase, "bp": "e", "name": "gradient", "cat": "gradient", "id": f"{rank}.{index}", **place}
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -255,6 +255,6 @@ def _chains(spans: Sequence[TimelineSpan]) -> Iterator[list[tuple[TimelineSpan, 
                 for span in of[operation, key]
                 if pack.end <= span.end and pack.begin <= span.begin < until
             ]
-            source = next((one for one in reversed(backwards) if one.begin <= pack.begin), None)
+            source = next((backward for backward in reversed(backwards) if backward.begin <= pack.begin), None)
             if source is not None and later:
                 yield [(source, min(pack.begin, source.end)), *((span, span.begin) for span in later[:2])]

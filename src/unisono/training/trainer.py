@@ -134,8 +134,8 @@ class Trainer:
         reducer.control.samples = float(samples)
         if (virtual := reducer.programs.virtual) is not None:
             with name_nondeterministic():
-                for one in virtual.passes(self.model, (inputs, labels), whole, seed, self._pass_without_samples):
-                    total += self._pass(*one)
+                for share in virtual.passes(self.model, (inputs, labels), whole, seed, self._pass_without_samples):
+                    total += self._pass(*share)
         elif samples or self._exchanges:
             total = self._pass(inputs, labels)
         else:
@@ -239,24 +239,24 @@ class Trainer:
             return
         source, last = iter(batches), None
         while True:
-            found = next(source, None)
-            left = self.world.allreduce(torch.tensor(int(found is not None)), op="maximum")
+            batch = next(source, None)
+            left = self.world.allreduce(torch.tensor(int(batch is not None)), op="maximum")
             if not left:
                 return
-            last = found or last
+            last = batch or last
             if last is None:
                 raise UsageError(f"rank {self.world.rank} has no test samples, and split layers need its calls")
-            yield found or (last[0][:0], last[1][:0])
+            yield batch or (last[0][:0], last[1][:0])
 
     def awaited(self, batches: Iterator[Batch], dtype: torch.dtype) -> Iterator[Batch]:
         """Yield the batches with inputs of `dtype`; integers stay. The time until each is there counts as loading."""
         while True:
             with self.recorder.record("loading"), self.span("wait for data", "waiting"):
-                found = next(batches, None)
-                if found is None:
+                batch = next(batches, None)
+                if batch is None:
                     return
-                found = cast_inputs(found[0], dtype), found[1]
-            yield found
+                batch = cast_inputs(batch[0], dtype), batch[1]
+            yield batch
 
     def span(self, name: str, kind: str) -> AbstractContextManager[None]:
         """Return a context that records its block in the timeline, if there is one."""

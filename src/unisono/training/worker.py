@@ -68,7 +68,7 @@ class WorkerPlayer(EventPlayer):
         super().__init__(run)
         links = run.trainer.reducer.links
         assert links is not None, "the reducer of an asynchronous rule has links"
-        self.rule, self.links, self.number = rule, links, run.world.rank
+        self.rule, self.links, self.worker = rule, links, run.world.rank
         self.counters, self.request = WorkerCounters(), Request.NONE
         self._beginning = begin_new(links.seats)
         self._made = 0  # samples of the last step
@@ -79,7 +79,7 @@ class WorkerPlayer(EventPlayer):
             run.notes.append(f"no prediction is sealed: rule {name} has no step that all ranks make together")
 
     def begin(self, before: Recipe | None) -> None:
-        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of one that is replayed."""
+        """Load the centre of a run that is resumed, whose recipe was `before`, or the log of a replayed one."""
         run, source = self.run, self.run.options.replay
         if before is not None:
             check_change(before, run.recipe, RunPoint(step=1), run.feed.fingerprint)
@@ -91,7 +91,7 @@ class WorkerPlayer(EventPlayer):
 
     def train(self) -> int:
         """Train as worker or serve, or both. Return the exit code."""
-        run, trains = self.run, self.number < self.links.seats.workers
+        run, trains = self.run, self.worker < self.links.seats.workers
         processes = run.world.all_gather_object((socket.gethostname(), os.getpid()))
         if run.world.rank == 0:
             for note in run.notes:
@@ -115,7 +115,7 @@ class WorkerPlayer(EventPlayer):
         self.exchange = reducer.exchange = WorkerExchange(self.links.seats.workers, coding)
         if snapshot is None:  # the worker begins at the centre
             state = self._beginning.states[0]
-            self.counters = WorkerCounters(state.workers[self.number].step, known=state.samples)
+            self.counters = WorkerCounters(state.workers[self.worker].step, known=state.samples)
             reducer.programs.resume(self.counters.step)
         else:
             self.counters = WorkerCounters(**snapshot.progress)
@@ -169,18 +169,18 @@ class WorkerPlayer(EventPlayer):
     @property
     def batch(self) -> int:
         """Samples of a step of this worker: its share of the recipe's batch."""
-        first, last = bounds(self.run.recipe.training.batch, self.links.seats.workers, self.number)
+        first, last = bounds(self.run.recipe.training.batch, self.links.seats.workers, self.worker)
         return last - first
 
     def _events(self) -> Iterator[Event]:
-        """Yield steps, and what the replies to their exchanges order, until one orders to stop."""
+        """Yield steps, and what the replies to their exchanges order, until a reply orders to stop."""
         now, orders, seed = self.counters, Order.NONE, self.run.recipe.training.seed
         yield Draw(0, now.step)
         while not orders & Order.STOP:
             header = self._header(Kind.EXCHANGE) if self.rule.exchanges(program.Step(now.step)) else None
             if header is not None:
                 self.losses = LossSum()
-            yield TrainStep(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.number), header)
+            yield TrainStep(now.step, now.step, self._rate(), seed_of_step(seed, now.step, self.worker), header)
             if header is not None:
                 reply = self._replies[0]
                 known, orders = now.known, reply.orders
@@ -199,9 +199,9 @@ class WorkerPlayer(EventPlayer):
         """Train on the next batch, and exchange with the servers where there is a header to announce it."""
         if event.exchange is not None:
             model = self.run.trainer.model
-            self._buffers = {name: one.clone() for name, one in model.named_buffers() if name in self._state}
+            self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in self._state}
             modules = model.named_modules(remove_duplicate=False)
-            extra = {f"{name}._extra_state".lstrip("."): one.get_extra_state for name, one in modules}
+            extra = {f"{name}._extra_state".lstrip("."): module.get_extra_state for name, module in modules}
             self._extra = {name: copied(extra[name]()) for name in self._state if name in extra}
             self._sent = event.exchange
             self.exchange.prepare(event.exchange)
@@ -220,7 +220,7 @@ class WorkerPlayer(EventPlayer):
         counters = WorkerCounters(header.step, header.samples, header.loss, event.known)
         state = Checkpoint(event.cut, **self.exchange.snapshot, progress=asdict(counters))
         with trainer.span("write", "checkpoint"):
-            save(worker_folder(self.run.home, self.number), state)
+            save(worker_folder(self.run.home, self.worker), state)
 
     def shared(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of the centre that came last."""
@@ -261,7 +261,7 @@ class WorkerPlayer(EventPlayer):
 
     def _header(self, kind: Kind) -> WorkerHeader:
         now, seconds = self.counters, self.run.trainer.recorder.split()
-        times = tuple(seconds[one] for one in KINDS)
+        times = tuple(seconds[name] for name in KINDS)
         return WorkerHeader(kind, now.step, now.samples, self.losses.total, self._take_request(), times)
 
     def _copy_state(self) -> dict[str, Any]:
@@ -282,11 +282,11 @@ class WorkerPlayer(EventPlayer):
         last = self.exchange.last
         if last is None:
             return
-        replies = [one._replace(orders=Order.NONE) for one in last.replies]  # no worker leaves a snapshot for it
+        replies = [reply._replace(orders=Order.NONE) for reply in last.replies]  # no worker leaves a snapshot for it
         with self.run.trainer.reducer.weights.centre(last.centre, self.exchange.centre_buffers, wait=False):
             weights = copied(self._state)
         weights.update(self._extra)
-        step = sum(one.step for one in replies[0].workers)
+        step = sum(worker.step for worker in replies[0].workers)
         centre = centre_checkpoint(step, weights, replies, self.run.feed.fingerprint)
         save(self.run.home / run_directory.CHECKPOINTS, centre)
 
@@ -315,10 +315,10 @@ class WorkerPlayer(EventPlayer):
         source = self.run.options.replay
         if orders & Order.FETCH and source is not None:
             different = compare(self.run.home, source)
-            found = f"are those of {source}, bit for bit"
+            verdict = f"are those of {source}, bit for bit"
             if different is not None:
-                code, found = 1, f"differ from those of {source}: {different} is the first that does"
-            self.run.display.log(f"the final weights {found}")
+                code, verdict = 1, f"differ from those of {source}: {different} is the first that does"
+            self.run.display.log(f"the final weights {verdict}")
         return code
 
     def _receive_reply(self, server: int = 0) -> Reply:
@@ -367,32 +367,33 @@ def make_server(
     `request` returns the request of a signal to this process, once.
     """
     reducer, training, seats = run.trainer.reducer, run.recipe.training, rule.seats(run.world.size)
-    number = run.world.rank - (seats.workers if rule.server == "rank" else 0)
-    if not 0 <= number < seats.servers:
+    server = run.world.rank - (seats.workers if rule.server == "rank" else 0)
+    if not 0 <= server < seats.servers:
         return None
     links, layout = reducer.links, reducer.programs.layout()
     assert links is not None, "the reducer of an asynchronous rule has links"
     server_of = rule.server_of(layout)
-    mine = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == number}
+    flats = {key: flat for key, flat in reducer.weights.flats().items() if server_of[key] == server}
     reducer.buffers.pack()
     codings = [  # of copies: made before the first exchange moves the centre
-        Coding(rule.exchange.wire, False, {key: one.clone() for key, one in mine.items()}) for _ in range(seats.workers)
+        Coding(rule.exchange.wire, False, {key: flat.clone() for key, flat in flats.items()})
+        for _ in range(seats.workers)
     ]
     buffers = reducer.buffers.flat.clone() if layout.buffers else None
     workers = enumerate(processes[: seats.workers])
     here = {worker: process for worker, (host, process) in workers if host == socket.gethostname()}
     return Server(
         rule,
-        number,
+        server,
         layout,
-        Centre(mine, codings.__getitem__, buffers, reducer.buffers.move),
+        Centre(flats, codings.__getitem__, buffers, reducer.buffers.move),
         MpiPort(links.comm, seats.workers, links.timeout, here),
-        beginning.states[number],
+        beginning.states[server],
         Budget(run.feed.samples, training.epochs, training.checkpoint_every * training.batch),
         clock=lambda: run.elapsed,
         timeout=links.timeout,
-        log=EventLog(run.home, number),
-        replay=None if beginning.recorded is None else Replay(beginning.recorded[number]),
+        log=EventLog(run.home, server),
+        replay=None if beginning.recorded is None else Replay(beginning.recorded[server]),
         due=Timer(60 * training.checkpoint_minutes).due,
         request=request,
         observe=(lambda _: None) if run.timeline is None else run.timeline.add,

@@ -43,10 +43,10 @@ def test_each_file_has_a_prediction_or_an_error(tmp_path: Path) -> None:
     assert [first["class"], second["class"]] == ["3", "4"]
     assert first["probability"] / second["probability"] == pytest.approx(np.exp(2))
     assert one["probability"] == pytest.approx(other["probability"])
-    assert white.words == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
+    assert white.line == f"3 {first['probability']:.2%}  4 {second['probability']:.2%}"
     reason = "No such file or directory; give the path of a file that can be read"
     assert missing == FilePrediction(files[1], reason, {"error": reason}, broken=True)
-    assert text.words.startswith("it is no image in a format that Pillow knows; the run takes images")
+    assert text.line.startswith("it is no image in a format that Pillow knows; the run takes images")
 
 
 NAMES = ("a", "b", "c")

@@ -82,10 +82,10 @@ def rename_damaged(folder: Path, damaged: Sequence[DamagedCheckpointError]) -> l
     """Rename damaged checkpoints, so that none is read as a checkpoint again. Return their new names."""
     renamed = []
     for name in (error.name for error in damaged):
-        new, number = f"{name}{DAMAGED_SUFFIX}", 1
+        new, count = f"{name}{DAMAGED_SUFFIX}", 1
         while os.path.lexists(folder / new):
-            number += 1
-            new = f"{name}{DAMAGED_SUFFIX}-{number}"
+            count += 1
+            new = f"{name}{DAMAGED_SUFFIX}-{count}"
         (folder / name).rename(folder / new)
         renamed.append(new)
     return renamed
@@ -104,10 +104,10 @@ def _load(path: Path) -> Checkpoint:
 
 
 def _optimizer_of_format_1(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {int(number): dict(entries) for number, entries in rest["values"].items()}
+    state: dict[int, dict[str, Any]] = {int(parameter): dict(entries) for parameter, entries in rest["values"].items()}
     for name, tensor in tensors.items():
-        number, key = name.split(".", 1)
-        state.setdefault(int(number), {})[key] = tensor
+        parameter, key = name.split(".", 1)
+        state.setdefault(int(parameter), {})[key] = tensor
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
@@ -172,8 +172,8 @@ def remove_newer(folder: Path, step: int) -> list[str]:
 
     The run's folder is locked: no other process writes. Raises CheckpointError where the disk refuses.
     """
-    words = f"cannot remove what is newer than the checkpoint of step {step} in {folder}"
-    with naming_os_errors(words, CheckpointError, "; remove it, then resume again"):
+    failure = f"cannot remove what is newer than the checkpoint of step {step} in {folder}"
+    with naming_os_errors(failure, CheckpointError, "; remove it, then resume again"):
         for left in folder.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         for left in folder.glob(f"step-*{REPLACED_SUFFIX}"):
@@ -236,10 +236,10 @@ def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Ou
         if tensor.numel() and memory in names:
             return names[memory]
         name = plain = ".".join(map(str, path))
-        number = 1
+        count = 1
         while name in tensors:  # "a.b", and b of a
-            number += 1
-            name = f"{plain}#{number}"
+            count += 1
+            name = f"{plain}#{count}"
         tensors[name], names[memory] = tensor, name
         return name
 
@@ -253,11 +253,11 @@ def flatten_state(state: object, what: str) -> tuple[dict[str, torch.Tensor], Ou
             for key in value:
                 if type(key) not in SCALARS:
                     raise _unsupported(what, (*path, key), f"has a key of type {type(key).__name__}")
-            found = {"dict": [[key, outline(part, (*path, key))] for key, part in value.items()]}
+            outlined = {"dict": [[key, outline(part, (*path, key))] for key, part in value.items()]}
             versions = getattr(value, "_metadata", None)
-            return found if versions is None else {**found, "metadata": outline(versions, (*path, "_metadata"))}
+            return outlined if versions is None else {**outlined, "metadata": outline(versions, (*path, "_metadata"))}
         if isinstance(value, list | tuple) and kind:
-            return {kind: [outline(part, (*path, number)) for number, part in enumerate(value)]}
+            return {kind: [outline(part, (*path, index)) for index, part in enumerate(value)]}
         raise _unsupported(what, path, f"is of type {type(value).__module__}.{type(value).__qualname__}")
 
     return tensors, outline(state, ())
@@ -271,9 +271,9 @@ def unflatten_state(outline: Outline, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        found = {key: unflatten_state(part, tensors) for key, part in content}
+        restored = {key: unflatten_state(part, tensors) for key, part in content}
         versions = outline.get("metadata")
-        return found if versions is None else _with_versions(found, unflatten_state(versions, tensors))
+        return restored if versions is None else _with_versions(restored, unflatten_state(versions, tensors))
     parts = [unflatten_state(part, tensors) for part in content]
     return parts if kind == "list" else tuple(parts)
 
@@ -299,10 +299,10 @@ def copied(value: Any, to: str | None = None) -> Any:
         return value.detach().clone() if to is None else value.detach().to(to)
     if isinstance(value, dict):
         state = copy(value)  # with the versions of a model's modules
-        state.update((key, copied(one, to)) for key, one in value.items())
+        state.update((key, copied(part, to)) for key, part in value.items())
         return state
     kind = type(value)
-    return kind(copied(one, to) for one in value) if kind in (list, tuple) else value
+    return kind(copied(part, to) for part in value) if kind in (list, tuple) else value
 
 
 def check_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

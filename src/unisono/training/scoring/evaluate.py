@@ -141,11 +141,11 @@ def sum_scores(
     confusion = None if classes is None else torch.zeros(classes, classes, dtype=torch.int64)
     for inputs, labels in batches:
         scores = forward(inputs)
-        own, counts = labels.to(scores.device), counts.to(scores.device)
-        counts += count(scores, own)
+        targets, counts = labels.to(scores.device), counts.to(scores.device)
+        counts += count(scores, targets)
         if confusion is not None:
             confusion = confusion.to(scores.device)
-            confusion += count_confusion(scores, own)
+            confusion += count_confusion(scores, targets)
     return counts.cpu(), None if confusion is None else confusion.cpu()
 
 
@@ -250,7 +250,7 @@ def read_both(trained_on: Path, pack: Path | None) -> tuple[Index, Index]:
     from unisono.data.pack.index import read_index  # noqa: PLC0415  of the extra `data`
 
     train = read_index(split_folder(trained_on, TRAIN_SPLITS))
-    other = trained_on if pack is None else pack
-    test = read_index(other if (other / INDEX).is_file() else split_folder(other, TEST_SPLITS))
+    folder = trained_on if pack is None else pack
+    test = read_index(folder if (folder / INDEX).is_file() else split_folder(folder, TEST_SPLITS))
     check_alike(train, test)
     return train, test

@@ -162,9 +162,9 @@ class Evaluation:
             data |= {"bits_per_byte": finite(self.bits_per_byte)}
             speeds = [{**entry._asdict(), "tokens_per_second": self.speed(entry)} for entry in self.throughput]
             return {**data, "throughput": speeds}
-        each = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), recalls(counts.T), strict=True)
+        rows = zip(self.classes, counts.sum(axis=1).tolist(), recalls(counts), recalls(counts.T), strict=True)
         names = "class", "samples", "recall", "precision"
-        classes = [dict(zip(names, one, strict=True)) for one in each]
+        classes = [dict(zip(names, row, strict=True)) for row in rows]
         return {**data, "classes": classes, "confusion": counts.tolist(), "throughput": speeds}
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -248,7 +248,7 @@ def classes_drawn(counts: Counts) -> list[int]:
 def confusion_map(counts: Counts, classes: Sequence[str]) -> HeatMap:
     """Return the picture of `counts`, (classes, classes), as data."""
     drawn, note = classes_drawn(counts), ""
-    names = [classes[number] for number in drawn]
+    names = [classes[index] for index in drawn]
     rows = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…" for name in names]
     totals, samples, columns = counts.sum(axis=1)[drawn], counts[np.ix_(drawn, drawn)], rows
     if len(drawn) < len(classes):
@@ -258,6 +258,6 @@ def confusion_map(counts: Counts, classes: Sequence[str]) -> HeatMap:
         [HeatCell(str(count), count / total) if count else HeatCell("") for count in row]
         for row, total in zip(samples.tolist(), totals.tolist(), strict=True)
     ]
-    shares = [recalls(counts)[number] for number in drawn]
+    shares = [recalls(counts)[index] for index in drawn]
     ends = ["–" if share is None else f"{share:.1%}" for share in shares]
     return HeatMap(note, ("class", "guess"), rows, columns, cells, ends)

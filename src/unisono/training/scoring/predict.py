@@ -63,7 +63,7 @@ class FilePrediction(NamedTuple):
     """Prediction of a file, or the reason why it has none, as a line and as data for JSON."""
 
     file: Path
-    words: str
+    line: str
     data: dict[str, Any]
     broken: bool = False
     """True where the file cannot be read."""
@@ -92,7 +92,7 @@ def most_probable(scores: torch.Tensor, name_of: Callable[[int], str], most: int
         raise UsageError("the network's scores are not finite: its training has diverged; train it at a lower rate")
     best = scores.double().softmax(0).topk(min(most, len(scores)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(name_of(number), probability) for number, probability in pairs]
+    return [(name_of(index), probability) for index, probability in pairs]
 
 
 def open_inputs(data: DataOptions, tokenizer: str, batch: int = 1) -> FileInputs | TextInputs:
@@ -144,9 +144,9 @@ class FileInputs(InputFacts):
         wanted = f"the run takes {self._kind.plural}: {', '.join(self._kind.endings)}"
         if not content:
             raise DecodeError(f"it is empty; {wanted}")
-        for other in map(find_kind, KINDS):
-            if other is not self._kind and other.signature and content.startswith(other.signature):
-                raise DecodeError(f"it holds {other.plural}; {wanted}")
+        for kind in map(find_kind, KINDS):
+            if kind is not self._kind and kind.signature and content.startswith(kind.signature):
+                raise DecodeError(f"it holds {kind.plural}; {wanted}")
         memory = torch.empty((1, *self._transform.shape))
         try:
             self._transform.into(memory[0], memoryview(self._kind.encode(content, self._packing)), None)
@@ -157,8 +157,8 @@ class FileInputs(InputFacts):
     def predict(self, forward: Forward, path: Path, most: int) -> Prediction:
         """Return the most probable classes of a file. Raises OSError and DecodeError as `read` does."""
         best = most_probable(forward(self.read(path))[0], self.names.__getitem__, most)
-        words = "  ".join(f"{name} {share:.2%}" for name, share in best)
-        return words, {"classes": [{"class": name, "probability": share} for name, share in best]}
+        line = "  ".join(f"{name} {share:.2%}" for name, share in best)
+        return line, {"classes": [{"class": name, "probability": share} for name, share in best]}
 
 
 class TextInputs(InputFacts):
@@ -199,7 +199,7 @@ def predict_text(
     context, last = context_after(text, tokenizer.end_of_text, window)
     following = most_probable(forward(context)[0, last], lambda token: token_text(tokenizer, token), most)
     bits = scored.loss * len(text) / math.log(2) / nbytes
-    words = [
+    parts = [
         f"{len(text):,} token{'s' * (len(text) > 1)}",
         f"loss {scored.loss:.4f}",
         f"perplexity {scored.perplexity:.2f}",
@@ -213,7 +213,7 @@ def predict_text(
         "bits_per_byte": finite(bits),
         "next": [{"token": name, "probability": share} for name, share in following],
     }
-    return "  ".join(words), data
+    return "  ".join(parts), data
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

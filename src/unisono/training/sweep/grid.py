@@ -89,13 +89,13 @@ class Grid:
         """Return the points of the grid, in order."""
         combinations = list(itertools.product(*(axis.values for axis in self.axes)))
         digits = len(str(len(combinations)))
-        return tuple(self._point(f"{number:0{digits}}", values) for number, values in enumerate(combinations, start=1))
+        return tuple(self._point(f"{index:0{digits}}", values) for index, values in enumerate(combinations, start=1))
 
-    def _point(self, number: str, values: Sequence[str]) -> GridPoint:
+    def _point(self, prefix: str, values: Sequence[str]) -> GridPoint:
         short = self.short_keys
         settings = [(axis.key, value) for axis, value in zip(self.axes, values, strict=True)]
         shown = [f"{short[key]}={value}" for key, value in settings if key in short]
-        name = re.sub(r"[^\w.=+-]", "_", "-".join([number, *shown]), flags=re.ASCII)
+        name = re.sub(r"[^\w.=+-]", "_", "-".join([prefix, *shown]), flags=re.ASCII)
         return GridPoint(
             name[:MAX_NAME_CHARACTERS],  # the number leads, so that shortened names differ too
             ", ".join(shown),
@@ -135,8 +135,8 @@ def _axis(given: str) -> GridAxis:
         try:
             tomllib.loads(f"value = {value}" if value[0] in "\"'[{" else "")
         except tomllib.TOMLDecodeError as error:
-            words = f"{value} is no value of TOML; a swept value cannot contain a comma"
-            raise RecipeError(f"--set {given}: {words}") from error
+            reason = f"{value} is no value of TOML; a swept value cannot contain a comma"
+            raise RecipeError(f"--set {given}: {reason}") from error
         if values.count(value) > 1:
             raise RecipeError(f"--set {given}: the value {value} is there twice; give each value once")
     return GridAxis(key, values)
@@ -150,14 +150,14 @@ def read_recipes(path: Path, grid: Grid, ranks: int | None = None) -> dict[str, 
     if ranks is not None and any(axis.key == "ranks" for axis in grid.axes):
         raise RecipeError(f"--ranks {ranks}, but --set gives ranks too; omit one of them")
     more = [] if ranks is None else [f"ranks={ranks}"]
-    found: dict[Recipe, GridPoint] = {}
+    points: dict[Recipe, GridPoint] = {}
     for point in grid.points():
         recipe = read_recipe(path, [*more, *point.changes])
         check_run(recipe, recipe.ranks)
-        if recipe in found:
-            raise RecipeError(f"{found[recipe].label} and {point.label} are the same run; give each value once")
-        found[recipe] = point
-    return {point.name: recipe for recipe, point in found.items()}
+        if recipe in points:
+            raise RecipeError(f"{points[recipe].label} and {point.label} are the same run; give each value once")
+        points[recipe] = point
+    return {point.name: recipe for recipe, point in points.items()}
 
 
 SWEEP, RECIPES, OUTPUT = "sweep.json", "recipes", "output.txt"
@@ -245,11 +245,11 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
     Raises UsageError where another sweep is there, or runs without one, or the folder cannot be read or written.
     """
     with naming_os_errors(f"cannot read {given.folder / SWEEP}"):
-        there = (given.folder / SWEEP).exists()
-    if there:
-        found, outcomes = open_sweep(given.folder)
-        check_same(found, given)
-        return found, outcomes
+        exists = (given.folder / SWEEP).exists()
+    if exists:
+        stored, outcomes = open_sweep(given.folder)
+        check_same(stored, given)
+        return stored, outcomes
     points = given.grid.points()
     if begun := [point.name for point in points if given.is_begun(point)]:
         raise UsageError(f"{given.folder / begun[0]} holds a run, but there is no {SWEEP}; name another --folder")
@@ -260,12 +260,12 @@ def create_or_open(given: Sweep) -> tuple[Sweep, Outcomes]:
     return given, {point.name: RunOutcome() for point in points}
 
 
-def check_same(there: Sweep, given: Sweep) -> None:
+def check_same(stored: Sweep, given: Sweep) -> None:
     """Raise UsageError, naming the difference, where the sweep on the disk is not the one that was given."""
-    remedy = f"resume it with --resume {there.folder}, or start this one in another --folder"
-    if there.grid != given.grid:
-        raise UsageError(f"{there.folder} holds a sweep over {there.grid}, not {given.grid}; {remedy}")
+    remedy = f"resume it with --resume {stored.folder}, or start this one in another --folder"
+    if stored.grid != given.grid:
+        raise UsageError(f"{stored.folder} holds a sweep over {stored.grid}, not {given.grid}; {remedy}")
     for name, recipe in given.recipes.items():
-        old, new = flat(to_dict(there.recipes[name])), flat(to_dict(recipe))
+        old, new = flat(to_dict(stored.recipes[name])), flat(to_dict(recipe))
         if changed := [f"{key} = {old[key]!r}, not {new[key]!r}" for key in new if old[key] != new[key]]:
-            raise UsageError(f"{there.folder} holds a sweep of another recipe ({'; '.join(changed)}); {remedy}")
+            raise UsageError(f"{stored.folder} holds a sweep of another recipe ({'; '.join(changed)}); {remedy}")

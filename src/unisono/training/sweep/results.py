@@ -95,10 +95,10 @@ class RunGroup(NamedTuple):
 
 def grouped(grid: Grid, results: Sequence[RunResult], axes: Sequence[GridAxis]) -> list[RunGroup]:
     """Return a group for each combination of values of these swept axes, in the order of the grid."""
-    numbers = [grid.swept.index(axis) for axis in axes]
+    indexes = [grid.swept.index(axis) for axis in axes]
     groups: defaultdict[tuple[str, ...], list[RunResult]] = defaultdict(list)
     for result in results:
-        groups[tuple(result.point.values[number] for number in numbers)].append(result)
+        groups[tuple(result.point.values[index] for index in indexes)].append(result)
     return [
         RunGroup(values, tuple(run.final.last for run in runs if run.final), len(runs))
         for values, runs in groups.items()
@@ -193,7 +193,7 @@ def seed_table(grid: Grid, results: Sequence[RunResult]) -> ReportTable:
         mean, std = (NONE if value is None else measure.words(value) for value in (group.mean, group.std))
         extent = f"{measure.words(min(group.finals))} to {measure.words(max(group.finals))}" if group.finals else NONE
         rows.append((*group.values, mean, std, extent, f"{len(group.finals)} of {group.runs}"))
-    known = [(measure.merit(group.mean), -number) for number, group in enumerate(groups) if group.mean is not None]
+    known = [(measure.merit(group.mean), -index) for index, group in enumerate(groups) if group.mean is not None]
     header = (*keys, f"mean {measure.title}", "standard deviation", "range", "seeds")
     return ReportTable("Over seeds", header, tuple(rows), -max(known)[1] if known else None)
 
@@ -202,9 +202,7 @@ def to_markdown(sweep: Sweep, results: Sequence[RunResult], diagrams: Sequence[s
     """Return the report as a page, with the names of the diagrams beside it."""
     lines = [f"# Sweep of {sweep.name}", "", *(f"- `{axis.key}`: {', '.join(axis.values)}" for axis in sweep.grid.axes)]
     for table in tables(sweep.grid, results):
-        rows = [
-            [f"**{cell}**" for cell in row] if number == table.best else row for number, row in enumerate(table.rows)
-        ]
+        rows = [[f"**{cell}**" for cell in row] if index == table.best else row for index, row in enumerate(table.rows)]
         lines += ["", f"## {table.title}", "", *markdown_table(table.header, rows, left=[len(table.header) - 1])]
     failed = [result for result in results if result.outcome.status is RunStatus.FAILED]
     lines += ["", "## Failures", ""] if failed else []

@@ -132,8 +132,8 @@ def error_line(output: str) -> str:
     """
     lines = [RANK.sub("", line).strip() for line in output.splitlines() if line.strip()]
     for pattern in ERROR_LINES:
-        if found := [line for line in lines if pattern.match(line)]:
-            return found[-1]
+        if errors := [line for line in lines if pattern.match(line)]:
+            return errors[-1]
     return lines[-1] if lines else ""
 
 
@@ -150,14 +150,14 @@ class StopSignals:
         self._earlier: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (*STOPPING, signal.SIGUSR1):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._earlier[number] = signal.signal(number, self._pass_on)
+        for signum in (*STOPPING, signal.SIGUSR1):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._earlier[signum] = signal.signal(signum, self._pass_on)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal has returned it
+        for signum, handler in self._earlier.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]  # as signal.signal has returned it
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a run to end. Return its exit code, 128 + N where signal N has ended it."""
@@ -168,11 +168,11 @@ class StopSignals:
         self._process = None
         return code if code >= 0 else 128 - code
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        if number in STOPPING and self.received is None:
-            self.received = number
+    def _pass_on(self, signum: int, _frame: FrameType | None) -> None:
+        if signum in STOPPING and self.received is None:
+            self.received = signum
         if self._process is not None:  # SIGINT would end a run without a checkpoint
-            self._process.send_signal(signal.SIGTERM if number in STOPPING else number)
+            self._process.send_signal(signal.SIGTERM if signum in STOPPING else signum)
 
 
 MAX_TABLE_WIDTH = 1000
@@ -225,13 +225,13 @@ def _make(sweep: Sweep, outcomes: Outcomes, program: Sequence[str]) -> int:
         return runs
 
     def record(point: GridPoint, outcome: RunOutcome) -> None:
-        outcomes[point.name], number = outcome, points.index(point)
-        if (curve := results()[number].final) is not None:
+        outcomes[point.name], index = outcome, points.index(point)
+        if (curve := results()[index].final) is not None:
             line = f"{curve.measure.title} {curve.measure.words(curve.last)}  {format_duration(curve.seconds[-1])}"
         else:
             failed = f": {outcome.error}  ({folder / point.name / OUTPUT})"
             line = outcome.words + (failed if outcome.status is RunStatus.FAILED else "")
-        log(f"{number + 1:>{len(str(len(points)))}}/{len(points)}  {point.label}  {line}")
+        log(f"{index + 1:>{len(str(len(points)))}}/{len(points)}  {point.label}  {line}")
 
     results()
     done = [point for point in points if sweep.is_done(point, outcomes[point.name])]
@@ -275,6 +275,6 @@ def to_rich(table: ReportTable) -> Table:
     for name in table.header[:-1]:
         shown.add_column(name, justify="right", overflow="fold")
     shown.add_column(table.header[-1], overflow="fold")
-    for number, row in enumerate(table.rows):
-        shown.add_row(*row, style="bold" if number == table.best else None)
+    for index, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if index == table.best else None)
     return shown
