@@ -48,14 +48,14 @@ class CommunicatorPool(Closing):
         self._at_exit = weakly(self.finish)
         atexit.register(self._at_exit)
 
-    def worlds(self, number: int) -> list[World]:
-        """Return the first `number` duplicates of the world; missing ones are created, by all ranks together."""
-        if len(self._dups) < number:  # exclusive: other operations may use the first one
-            self.engine.carry_out(partial(self._duplicate, number), (), (self.exclusive(0),), "dup")
-        return self._dups[:number]
+    def worlds(self, count: int) -> list[World]:
+        """Return the first `count` duplicates of the world; missing ones are created, by all ranks together."""
+        if len(self._dups) < count:  # exclusive: other operations may use the first one
+            self.engine.carry_out(partial(self._duplicate, count), (), (self.exclusive(0),), "dup")
+        return self._dups[:count]
 
-    def part_worlds(self, partition: Partition, number: int) -> tuple[tuple[int, ...], list[World]]:
-        """Return this rank's group in a partition of all ranks, and the first `number` worlds of that group.
+    def part_worlds(self, partition: Partition, count: int) -> tuple[tuple[int, ...], list[World]]:
+        """Return this rank's group in a partition of all ranks, and the first `count` worlds of that group.
 
         Missing ones are created, by all ranks together.
         """
@@ -63,18 +63,18 @@ class CommunicatorPool(Closing):
         worlds = self._parts.setdefault(partition, [])
 
         def create() -> None:
-            while len(worlds) < number:
+            while len(worlds) < count:
                 worlds.append(worlds[0].dup() if worlds else first.group_world(partition))
 
-        if len(worlds) < number:
+        if len(worlds) < count:
             self.engine.carry_out(create, (), (self.exclusive(0),), "split")
-        return next(group for group in partition if first.rank in group), worlds[:number]
+        return next(group for group in partition if first.rank in group), worlds[:count]
 
-    def exclusive(self, number: int) -> ExclusiveVariable:
+    def exclusive(self, communicator: int) -> ExclusiveVariable:
         """Return the variable that keeps the exchanges of a communicator in order."""
-        while len(self._exclusive) <= number:
+        while len(self._exclusive) <= communicator:
             self._exclusive.append(ExclusiveVariable(f"communicator {len(self._exclusive)}"))
-        return self._exclusive[number]
+        return self._exclusive[communicator]
 
     def register(self, user: CommunicatorUser) -> int:
         """Register a user, to be notified when its exchanges have to end; return its number, the same on all ranks."""
@@ -94,10 +94,10 @@ class CommunicatorPool(Closing):
             user.release()
         self.engine.close()
 
-    def _duplicate(self, number: int) -> None:
-        while len(self._dups) < number:
+    def _duplicate(self, count: int) -> None:
+        while len(self._dups) < count:
             self._dups.append((self._dups[0] if self._dups else self._world).dup())
-        self.engine.grow("communication", number)
+        self.engine.grow("communication", count)
 
 
 def call_labelled(world: World, label: str, act: Callable[[World], object]) -> None:

@@ -92,8 +92,8 @@ def enqueue(operation: PendingOperation) -> bool:
     for variable, mutates in operation.variables:
         variable.enter(operation, mutates)
     for variable, _ in operation.variables:
-        for other in variable.admit():
-            assert other is operation, "all others that could be admitted have been"
+        for admitted in variable.admit():
+            assert admitted is operation, "all others that could be admitted have been"
             operation.open -= 1
     if not operation.open:
         _inherit(operation)
@@ -105,11 +105,11 @@ def complete(operation: PendingOperation) -> list[PendingOperation]:
     ready: list[PendingOperation] = []
     for variable, mutates in operation.variables:
         variable.leave(operation, mutates)
-        for other in variable.admit():
-            other.open -= 1
-            if not other.open:
-                _inherit(other)
-                ready.append(other)
+        for admitted in variable.admit():
+            admitted.open -= 1
+            if not admitted.open:
+                _inherit(admitted)
+                ready.append(admitted)
     return ready
 
 

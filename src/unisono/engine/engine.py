@@ -152,8 +152,8 @@ class ThreadPool:
     def _start(self) -> None:
         with self._lock:
             added = [
-                threading.Thread(target=_work, args=(self._queue,), name=f"unisono {self._name} {number}", daemon=True)
-                for number in range(len(self._threads), self._size)
+                threading.Thread(target=_work, args=(self._queue,), name=f"unisono {self._name} {index}", daemon=True)
+                for index in range(len(self._threads), self._size)
             ]
             self._threads += added
             weakref.finalize(self, _end, self._queue, len(added)).atexit = False
@@ -191,7 +191,7 @@ class Engine(Closing):
     """Engine with so many `threads` for each kind of work."""
 
     def __init__(self, threads: Mapping[str, int]) -> None:
-        self._pools = {kind: ThreadPool(kind, number) for kind, number in threads.items()}
+        self._pools = {kind: ThreadPool(kind, count) for kind, count in threads.items()}
         self._pending = 0  # operations that are not over
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -322,11 +322,11 @@ class Engine(Closing):
             handle = over.pop()
             begin: list[Handle] = []
             with self._idle:
-                for other in cast(list[Handle], complete(handle)):
-                    (over if self._admit(other) else begin).append(other)
+                for successor in cast(list[Handle], complete(handle)):
+                    (over if self._admit(successor) else begin).append(successor)
                 self._pending -= 1
                 if not self._pending:
                     self._idle.notify_all()
             handle.finish()
-            for other in begin:
-                self._begin(other)
+            for successor in begin:
+                self._begin(successor)
