@@ -56,11 +56,11 @@ def ladder(recipe: Recipe) -> dict[str, Switches]:
         in_memory = data.storage if data.storage not in (FILES, STREAMED) else AUTO
         steps.insert(3, ("memory", "data.storage", off, in_memory))
     now = {key: off for _, key, off, _ in steps}
-    found: dict[str, Switches] = {"all off": dict(now)}
+    runs: dict[str, Switches] = {"all off": dict(now)}
     for label, key, _, on in steps:
         now[key] = on
-        found[label] = dict(now)
-    return found
+        runs[label] = dict(now)
+    return runs
 
 
 def _unless(value: str, off: str, on: str) -> str:
@@ -74,15 +74,15 @@ def run_variants(
 
     Raises UsageError with the last line of a run that fails.
     """
-    found = []
+    measured = []
     for label, switches in variants.items():
-        words = [*train, *(word for key, value in switches.items() for word in ("--set", f"{key}={value}"))]
-        command = shlex.join(words).replace("{", "{{").replace("}", "}}")
+        arguments = [*train, *(argument for key, value in switches.items() for argument in ("--set", f"{key}={value}"))]
+        command = shlex.join(arguments).replace("{", "{{").replace("}", "}}")
         rows = {row.name: row for row in carry_out(FigureRun(label, f"{command} --run {{out}}"), folder)}
         accuracy = rows.get("test accuracy")
-        found.append(Variant(label, rows["an epoch"], None if accuracy is None else accuracy.value))
-        log(f"{label}: {found[-1].epoch.value:.3g} s an epoch")
-    return found
+        measured.append(Variant(label, rows["an epoch"], None if accuracy is None else accuracy.value))
+        log(f"{label}: {measured[-1].epoch.value:.3g} s an epoch")
+    return measured
 
 
 def as_data(variants: Iterable[Variant]) -> str:
@@ -101,9 +101,9 @@ def table(variants: Sequence[Variant]) -> str:
     lines, before = list[list[str]](), variants[0].epoch.value
     for label, epoch, accuracy in variants:
         gained = f"{before / epoch.value - 1:+.0%}" if lines else ""
-        whole = f"{variants[0].epoch.value / epoch.value:.2f}"
+        speedup = f"{variants[0].epoch.value / epoch.value:.2f}"
         shown = "" if accuracy is None else f"{accuracy:.1f}%"
-        lines.append([label, f"{epoch.value:.3g}", f"{epoch.low:.3g} to {epoch.high:.3g}", shown, gained, whole])
+        lines.append([label, f"{epoch.value:.3g}", f"{epoch.low:.3g} to {epoch.high:.3g}", shown, gained, speedup])
         before = epoch.value
     heads = ["", "s an epoch", "range", "accuracy", "gained", "x the first"]
     return "\n".join(markdown_table(heads, lines, left=[0]))
@@ -119,13 +119,13 @@ def write_images(folder: Path, images: int, side: int) -> DataOptions:
     folder = folder / f"{images}_images_of_{side}"
     ramp = np.linspace(0, 160, side, dtype=np.float32)
     for split, count in (("train", images), ("test", max(1, images // 4))):
-        for number in range(count):
-            label = number % 2
-            path = folder / "files" / split / str(label) / f"{number}.jpg"
+        for index in range(count):
+            label = index % 2
+            path = folder / "files" / split / str(label) / f"{index}.jpg"
             if path.exists():
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(number).integers(0, 96, (side, side, 3))
+            noise = np.random.default_rng(index).integers(0, 96, (side, side, 3))
             cv2.imwrite(
                 str(path), (noise + np.rot90(np.tile(ramp, (side, 1)), 1 + 2 * label)[..., None]).astype(np.uint8)
             )
@@ -136,8 +136,8 @@ def write_images(folder: Path, images: int, side: int) -> DataOptions:
 
 def storages(data: DataOptions) -> dict[str, Switches]:
     """Return the switches of runs on the same samples: in memory, and read at each use."""
-    there = {"from memory": PARTITIONED, "from stripes": STREAMED, "from files": FILES}
+    by_label = {"from memory": PARTITIONED, "from stripes": STREAMED, "from files": FILES}
     return {
         label: {"data.pack": data.pack, "data.files": data.files, "data.storage": storage}
-        for label, storage in there.items()
+        for label, storage in by_label.items()
     }

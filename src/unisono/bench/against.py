@@ -78,9 +78,9 @@ def measure_against(
     runs: dict[str, list[Any]] = {name: [] for name in (OURS, *peers)}
     for peer in peers:
         attempt(peer, partial(install, peer, log))
-    for number, name in plan_turns(peers, rounds):
+    for round_number, name in plan_turns(peers, rounds):
         if name not in failed:
-            log(f"round {number} of {rounds}: {name}")
+            log(f"round {round_number} of {rounds}: {name}")
             runs[name].append(attempt(name, partial(_turn, name, ranks, settings)))
     return {"ranks": ranks, "rounds": rounds, **merge({name: of for name, of in runs.items() if name not in failed})}
 
@@ -91,7 +91,7 @@ def plan_turns(peers: Sequence[str], rounds: int) -> list[tuple[int, str]]:
     >>> plan_turns(["mpich", "gloo"], 2)
     [(1, 'ours'), (1, 'mpich'), (1, 'gloo'), (2, 'ours'), (2, 'mpich'), (2, 'gloo')]
     """
-    return [(number, name) for number in range(1, rounds + 1) for name in (OURS, *peers)]
+    return [(round_number, name) for round_number in range(1, rounds + 1) for name in (OURS, *peers)]
 
 
 def _turn(name: str, ranks: int, settings: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -142,12 +142,12 @@ def install(peer: str, log: Log) -> None:
 
 def command_of(contender: str, ranks: int, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts a contender's ranks, and its environment, given this process's."""
-    own = launch_environment(environment, terminal=False)
+    variables = launch_environment(environment, terminal=False)
     if contender not in WHEELS:
         program = ["-m", "unisono.bench.collectives", contender]
-        return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], own
+        return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *program], variables
     programs = folder_of(contender, environment) / "bin"
-    kept = {key: value for key, value in own.items() if not key.startswith(HIDDEN)}
+    kept = {key: value for key, value in variables.items() if not key.startswith(HIDDEN)}
     program = ["-m", "mpi4py", str(PROGRAM), contender]
     path = os.pathsep.join([str(programs), environment.get("PATH", os.defpath)])
     return [str(programs / "mpiexec"), "-n", str(ranks), str(programs / "python"), *program], {**kept, "PATH": path}
@@ -194,7 +194,7 @@ def cell_of(row: Mapping[str, Any], memory: str, timing: str) -> Cell:
     """Return the cell of a collective and a size."""
     us = {name: of[timing] for name, of in row["us"].items()}
     peer = min(us.keys() - {ORDINARY, WINDOWS, COPY}, key=lambda name: (median(us[name]), name))
-    ratios = [own / other for own, other in zip(us[memory], us[peer], strict=True)]
+    ratios = [ours / theirs for ours, theirs in zip(us[memory], us[peer], strict=True)]
     return Cell(median(us[memory]) / median(us[peer]), min(ratios), max(ratios), peer)
 
 

@@ -158,7 +158,7 @@ def gloo_group(world: World) -> Iterator[None]:
 
 def interface_of(address: str) -> str:
     """Return the network interface that has an address; "lo" where none is found."""
-    return next((name for name, found in addresses_of_interfaces().items() if found == address), "lo")
+    return next((name for name, assigned in addresses_of_interfaces().items() if assigned == address), "lo")
 
 
 SHORT_PAYLOAD_BYTES = 256 << 10
@@ -204,13 +204,13 @@ def _setting(results: Mapping[str, Any]) -> str:
 
 def _times(rows: Sequence[Mapping[str, Any]], name: str, bounded: bool) -> Times:
     """Return the seconds of a contender, or multiples of the bound."""
-    mine = [row for row in rows if name in row["contenders"]]
-    units = [(bound_of(row) or 1.0) if bounded else 1e6 for row in mine]
+    timed = [row for row in rows if name in row["contenders"]]
+    units = [(bound_of(row) or 1.0) if bounded else 1e6 for row in timed]
     ends = (
-        [float(row["contenders"][name][end]) / unit for row, unit in zip(mine, units, strict=True)]
+        [float(row["contenders"][name][end]) / unit for row, unit in zip(timed, units, strict=True)]
         for end in ("median_us", "low_us", "high_us")
     )
-    return Times([row["bytes"] for row in mine], *ends)
+    return Times([row["bytes"] for row in timed], *ends)
 
 
 def own_contenders(world: World) -> dict[str, TimedLibrary]:
@@ -286,7 +286,7 @@ def measure_messages(world: World) -> list[dict[str, Any]]:
 
     The other ranks wait. Collective.
     """
-    found, comm = list[dict[str, Any]](), world.comm
+    rows, comm = list[dict[str, Any]](), world.comm
     for size in MESSAGES:
         ball, turns, seconds = np.zeros(size, np.uint8), 16 if size <= MANY_UP_TO else 1, list[float]()
         for _ in range(1 + SAMPLES):
@@ -298,9 +298,9 @@ def measure_messages(world: World) -> list[dict[str, Any]]:
             seconds.append((time.perf_counter() - begun) / (4 * turns))
         taken = world.call_on_root(lambda: seconds[1:])  # noqa: B023  called at once
         name = f"message of {format_bytes(size)}"
-        found.append({"name": name, "unit": "ms", "samples": [1e3 * each for each in taken]})
-        found.append({"name": f"{name}, rate", "unit": "MB/s", "samples": [size / each / 1e6 for each in taken]})
-    return found
+        rows.append({"name": name, "unit": "ms", "samples": [1e3 * each for each in taken]})
+        rows.append({"name": f"{name}, rate", "unit": "MB/s", "samples": [size / each / 1e6 for each in taken]})
+    return rows
 
 
 if __name__ == "__main__":

@@ -94,12 +94,12 @@ def layers_of(model: nn.Module, inputs: Shape) -> list[BenchLayer]:
     layers: list[BenchLayer] = []
     shadow = copy.deepcopy(model).to("meta")
     names = {module: name for name, module in shadow.named_modules() if not any(module.children())}
-    own = dict(model.named_modules())
+    modules = dict(model.named_modules())
 
     def record(module: nn.Module, given: tuple[Any, ...], outputs: Any) -> None:
         if isinstance(outputs, Tensor) and given and isinstance(given[0], Tensor):
             name = names[module]
-            layers.append(BenchLayer(name, own[name], tuple(given[0].shape), tuple(outputs.shape)))
+            layers.append(BenchLayer(name, modules[name], tuple(given[0].shape), tuple(outputs.shape)))
 
     hooks = [module.register_forward_hook(record) for module in names]
     try:
@@ -121,12 +121,12 @@ def measure_layers(
     """
     rows: list[LayerTiming] = []
     known: dict[Any, list[LayerTiming]] = {}
-    for number, layer in enumerate(layers):
-        key = (repr(layer.module), layer.inputs, number == 0)
+    for index, layer in enumerate(layers):
+        key = (repr(layer.module), layer.inputs, index == 0)
         if key not in known:
-            log(f"{number + 1}/{len(layers)} {layer.name}")
+            log(f"{index + 1}/{len(layers)} {layer.name}")
             try:
-                known[key] = list(_measure(layer, plan, dtype, first=number == 0))
+                known[key] = list(_measure(layer, plan, dtype, first=index == 0))
             except RuntimeError as error:
                 raise UsageError(
                     f"layer {layer.name}, {layer.module}, cannot be computed in {dtype}: {error}; "
@@ -216,10 +216,10 @@ def seconds_of(work: Callable[[], object], repetitions: int) -> list[float]:
     return timeit.repeat(work, number=1, repeat=1 + repetitions)[1:]
 
 
-def as_data(rows: Sequence[LayerTiming], peak: Peak, about: Mapping[str, Any]) -> dict[str, Any]:
+def as_data(rows: Sequence[LayerTiming], peak: Peak, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return all measurements as data for JSON: seconds, operations, bytes."""
     return {
-        **about,
+        **facts,
         "peak": asdict(peak),
         "medians": medians(rows, peak),
         "rows": [{**asdict(row), "share_of_bound": row.share_of_bound(peak), "bound": row.bound(peak)} for row in rows],
@@ -279,9 +279,9 @@ def _cells(row: LayerTiming, peak: Peak) -> tuple[str, ...]:
         rate = row.operations / row.seconds
         of_peak = f"{rate / peak.operations_per_second:.0%}"
         rates = f"{rate / 1e9:.0f}", of_peak, f"{row.least_bytes / row.operations:.3f}"
-    words = {way: f"{1e3 * seconds:.2f}" for way, seconds in row.times.items()}
-    others = "; ".join(f"{way} {took}" for way, took in words.items() if way not in (row.algorithm, DEFAULT))
-    return row.pass_name, f"{1e3 * row.seconds:.2f}", words.get(DEFAULT, ""), *rates, share, row.algorithm, others
+    times = {way: f"{1e3 * seconds:.2f}" for way, seconds in row.times.items()}
+    others = "; ".join(f"{way} {took}" for way, took in times.items() if way not in (row.algorithm, DEFAULT))
+    return row.pass_name, f"{1e3 * row.seconds:.2f}", times.get(DEFAULT, ""), *rates, share, row.algorithm, others
 
 
 PEAK_LAYERS: Sequence[tuple[Callable[[], nn.Module], Shape]] = (
@@ -357,8 +357,8 @@ def _accesses(name: str, memory: Tensor) -> Iterator[dict[str, Any]]:
         "writes": (size, memory.zero_),
         "copies": (2 * size, lambda: target.copy_(memory)),
     }
-    number = max(1, (1 << 20) // size)
+    calls = max(1, (1 << 20) // size)
     for kind, (moved, work) in works.items():
-        took = timeit.repeat(work, number=number, repeat=1 + ATTEMPTS)[1:]
-        rates = [moved * number / seconds / 1e9 for seconds in took]
+        took = timeit.repeat(work, number=calls, repeat=1 + ATTEMPTS)[1:]
+        rates = [moved * calls / seconds / 1e9 for seconds in took]
         yield {"name": f"{kind} {name}", "unit": "GB/s", "samples": rates}

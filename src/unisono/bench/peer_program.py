@@ -85,8 +85,8 @@ def make_case(contender: TimedLibrary, collective: str, nbytes: int, rank: int, 
     chunk = -(-nbytes // 4 // ranks)
     count = chunk * ranks if collective in ("reduce_scatter", "all_gather", "all_to_all") else nbytes // 4
     payload = contender.memory(chunk if collective == "all_gather" else count)
-    others = {"reduce_scatter": chunk, "all_gather": count, "all_to_all": count, COPY: count}
-    result = contender.memory(others[collective]) if collective in others else payload
+    received = {"reduce_scatter": chunk, "all_gather": count, "all_to_all": count, COPY: count}
+    result = contender.memory(received[collective]) if collective in received else payload
     call = contender.calls(payload, result)[collective]
     value = 0.0 if collective == "broadcast" and rank else 1.0
     expected = float(ranks) if collective in ("allreduce", "reduce_scatter", "reduce") else 1.0
@@ -98,7 +98,7 @@ def time_calls(
     comm: Any, contenders: Mapping[str, TimedLibrary], collectives: Sequence[str], sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Return the microseconds of every contender's collectives at every size in bytes. All ranks call it together."""
-    found = list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     settled, barrier = time.perf_counter() + SETTLING_SECONDS, next(iter(contenders.values())).barrier
     while not all(comm.allgather(time.perf_counter() > settled)):
         barrier()
@@ -107,11 +107,11 @@ def time_calls(
             for name, contender in contenders.items():
                 case = make_case(contender, collective, nbytes, comm.rank, comm.size)
                 row = {"contender": name, "collective": collective, "bytes": nbytes}
-                words = f"{name}: {collective} of {nbytes} bytes"
-                if not found:  # the first calls of a process are slow: one case more, which does not count
-                    time_case(comm, case, words)
-                found.append({**row, **time_case(comm, case, words)})
-    return found
+                label = f"{name}: {collective} of {nbytes} bytes"
+                if not rows:  # the first calls of a process are slow: one case more, which does not count
+                    time_case(comm, case, label)
+                rows.append({**row, **time_case(comm, case, label)})
+    return rows
 
 
 def time_case(comm: Any, case: Case, what: str) -> dict[str, float]:

@@ -31,9 +31,9 @@ LENGTH = 1_000
 def random_pack(folder: Path, samples: int) -> Path:
     """Write a pack of so many samples of random bytes, sorted by class, into a folder, and return it."""
     data = np.random.default_rng(0).integers(0, 256, (samples, LENGTH), np.uint8)
-    keys, labels = [str(number) for number in range(samples)], np.arange(samples) * 10 // samples
+    keys, labels = [str(sample) for sample in range(samples)], np.arange(samples) * 10 // samples
     sizes = np.full(samples, LENGTH)
-    source = Source(RAW, tuple("0123456789"), keys, labels, sizes, lambda number: data[number].tobytes(), (LENGTH, 1))
+    source = Source(RAW, tuple("0123456789"), keys, labels, sizes, lambda sample: data[sample].tobytes(), (LENGTH, 1))
     pack(source, folder, PackOptions(), 2, lambda: None)
     return folder
 
@@ -55,11 +55,11 @@ def measure_shuffle(world: World, folder: Path, groups: int, rate: float | None)
     storage.close()
     members = world.size // groups
     sent = index.nbytes / members * (1 - 1 / members)
-    found = [
+    rows = [
         {"name": "a shuffle", "unit": "s", "samples": seconds[1:]},
         {"name": "samples of a rank", "unit": "MB", "samples": [held / 1e6]},
     ]
     if rate:
         shares = [100 * 8 * sent / took / rate for took in seconds[1:]]
-        found.append({"name": "rate of a learner, of its link", "unit": "%", "samples": shares})
-    return found
+        rows.append({"name": "rate of a learner, of its link", "unit": "%", "samples": shares})
+    return rows
