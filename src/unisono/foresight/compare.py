@@ -71,7 +71,7 @@ IN_TURN, OF_WAITING = ("computing", "waiting", "loading"), ("exchanges", "update
 def errors_of(prediction: SealedPrediction, measured: Measurement) -> dict[str, PartError]:
     """Return the step and its parts by their names."""
     parts = prediction.parts
-    found = (
+    errors = (
         PartError("step", prediction.step, measured.step),
         PartError("computing", parts.computing, measured.computing),
         PartError("waiting", parts.communication + parts.update, measured.waiting),
@@ -79,7 +79,7 @@ def errors_of(prediction: SealedPrediction, measured: Measurement) -> dict[str, 
         PartError("exchanges", prediction.communicating, measured.communicating),
         PartError("updates", prediction.updating, measured.updating),
     )
-    return {error.part: error for error in found}
+    return {error.part: error for error in errors}
 
 
 def wrong_part(parts: Mapping[str, PartError]) -> PartError | None:
@@ -178,10 +178,10 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
     yield ""
     rows = [("", "predicted", "measured", "5% - 95%", "error")]
     for name in (*IN_TURN, "step", *OF_WAITING):
-        part, words = parts[name], f"{name}, hidden or not" if name in OF_WAITING else name
+        part, label = parts[name], f"{name}, hidden or not" if name in OF_WAITING else name
         error = "-" if part.relative is None else f"{part.relative:+.1%}"
         extent = f"{ms(part.spread.low)} - {ms(part.spread.high)}"
-        rows.append((words, ms(part.predicted), ms(part.measured), extent, error))
+        rows.append((label, ms(part.predicted), ms(part.measured), extent, error))
     yield from text_table(rows, left={0})
     yield ""
     if prediction.has_interval:
@@ -192,9 +192,9 @@ def check_lines(prediction: SealedPrediction, measured: Measurement) -> Iterator
         )
     if measured.all_steps:
         count = measured.timed
-        words = f"{count:,} steps: predicted {count * prediction.step:,.2f} s, took" if count else "all steps took"
-        whole = f"the run {measured.wall:,.2f} s with its start, tests and checkpoints"
-        yield f"{words} {measured.all_steps:,.2f} s; {whole}"
+        prefix = f"{count:,} steps: predicted {count * prediction.step:,.2f} s, took" if count else "all steps took"
+        total = f"the run {measured.wall:,.2f} s with its start, tests and checkpoints"
+        yield f"{prefix} {measured.all_steps:,.2f} s; {total}"
     if prediction.doubt:
         yield f"trials decided nothing: {prediction.doubt}"
     if measured.processor.shared:

@@ -95,11 +95,11 @@ def read(path: Path) -> tuple[list[LedgerEntry], list[str]]:
     with naming_os_errors(f"cannot read the ledger {path}"):
         content = path.read_bytes()
     entries, complaints = [], []
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for line_number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            entries.append(_entry_of(line, f"{path}, line {number}, is not used"))
+            entries.append(_entry_of(line, f"{path}, line {line_number}, is not used"))
         except UsageError as error:
             complaints.append(str(error))
     return entries, complaints
@@ -129,13 +129,13 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
     """
     if not folder.is_dir():
         raise UsageError(f"there is no run in {folder}")
-    found = [read_seal(path) for path in seals_of(folder)]
-    if not found:
+    seals = [read_seal(path) for path in seals_of(folder)]
+    if not seals:
         said = (folder / "log.txt").read_text().splitlines() if (folder / "log.txt").is_file() else []
         why = [line.partition(": ")[2] for line in said if line.startswith("no prediction is sealed")]
         known = why[-1] if why else "its rule or setting was not predicted; train with --machine"
         raise UsageError(f"{folder} has no sealed prediction: {known}")
-    measured = [seal for seal in found if seal.measurement.exists()]
+    measured = [seal for seal in seals if seal.measurement.exists()]
     if not measured:
         raise UsageError(
             f"{folder} has no measurement: the run has not ended; continue it with unisono train --resume {folder}"
@@ -149,18 +149,18 @@ def ended_run(folder: Path) -> tuple[Seal, Measurement]:
 def changed_seals(ledger: Path, entries: Sequence[LedgerEntry]) -> list[str]:
     """Return a complaint for each entry whose seal is still there, but not as it was, and is not that of another entry:
     a run whose folder was removed, and used again."""
-    complaints, known = [], {(one.run, one.digest) for one in entries}
-    for one in entries:
-        path = ledger.parent / one.run
-        if not one.run or not path.is_file():
+    complaints, known = [], {(entry.run, entry.digest) for entry in entries}
+    for entry in entries:
+        path = ledger.parent / entry.run
+        if not entry.run or not path.is_file():
             continue
         try:
             digest = read_seal(path).digest
         except UsageError as error:
             complaints.append(f"{error}; the ledger has it as it was")
             continue
-        if (one.run, digest) not in known:
-            complaints.append(_changed(path, digest, one.digest))
+        if (entry.run, digest) not in known:
+            complaints.append(_changed(path, digest, entry.digest))
     return complaints
 
 
@@ -193,14 +193,14 @@ def calibrate(entries: Sequence[LedgerEntry], by: str = "version") -> list[Calib
     groups: dict[str, list[LedgerEntry]] = {}
     for entry in entries:
         groups.setdefault(group_of(entry, by), []).append(entry)
-    found = []
+    calibrations = []
     for name, runs in sorted(groups.items()):
         median, high = np.percentile([run.error for run in runs], [50, 95]).tolist()
         shares = [run.prediction.share for run in runs if run.prediction.has_interval]
         covered = sum(run.covered for run in runs if run.prediction.has_interval)
         share = float(np.mean(shares)) if shares else 0.0
-        found.append(Calibration(name, len(runs), median, high, len(shares), covered, share))
-    return found
+        calibrations.append(Calibration(name, len(runs), median, high, len(shares), covered, share))
+    return calibrations
 
 
 def group_of(entry: LedgerEntry, by: str) -> str:
@@ -210,7 +210,7 @@ def group_of(entry: LedgerEntry, by: str) -> str:
 
 def check_label(entries: Sequence[LedgerEntry], by: str) -> None:
     """Raise UsageError, listing the labels, for one that no run has."""
-    known = sorted({name for one in entries for name in (*one.labels, *facts_of(one))})
+    known = sorted({name for entry in entries for name in (*entry.labels, *facts_of(entry))})
     if entries and by not in known:
         raise UsageError(f"--by {by}: no run has this label; there are {', '.join(known)}")
 
@@ -241,18 +241,18 @@ def ledger_lines(entries: Sequence[LedgerEntry], by: str) -> Iterator[str]:
     yield from text_table(rows, left={0})
     yield ""
     yield "the largest errors of a step, |predicted - measured| / measured:"
-    for one in sorted(entries, key=lambda run: run.error, reverse=True)[:WORST]:
-        name = one.run or one.prediction.run.recipe
-        step = f"predicted {ms(one.prediction.step)}, measured {ms(one.measurement.step.median)}"
-        yield f"{one.error:6.1%}  {name}, {one.version}: {step}; {explain(one.prediction, one.measurement)}"
+    for entry in sorted(entries, key=lambda run: run.error, reverse=True)[:WORST]:
+        name = entry.run or entry.prediction.run.recipe
+        step = f"predicted {ms(entry.prediction.step)}, measured {ms(entry.measurement.step.median)}"
+        yield f"{entry.error:6.1%}  {name}, {entry.version}: {step}; {explain(entry.prediction, entry.measurement)}"
 
 
 def ledger_data(entries: Sequence[LedgerEntry], complaints: Sequence[str], by: str) -> dict[str, Any]:
     """Return the groups, the runs and the complaints as data for JSON: seconds, and shares of 1."""
     return {
         "by": by,
-        "groups": [one._asdict() for one in calibrate(entries, by)],
-        "runs": [{**asdict(one), "error": one.error, "covered": one.covered} for one in entries],
+        "groups": [group._asdict() for group in calibrate(entries, by)],
+        "runs": [{**asdict(entry), "error": entry.error, "covered": entry.covered} for entry in entries],
         "complaints": list(complaints),
     }
 
@@ -260,4 +260,4 @@ def ledger_data(entries: Sequence[LedgerEntry], complaints: Sequence[str], by: s
 def part_errors(entry: LedgerEntry) -> dict[str, float]:
     """Return the errors of a run's parts: predicted less measured seconds, over those of the measured step."""
     parts = errors_of(entry.prediction, entry.measurement)
-    return {name: -one.off / entry.measurement.step.median for name, one in parts.items()}
+    return {name: -error.off / entry.measurement.step.median for name, error in parts.items()}

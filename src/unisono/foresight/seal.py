@@ -181,14 +181,14 @@ def _content(path: Path) -> bytes:
 
 def seals_of(folder: Path) -> list[Path]:
     """Return the paths of the seals in a run's folder, the oldest first."""
-    found: list[Path] = []
-    while (path := _path(folder, len(found) + 1)).exists():
-        found.append(path)
-    return found
+    paths: list[Path] = []
+    while (path := _path(folder, len(paths) + 1)).exists():
+        paths.append(path)
+    return paths
 
 
-def _path(folder: Path, number: int) -> Path:
-    return folder / (f"{SEAL}.json" if number == 1 else f"{SEAL}-{number}.json")
+def _path(folder: Path, ordinal: int) -> Path:
+    return folder / (f"{SEAL}.json" if ordinal == 1 else f"{SEAL}-{ordinal}.json")
 
 
 WARMUP_STEPS = 5
@@ -260,7 +260,7 @@ def measure(seconds: Seconds, kinds: Sequence[str], skip: int, period: int = 1) 
     means = kept.reshape(ranks, periods, period, len(kinds)).mean(axis=2)
     computing = np.median(means[..., kinds.index("computing")], axis=1)
     slowest = int(computing.argmax())
-    of = {kind: means[slowest, :, number] for number, kind in enumerate(kinds)}
+    of = {kind: means[slowest, :, column] for column, kind in enumerate(kinds)}
     step = of["loading"] + of["computing"] + of["waiting"]
     return Measurement(
         steps=periods * period,
@@ -294,11 +294,11 @@ def disturbance(step: Sequence[float] | npt.NDArray[np.float64]) -> str:
     >>> disturbance([1.0] * 9 + [2.0] * 3)
     'the 95th percentile of the step is 2.00 medians'
     """
-    found = spread(step)
-    if len(step) < LEAST_PERIODS or not found.median:
+    percentiles = spread(step)
+    if len(step) < LEAST_PERIODS or not percentiles.median:
         return ""
-    if found.high > DISTURBED_SPREAD * found.median:
-        return f"the 95th percentile of the step is {found.high / found.median:.2f} medians"
+    if percentiles.high > DISTURBED_SPREAD * percentiles.median:
+        return f"the 95th percentile of the step is {percentiles.high / percentiles.median:.2f} medians"
     third = len(step) // 3
     drift = float(np.median(step[-third:]) / np.median(step[:third]))
     if max(drift, 1 / drift) > DISTURBED_DRIFT:
