@@ -240,8 +240,8 @@ def test_a_steady_step_has_the_tasks_of_a_program_and_none_begins_before_it(
     rule, layout = BSP(overlap=name), layout_of(computing, loads, deferred)
     spans = steady_step(rule, Costs(layout, computing, cost))
     program = rule(Step(0), 0, layout)
-    assert [one.task for one in sorted(spans, key=lambda one: one.number)] == list(program)
-    assert sorted(one.number for one in spans) == list(range(len(program)))
+    assert [one.task for one in sorted(spans, key=lambda one: one.place)] == list(program)
+    assert sorted(one.place for one in spans) == list(range(len(program)))
     assert min(one.begin for one in spans) == 0
     assert [one.end for one in spans] == sorted(one.end for one in spans)
 
@@ -261,7 +261,7 @@ def test_phases_within_nodes_take_what_their_ranks_take_and_else_nothing() -> No
 def test_a_steady_step_of_a_period_is_its_first() -> None:
     rule, layout = LocalSGD(every=3), layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True)
     spans = steady_step(rule, Costs(layout, TWO, BYTES))
-    assert [one.task for one in sorted(spans, key=lambda one: one.number)] == list(rule(Step(0), 0, layout))
+    assert [one.task for one in sorted(spans, key=lambda one: one.place)] == list(rule(Step(0), 0, layout))
     assert min(one.begin for one in spans) == 0
 
 

@@ -58,10 +58,10 @@ def forward(layout: Layout, rank: int = 0) -> list[Task]:
     """Return the tasks of a forward pass: each parameter is read when it is needed, and waited for if deferred; around
     its products are the exchanges of a split layer."""
     tasks = [Task(op.BEGIN, 0, MAIN, (ENDED,), (thread(MAIN),))]
-    for number in layout.order:
-        reading = Task(op.FORWARD, number, MAIN, (weights(number), BUFFERS), (seen(number), thread(MAIN)))
-        tasks += activations(layout, rank, MAIN, (number,), backward=False, after=False)
-        tasks += [reading, *activations(layout, rank, MAIN, (number,), backward=False, after=True)]
+    for parameter in layout.order:
+        reading = Task(op.FORWARD, parameter, MAIN, (weights(parameter), BUFFERS), (seen(parameter), thread(MAIN)))
+        tasks += activations(layout, rank, MAIN, (parameter,), backward=False, after=False)
+        tasks += [reading, *activations(layout, rank, MAIN, (parameter,), backward=False, after=True)]
     return tasks
 
 
@@ -69,7 +69,7 @@ def activations(
     layout: Layout, rank: int, lane: str, parameters: Iterable[int], *, backward: bool, after: bool
 ) -> list[Task]:
     """Return the exchanges of split layers with these parameters before their products of a pass, or behind them."""
-    exchanges = chain.from_iterable(layout.exchanges.get((number, backward, after), ()) for number in parameters)
+    exchanges = chain.from_iterable(layout.exchanges.get((parameter, backward, after), ()) for parameter in parameters)
     return [
         Task(op.ACTIVATIONS, exchange, lane, (), (order(ACTIVATIONS), thread(lane)), RankGroup(ranks, ACTIVATIONS))
         for exchange in exchanges
@@ -81,18 +81,18 @@ def activations(
 def backward(layout: Layout, lane: str, rank: int = 0) -> list[Task]:
     """Return the tasks of a backward pass: until the first gradient, until each bucket is full and its weights were
     read for the last time, and to its end. Around those of a bucket are the exchanges of its split layers."""
-    own = thread(lane)
-    tasks = [Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, own))]
+    lane_order = thread(lane)
+    tasks = [Task(op.BACKWARD, 0, lane, tuple(map(seen, layout.order)), (BEGUN, lane_order))]
     for key in layout.filled:
         fresh, last = layout.ready[key], layout.last[key]
         tasks += activations(layout, rank, lane, fresh, backward=True, after=False)
-        made = (*map(gradient, fresh), own)
+        made = (*map(gradient, fresh), lane_order)
         tasks.append(Task(op.BACKWARD, key, lane, tuple(map(seen, fresh)), made, parameters=fresh))
         if last:  # behind all parts of a gradient, so that none of them waits
             read = (*map(seen, last), *map(weights, last))
-            tasks.append(Task(op.GRAD_INPUT, key, lane, read, (own,), parameters=last))
+            tasks.append(Task(op.GRAD_INPUT, key, lane, read, (lane_order,), parameters=last))
             tasks += activations(layout, rank, lane, last, backward=True, after=True)
-    return [*tasks, Task(op.END, 0, lane, (), (ENDED, own))]
+    return [*tasks, Task(op.END, 0, lane, (), (ENDED, lane_order))]
 
 
 AT_THE_END = -1
@@ -132,8 +132,8 @@ def summed(
     """Return the tasks that pack a bucket and sum it over the ranks by `total`; with the wire "exact" as integers, on
     whose exponents the ranks agree before."""
     exact, held = wire == EXACT, (bucket(key),)
-    own = tuple(map(gradient, layout.bucket(key).parameters))
-    packed, agreed = Task(pack, key, UPDATE, (CONTROL,), (*held, *own)), list[Task]()
+    gradients = tuple(map(gradient, layout.bucket(key).parameters))
+    packed, agreed = Task(pack, key, UPDATE, (CONTROL,), (*held, *gradients)), list[Task]()
     if exact:
         measure, integers = op.EXACT[pack]
         agreed = [packed._replace(operation=measure), *sends.place(op.EXPONENTS, key, (), held)]
@@ -149,41 +149,41 @@ def updates(layout: Layout, key: int, sends: CollectiveTasks) -> list[Task]:
     if layout.updates is Updates.OUTSIDE:
         return []
     if layout.updates is Updates.PARTS and layout.clip is None:
-        numbers = layout.complete[key]
-        buckets = dict.fromkeys(bucket(part) for parameter in numbers for part in layout.keys_of[parameter])
-        return [_update(op.UPDATE, key, numbers, tuple(buckets))] if numbers else []
+        parameters = layout.complete[key]
+        buckets = dict.fromkeys(bucket(part) for parameter in parameters for part in layout.keys_of[parameter])
+        return [_update(op.UPDATE, key, parameters, tuple(buckets))] if parameters else []
     if key < len(layout.buckets):
         return []
-    every, tasks = tuple(map(bucket, layout.keys)), list[Task]()
+    all_buckets, tasks = tuple(map(bucket, layout.keys)), list[Task]()
     if layout.clip is not None and layout.split:
-        tasks += sends.place(op.SUM_SQUARES, 0, every, (NORM,))
+        tasks += sends.place(op.SUM_SQUARES, 0, all_buckets, (NORM,))
     if layout.clip is not None:
-        tasks.append(Task(op.CLIP, key, UPDATE, (), (*every, NORM)))
-    return [*tasks, _update(op.UPDATE, key, range(layout.parameters), (*every, NORM))]
+        tasks.append(Task(op.CLIP, key, UPDATE, (), (*all_buckets, NORM)))
+    return [*tasks, _update(op.UPDATE, key, range(layout.parameters), (*all_buckets, NORM))]
 
 
 def own_updates(layout: Layout) -> Followers:
     """Yield the optimizer's tasks with this rank's own gradients, each with the key of the bucket that it follows."""
     everyone = range(layout.parameters)
-    own = tuple(map(gradient, everyone))
+    gradients = tuple(map(gradient, everyone))
     if layout.updates is Updates.OUTSIDE:
-        step = _update(op.STEP_LOCAL, 0, everyone, (), own)
+        step = _update(op.STEP_LOCAL, 0, everyone, (), gradients)
         yield AT_THE_END, [step._replace(lane=MAIN, writes=(*step.writes, thread(MAIN)))]
     elif layout.updates is Updates.WHOLE or layout.clip is not None:
-        clip = [Task(op.CLIP_LOCAL, 0, UPDATE, (), own)] if layout.clip is not None else []
-        yield AT_THE_END, [*clip, _update(op.UPDATE_LOCAL, 0, everyone, (), own)]
+        clip = [Task(op.CLIP_LOCAL, 0, UPDATE, (), gradients)] if layout.clip is not None else []
+        yield AT_THE_END, [*clip, _update(op.UPDATE_LOCAL, 0, everyone, (), gradients)]
     else:
         for key in layout.filled:
-            if numbers := layout.ready[key]:
-                yield key, [_update(op.UPDATE_LOCAL, key, numbers, (), tuple(map(gradient, numbers)))]
+            if parameters := layout.ready[key]:
+                yield key, [_update(op.UPDATE_LOCAL, key, parameters, (), tuple(map(gradient, parameters)))]
 
 
 def _update(
-    operation: Operation, key: int, numbers: Sequence[int], reads: tuple[Value, ...], writes: tuple[Value, ...] = ()
+    operation: Operation, key: int, parameters: Sequence[int], reads: tuple[Value, ...], writes: tuple[Value, ...] = ()
 ) -> Task:
     """Return a step of the optimizer for these parameters, which writes their weights and states."""
-    stepped = tuple(value for number in numbers for value in (weights(number), state(number)))
-    return Task(operation, key, UPDATE, reads, (*writes, *stepped), parameters=tuple(numbers))
+    stepped = tuple(value for parameter in parameters for value in (weights(parameter), state(parameter)))
+    return Task(operation, key, UPDATE, reads, (*writes, *stepped), parameters=tuple(parameters))
 
 
 def buffers(sends: CollectiveTasks) -> list[Task]:

@@ -89,7 +89,7 @@ class Costs:
     def forward(self) -> dict[int, float]:
         """Seconds from the reading of each parameter to that of the next; for key -1, until the first is read."""
         order, needed = self.layout.order, self.computing.needed
-        times = accumulate((0.0, *(needed[number] for number in order)), max)  # none before the previous one
+        times = accumulate((0.0, *(needed[parameter] for parameter in order)), max)  # none before the previous one
         between = [after - before for before, after in pairwise(times)]
         seconds = dict(zip((-1, *order[:-1]), between, strict=False))
         return {**seconds, order[-1]: 0.0} if order else {-1: 0.0}
@@ -98,9 +98,9 @@ class Costs:
     def backward(self) -> dict[int, float]:
         """Seconds until the first gradient (key 0), then until each bucket is full, as they fill; key -1: the rest."""
         ready, order = self.computing.ready, self.layout.order
-        begin = max((self.computing.needed[number] for number in order), default=0.0)
+        begin = max((self.computing.needed[parameter] for parameter in order), default=0.0)
         first = min(ready, default=self.computing.whole)
-        full = [max(ready[number] for number in self.layout.bucket(key).parameters) for key in self.layout.filled]
+        full = [max(ready[parameter] for parameter in self.layout.bucket(key).parameters) for key in self.layout.filled]
         times = accumulate((begin, first, *full, self.computing.whole), max)
         between = [after - before for before, after in pairwise(times)]
         return dict(zip((0, *self.layout.filled, -1), between, strict=True))
@@ -126,8 +126,8 @@ def node_exchange(task: Task, costs: Costs) -> Duration:
 
 def half_exchange(task: Task, costs: Costs) -> Duration:
     """Return half the duration of an allreduce of the task's bucket: half its messages, and each byte is sent once."""
-    whole = costs.exchange(costs.nbytes(task.key), task.group)
-    return Duration(whole.seconds / 2, whole.link / 2)
+    full = costs.exchange(costs.nbytes(task.key), task.group)
+    return Duration(full.seconds / 2, full.link / 2)
 
 
 def small_exchange(_: Task, costs: Costs) -> Duration:

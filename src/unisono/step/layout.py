@@ -99,11 +99,11 @@ class Layout:
     @cached_property
     def exchanges(self) -> dict[tuple[int, bool, bool], tuple[int, ...]]:
         """Numbers of the exchanges of activations, by parameter, backward and after."""
-        numbers: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
-        for number, exchange in enumerate(self.activations):
+        indices: dict[tuple[int, bool, bool], tuple[int, ...]] = {}
+        for index, exchange in enumerate(self.activations):
             key = exchange.parameter, exchange.backward, exchange.after
-            numbers[key] = (*numbers.get(key, ()), number)
-        return numbers
+            indices[key] = (*indices.get(key, ()), index)
+        return indices
 
     @cached_property
     def phases(self) -> tuple[Partition, ...]:

@@ -59,16 +59,16 @@ def _backward(state: SymbolicState, task: Task) -> None:
         seen, parts = state.seen[parameter], state.gradients.setdefault(parameter, {})
         for key in state.parts_of(parameter):
             contribution = Contribution(state.rank, state.batch, seen[key])
-            mine = Counter() if state.batch in state.absent else Counter({contribution: 1})
-            parts[key] = sum_contributions((parts.get(key, Counter()), mine))
+            addend = Counter() if state.batch in state.absent else Counter({contribution: 1})
+            parts[key] = sum_contributions((parts.get(key, Counter()), addend))
 
 
 @each
 def _grad_input(state: SymbolicState, task: Task) -> None:
     for parameter in task.parameters:
         if state.seen.pop(parameter, None) != state.weights[parameter]:
-            others = "that are not those of the forward pass: update them after it"
-            raise state.error(task, f"reads weights of parameter {parameter} {others}")
+            changed = "that are not those of the forward pass: update them after it"
+            raise state.error(task, f"reads weights of parameter {parameter} {changed}")
 
 
 @each
@@ -145,8 +145,8 @@ def _exponents(ranks: Sequence[SymbolicState], task: Task) -> None:
 def _pack_integers(ranks: Sequence[SymbolicState], task: Task) -> None:
     for state in ranks:
         agreed = state.contents(task, Stage.EXPONENTS)
-        for parameter, own in _own_gradients(state, task).items():
-            if not own <= agreed[parameter]:
+        for parameter, contributions in _own_gradients(state, task).items():
+            if not contributions <= agreed[parameter]:
                 unmeasured = "that was not measured: it may not fit the exponents"
                 raise state.error(task, f"makes integers of a gradient of parameter {parameter} {unmeasured}")
     _pack(ranks, task)
@@ -358,8 +358,8 @@ def pack_weights(ranks: int | None = None) -> Operation:
 
     @each
     def symbolic(state: SymbolicState, task: Task) -> None:
-        own = state.own_weights(task.key)
-        state.buckets[task.key] = Contents(Stage.WEIGHTS, own, ranks or state.layout.ranks)
+        parts = state.own_weights(task.key)
+        state.buckets[task.key] = Contents(Stage.WEIGHTS, parts, ranks or state.layout.ranks)
 
     return Operation("pack_weights", act, symbolic, price_pack, letter="P")
 

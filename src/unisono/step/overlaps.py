@@ -120,10 +120,10 @@ class CollectiveTasks:
             return self._phases(task, self._rank)
         if follows:
             return (_in_order(task, (self._before - 1) % self._communicators),)
-        number, begun = self._before % self._communicators, self._before > 0
+        communicator, begun = self._before % self._communicators, self._before > 0
         self._before += 1
-        placed = _in_order(task, number)
-        if not (self._overlap.several and begun and number == 0):
+        placed = _in_order(task, communicator)
+        if not (self._overlap.several and begun and communicator == 0):
             return (placed,)
         barrier = Task(BARRIER, key, MAIN, group=task.group)
         return _in_order(barrier, *range(self._communicators)), placed
@@ -134,15 +134,15 @@ class CollectiveTasks:
         node = next(ranks for ranks in nodes if rank in ranks)
         phases = (NODE_SUM, NODE, node, 1), (task.operation, task.lane, firsts, 0), (NODE_COPY, COPIES, node, 2)
         return tuple(
-            _in_order(task._replace(operation=operation, lane=lane, group=RankGroup(ranks)), number)
-            for operation, lane, ranks, number in phases
+            _in_order(task._replace(operation=operation, lane=lane, group=RankGroup(ranks)), communicator)
+            for operation, lane, ranks, communicator in phases
             if rank in ranks and len(ranks) > 1
         )
 
 
-def _in_order(task: Task, number: int, *others: int) -> Task:
-    """Return a collective on the communicator `number`, after all before it there, and on the others."""
+def _in_order(task: Task, communicator: int, *further: int) -> Task:
+    """Return a collective on `communicator`, after all before it there, and on the `further` ones."""
     assert task.group is not None, "a collective has a group"
-    own = (thread(MAIN),) if task.lane == MAIN else ()
-    orders = (order(number), *own, *map(order, others))
-    return task._replace(writes=(*task.writes, *orders), group=RankGroup(task.group.ranks, number))
+    main_thread = (thread(MAIN),) if task.lane == MAIN else ()
+    orders = (order(communicator), *main_thread, *map(order, further))
+    return task._replace(writes=(*task.writes, *orders), group=RankGroup(task.group.ranks, communicator))

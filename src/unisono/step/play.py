@@ -106,7 +106,7 @@ class Player:
         def action() -> None:
             with torch.no_grad():
                 if label:
-                    call_labelled(world, label, lambda one: act(replica, task, one))
+                    call_labelled(world, label, lambda labelled: act(replica, task, labelled))
                 else:
                     act(replica, task, world)
 

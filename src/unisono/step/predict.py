@@ -71,9 +71,9 @@ def steady_step(rule: BaseRule, costs: Costs) -> list[TaskSpan]:
     """
     programs, spans = _play(rule, costs)
     first = sum(len(programs[step % len(programs)]) for step in range(_warmup(len(programs))))
-    own = [span for span in spans if first <= span.number < first + len(programs[0])]
-    began = next(span.begin for span in own if span.task.operation is op.BEGIN)
-    return [span._replace(number=span.number - first, begin=span.begin - began, end=span.end - began) for span in own]
+    steady = [span for span in spans if first <= span.place < first + len(programs[0])]
+    began = next(span.begin for span in steady if span.task.operation is op.BEGIN)
+    return [span._replace(place=span.place - first, begin=span.begin - began, end=span.end - began) for span in steady]
 
 
 def _warmup(period: int) -> int:

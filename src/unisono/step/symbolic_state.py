@@ -125,8 +125,8 @@ class SymbolicState:
         for parameter in range(self.layout.parameters):
             self.weights[parameter] = dict.fromkeys(self.parts_of(parameter), begin)
 
-    def error(self, task: Task, words: str) -> StepError:
-        return StepError(f"rank {self.rank}: {task} {words}")
+    def error(self, task: Task, complaint: str) -> StepError:
+        return StepError(f"rank {self.rank}: {task} {complaint}")
 
     def parts_of(self, parameter: int) -> tuple[int, ...]:
         """Return the keys of the buckets that hold a parameter; key 0 where none does."""

@@ -116,16 +116,16 @@ def check_same_collectives(programs: Sequence[StepProgram]) -> None:
                 of_rank[task.group].append(task)
     for rank, of_rank in enumerate(collectives):
         for group, tasks in of_rank.items():
-            for other in group.ranks:
-                _compare(rank, tasks, other, collectives[other].get(group, []))
+            for peer in group.ranks:
+                _compare(rank, tasks, peer, collectives[peer].get(group, []))
 
 
-def _compare(rank: int, tasks: Sequence[Task], other: int, theirs: Sequence[Task]) -> None:
+def _compare(rank: int, tasks: Sequence[Task], peer: int, theirs: Sequence[Task]) -> None:
     for place, (task, its) in enumerate(zip(tasks, theirs, strict=False)):
         if (task.operation, task.key) != (its.operation, its.key):
-            raise StepError(f"collective {place} of their group is {task} on rank {rank}, and {its} on rank {other}")
+            raise StepError(f"collective {place} of their group is {task} on rank {rank}, and {its} on rank {peer}")
     if len(theirs) < len(tasks):
-        raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {other}")
+        raise StepError(f"{tasks[len(theirs)]} of rank {rank} is missing on rank {peer}")
 
 
 UpdateWindow = tuple[Guarantee, list[int]]
@@ -144,7 +144,7 @@ def check_guarantees(guarantees: Sequence[Guarantee], states: Sequence[SymbolicS
         for parameter, parts in state.weights.items():
             for key, version in parts.items():
                 group = state.layout.group_of(key, state.rank)
-                _check_updates(state, [other for other in states if other.rank in group], parameter, key, windows)
+                _check_updates(state, [member for member in states if member.rank in group], parameter, key, windows)
                 if guarantees and guarantees[-1].equal and version != states[group[0]].weights[parameter][key]:
                     raise StepError(
                         f"ranks {group[0]} and {state.rank} end with different weights of parameter {parameter}"
