@@ -83,4 +83,4 @@ def in_memory_feed(
     """
     train, test = (RowReader(data, samples, world, observe) for samples in (data.train, data.test))
     known = f"{train.samples} in memory"
-    return Feed(train, test, seed, known, shuffle=parse_shuffle(shuffle), own=train.samples, observe=observe)
+    return Feed(train, test, seed, known, shuffle=parse_shuffle(shuffle), held=train.samples, observe=observe)

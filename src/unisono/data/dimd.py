@@ -56,10 +56,10 @@ def partitioned_load(
     index = world.call_on_all(lambda: read_index(split_folder(Path(options.pack), TRAIN_SPLITS)))
     check_on_all(index.folder, index.fingerprint, world)
     transform = make_transform(index, options)
-    found, reason = resolve_storage(options, index, world)
-    if found.storage in (STREAMED, FILES):
+    resolved, reason = resolve_storage(options, index, world)
+    if resolved.storage in (STREAMED, FILES):
         raise PackError(f"{index.folder} does not fit: {reason}; take Loader, which streams it, or more nodes")
-    storage = read_storage(found, index, world)
+    storage = read_storage(resolved, index, world)
     storage.give_stretches()
     loader = Prefetcher(index, storage, transform, max(1, options.threads))
     return InMemoryPartition(world, len(index), loader, seed)

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from unisono.data.pack.index import Index
 
 
-def is_same_data(one: str, other: str) -> bool:
+def is_same_data(left: str, right: str) -> bool:
     """Return True if two fingerprints are of the same data; that of a pack of an older release lacks its last word.
 
     >>> is_same_data("40 13c62b16, 12 2f471622", "40 13c62b16 00c0ffee, 12 2f471622 0badcafe")
     True
     """
-    parts, others = one.split(", "), other.split(", ")
-    pairs = [sorted(pair) for pair in zip(parts, others, strict=False)]
-    return len(parts) == len(others) and all(a == b or b.startswith(f"{a} ") for a, b in pairs)
+    left_packs, right_packs = left.split(", "), right.split(", ")
+    pairs = [sorted(pair) for pair in zip(left_packs, right_packs, strict=False)]
+    return len(left_packs) == len(right_packs) and all(a == b or b.startswith(f"{a} ") for a, b in pairs)
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Feed(FeedFacts):
         fingerprint: str,
         *,
         shuffle: ShuffleOptions = ShuffleOptions(),  # noqa: B008  frozen
-        own: int = 0,
+        held: int = 0,
         notes: tuple[str, ...] = (),
         observe: Observe | None = None,
     ) -> None:
-        """Read batches from both sets. `own` is the number of samples that are this rank's own, if any are.
+        """Read batches from both sets. `held` is the number of samples that are this rank's own, if any are.
 
         `observe` is called with the span of each shuffle.
         """
@@ -97,7 +97,7 @@ class Feed(FeedFacts):
         """Facts alone, without batches."""
         super().__init__(**vars(self.facts))
         self._train, self._test, self._world, self._seed = train, test, train.sampler.world, seed
-        self._shuffle, self._own, self._observe = shuffle, own, observe
+        self._shuffle, self._own, self._observe = shuffle, held, observe
 
     def share_among(self, virtual: int) -> None:
         """Give each rank the samples of its shares of so many virtual ranks (`reducer/virtual_ranks.py`)."""
@@ -130,8 +130,8 @@ class Feed(FeedFacts):
         def draw(epoch: int, done: int) -> Numbers:
             return self._train.sampler.own_epoch(self._seed, epoch, batch, done)
 
-        found = own_numbers(draw, self._own, batch, step)
-        for epoch, several in groupby(found, key=lambda pair: pair[0]):
+        drawn = own_numbers(draw, self._own, batch, step)
+        for epoch, several in groupby(drawn, key=lambda pair: pair[0]):
             yield from self._train.batches((numbers for _, numbers in several), self._seed, epoch)
 
     def stop_threads(self) -> None:
@@ -196,22 +196,22 @@ def packed_feed(
         raise
     if storage.order_name:  # in the middle of an epoch, a resumed run needs the same order
         fingerprint += f", {storage.order_name}"
-    own = 0
+    held = 0
     if out_of_step:
         with observed(observe, "shuffle", "shuffle"):
-            own = len(storage.own(permutation(len(train), seed, 0)))
+            held = len(storage.own(permutation(len(train), seed, 0)))
     loader = Prefetcher(train, storage, transform, threads, observe=observe, device=device)
     # both may decode at once: a worker reads ahead while it tests
     tester = Prefetcher(test, test_storage, transform, threads, f"test {DECODING}", observe, device)
     lines = ("storage", reason), ("storage", storage.note), ("shuffle", scope_note(shuffle, world.placement))
     notes = tuple(f"{subject}: {line}" for subject, line in lines if line)
-    return Feed(loader, tester, seed, fingerprint, shuffle=shuffle, own=own, notes=notes, observe=observe)
+    return Feed(loader, tester, seed, fingerprint, shuffle=shuffle, held=held, notes=notes, observe=observe)
 
 
-def check_on_all(folder: Path, own: str, world: World) -> None:
-    """Raise PackError unless all ranks read the same data, of which `own` is this rank's fingerprint. Collective."""
-    for rank, fingerprint in enumerate(world.all_gather_object(own)):
-        if fingerprint != own:
+def check_on_all(folder: Path, local: str, world: World) -> None:
+    """Raise PackError unless all ranks read the same data, of which `local` is this rank's fingerprint. Collective."""
+    for rank, fingerprint in enumerate(world.all_gather_object(local)):
+        if fingerprint != local:
             raise PackError(f"{folder} is not the same on rank {rank} as on rank {world.rank}; copy it again")
 
 
@@ -225,13 +225,13 @@ def check_alike(train: Index, test: Index) -> None:
     if known.classes != given.classes:
         kind = find_kind(known.kind)
         lacking, unknown = (
-            [name for name in some if name not in set(others)]
-            for some, others in ((known.classes, given.classes), (given.classes, known.classes))
+            [name for name in classes if name not in set(compared)]
+            for classes, compared in ((known.classes, given.classes), (given.classes, known.classes))
         )
-        words = [f"it {verb} {_some(names)}" for verb, names in (("lacks", lacking), ("adds", unknown)) if names]
+        differences = [f"it {verb} {_some(names)}" for verb, names in (("lacks", lacking), ("adds", unknown)) if names]
         raise PackError(
             f"{test.folder} has other {kind.class_words} than {train.folder}, the training set: "
-            f"{'; '.join(words) or 'the same in another order'}; {kind.class_remedy}"
+            f"{'; '.join(differences) or 'the same in another order'}; {kind.class_remedy}"
         )
     if (known.kind, known.shape) != (given.kind, given.shape):
         raise PackError(

@@ -149,11 +149,11 @@ class Loader(Running):
         """
         if missing := [name for name in ("epoch", "step") if name not in state]:
             raise UsageError(f"the state has no {missing[0]}, but {', '.join(state) or 'nothing'}: give a state_dict()")
-        for name, own in self._settings.items():
+        for name, setting in self._settings.items():
             given = state.get(name)
-            if given != own and not (name == "data" and is_same_data(str(given), str(own))):
+            if given != setting and not (name == "data" and is_same_data(str(given), str(setting))):
                 raise UsageError(
-                    f"the state has {name} = {given!r}, but this loader {own!r}; make the loader as it was, "
+                    f"the state has {name} = {given!r}, but this loader {setting!r}; make the loader as it was, "
                     f"or set_epoch({state['epoch'] + 1}) without the state"
                 )
         if not 0 <= state["step"] <= len(self):

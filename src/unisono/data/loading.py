@@ -270,15 +270,15 @@ class Prefetcher(Reader):
             memory, samples = self._buffer(len(numbers)), self.sampler.samples(numbers)
 
         def transform(first: int, last: int) -> None:
-            own = numbers[first:last]
-            draws = [None] * len(own) if seed is None else uniform_numbers(seed, epoch, own, DRAWS_PER_SAMPLE).tolist()
+            ids = numbers[first:last]
+            draws = [None] * len(ids) if seed is None else uniform_numbers(seed, epoch, ids, DRAWS_PER_SAMPLE).tolist()
             with observed(self._observe, "decode", DECODING):
-                for row, number, drawn in zip(range(first, last), own.tolist(), draws, strict=True):
+                for row, sample, drawn in zip(range(first, last), ids.tolist(), draws, strict=True):
                     rng = None if drawn is None else CounterRNG(drawn)
                     try:
                         self._own.transform.into(memory[row], samples[row].data, rng)
                     except DecodeError as error:
-                        raise DecodeError(f"sample {number} of {self.title}: {error}") from error
+                        raise DecodeError(f"sample {sample} of {self.title}: {error}") from error
 
         pieces = STRETCHES * self._threads
         cuts = [bounds(len(numbers), pieces, piece) for piece in range(pieces)]

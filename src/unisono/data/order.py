@@ -73,14 +73,14 @@ def parse_shuffle(text: str) -> ShuffleOptions:
     >>> parse_shuffle("every:4,parts:2")
     ShuffleOptions(every=4, parts=2)
     """
-    found = FORM.fullmatch(text)
-    every = 0 if found is None or found["interval"] == "once" else int(found["every"] or 1)
-    if found is None or (every == 1 and found["parts"]):
+    match = FORM.fullmatch(text)
+    every = 0 if match is None or match["interval"] == "once" else int(match["every"] or 1)
+    if match is None or (every == 1 and match["parts"]):
         raise RecipeError(
             f'data.shuffle = "{text}"; it is "epoch", "every:N" or "once", the last two perhaps with ",parts:P", as in '
             '"every:4,parts:2"'
         )
-    return ShuffleOptions(every, int(found["parts"] or 0))
+    return ShuffleOptions(every, int(match["parts"] or 0))
 
 
 def scope_note(shuffle: ShuffleOptions, placement: Placement) -> str:
@@ -130,14 +130,14 @@ def epoch_order(samples: int, batch: int, seed: int, epoch: int, shuffle: Shuffl
 
     `batch` is the number of samples of a step over all ranks.
     """
-    own, first = permutation(samples, seed, epoch), shuffle.first_epoch(epoch)
+    permuted, first = permutation(samples, seed, epoch), shuffle.first_epoch(epoch)
     if epoch == first:
-        return own
+        return permuted
     at_position = ranks_of(samples, batch, min(shuffle.parts or batch, batch))
     of_sample = np.empty_like(at_position)
     of_sample[permutation(samples, seed, first)] = at_position
-    order = np.empty_like(own)
-    order[np.argsort(at_position, kind="stable")] = own[np.argsort(of_sample[own], kind="stable")]
+    order = np.empty_like(permuted)
+    order[np.argsort(at_position, kind="stable")] = permuted[np.argsort(of_sample[permuted], kind="stable")]
     return order
 
 
@@ -179,27 +179,27 @@ def steps_of(samples: int, batch: int) -> int:
 def share(order: Numbers, batch: int, step: int, rank: int, ranks: int, virtual: int = 0) -> Numbers:
     """Return the samples of one rank in one step of an epoch with this order: its part of the global batch, or the
     parts of its `virtual` ranks, of which it has those from virtual * rank // ranks on."""
-    whole, virtual = order[step * batch : (step + 1) * batch], virtual or ranks
-    start, stop = (len(whole) * (virtual * one // ranks) // virtual for one in (rank, rank + 1))
-    return whole[start:stop]
+    global_batch, virtual = order[step * batch : (step + 1) * batch], virtual or ranks
+    start, stop = (len(global_batch) * (virtual * edge // ranks) // virtual for edge in (rank, rank + 1))
+    return global_batch[start:stop]
 
 
 def in_turn(samples: int, batch: int, rank: int, ranks: int) -> Iterator[Numbers]:
     """Yield a rank's stretch of the samples, as in a test: in batches of at most ceil(batch / ranks) samples."""
     start, stop = bounds(samples, ranks, rank)
-    own = -(-batch // ranks)
-    return (np.arange(first, min(stop, first + own)) for first in range(start, stop, own))
+    size = -(-batch // ranks)
+    return (np.arange(first, min(stop, first + size)) for first in range(start, stop, size))
 
 
 def ranks_of(samples: int, batch: int, ranks: int, virtual: int = 0) -> NDArray[np.int32]:
     """Return the rank that sees the sample at each position of an epoch's order, int32: the inverse of `share`."""
     if virtual:
         return ranks_of(virtual, virtual, ranks)[ranks_of(samples, batch, virtual)]
-    whole, rest = divmod(samples, batch)
+    steps, rest = divmod(samples, batch)
     full, last = (
         ((np.arange(1, length + 1) * ranks - 1) // max(1, length)).astype(np.int32) for length in (batch, rest)
     )
-    return np.concatenate([np.tile(full, whole), last])
+    return np.concatenate([np.tile(full, steps), last])
 
 
 class Sampler:
@@ -244,8 +244,8 @@ class Sampler:
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:  # noqa: ARG002  in memory
         """Return the order of this rank's own samples in an epoch of its own, which it begins at step `done`."""
-        own = np.arange(self._count) if self._own is None else self._own
-        return worker_order(own, seed, self.world.rank, epoch)
+        held = np.arange(self._count) if self._own is None else self._own
+        return worker_order(held, seed, self.world.rank, epoch)
 
 
 DRAWS_PER_SAMPLE = 24

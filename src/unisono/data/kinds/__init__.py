@@ -48,8 +48,8 @@ KINDS = Registry(
 @cache
 def find_kind(name: str) -> SampleKind:
     """Return the kind of that name. Raises PackError, listing the names, for an unknown one."""
-    found: SampleKind = KINDS.load(name, PackError)()
-    return found
+    kind: SampleKind = KINDS.load(name, PackError)()
+    return kind
 
 
 def kind_of_content(sample: bytes) -> str:

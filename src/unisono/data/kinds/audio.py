@@ -223,8 +223,8 @@ class AudioTransform:
 def normalised(frames: Frames) -> Frames:
     """Return the frames with each band normalised to mean 0 and, from MIN_STD on, standard deviation 1."""
     mean, std = frames.mean(axis=0, dtype=np.float64), frames.std(axis=0, dtype=np.float64)
-    found: Frames = ((frames - mean) / np.maximum(std, MIN_STD)).astype(np.float32)
-    return found
+    scaled: Frames = ((frames - mean) / np.maximum(std, MIN_STD)).astype(np.float32)
+    return scaled
 
 
 class AudioKind(SampleKind):

@@ -213,8 +213,8 @@ class ImageKind(SampleKind):
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         from unisono.data.kinds.image_transform import ImageDecoder, ImageTransform  # noqa: PLC0415  needs PyTorch
 
-        found = image_options(index, options)
-        return lambda: ImageTransform(found, ImageDecoder(found.channels))
+        settings = image_options(index, options)
+        return lambda: ImageTransform(settings, ImageDecoder(settings.channels))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:  # noqa: ARG002  files have a size
         """Return the decoded pixels, (height, width, 1 if grey or else 3)."""
@@ -244,9 +244,9 @@ class RawKind(SampleKind):
     def transform(self, index: Index, options: DataOptions) -> Callable[[], SampleTransform]:
         from unisono.data.kinds.image_transform import ImageTransform, RawDecoder  # noqa: PLC0415
 
-        found, shape = image_options(index, options), index.about.shape
+        settings, shape = image_options(index, options), index.about.shape
         assert shape is not None, "raw samples have a shape"
-        return lambda: ImageTransform(found, RawDecoder(shape))
+        return lambda: ImageTransform(settings, RawDecoder(shape))
 
     def pixels(self, sample: Bytes, shape: tuple[int, ...] | None) -> Bytes | None:
         assert shape is not None, "raw samples have a shape"

@@ -106,8 +106,8 @@ def encode_image(sample: bytes, short_side: int, quality: int) -> bytes:
     """
     image = decode_image(sample, min_side=2 * short_side)
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these two have 16 bits
-        words = "floating-point numbers" if image.mode == "F" else "integers of 32 bits"
-        raise DecodeError(f"its pixels are {words} of an unknown range; convert it to 8 or 16 bits")
+        pixel_type = "floating-point numbers" if image.mode == "F" else "integers of 32 bits"
+        raise DecodeError(f"its pixels are {pixel_type} of an unknown range; convert it to 8 or 16 bits")
     upright_image = upright(image)
     small = not short_side or min(image.size) <= short_side
     if upright_image is image and small and keeps_file(image):

@@ -85,8 +85,8 @@ class ImageTransform:
     def _shift_of(self, how: ImageAugmentation, header: ImageHeader) -> torch.Tensor:
         """Return the mean image, negative and over `std`, as it lies below an image's crop: (size, size x channels)."""
         size, box = self._options.size, how.box
-        begin, width = (MEAN_SIDE * one / header.width for one in (box.x, box.width))
-        top, height = (MEAN_SIDE * one / header.height for one in (box.y, box.height))
+        begin, width = (MEAN_SIDE * extent / header.width for extent in (box.x, box.width))
+        top, height = (MEAN_SIDE * extent / header.height for extent in (box.y, box.height))
         across, down = (-width if how.mirrored else width) / size, height / size
         left = begin + width * how.mirrored
         # pixels are at their centres: the first of 4 pixels over 2 of the mean image is at -0.25 there
@@ -134,12 +134,12 @@ class ImageDecoder:
     def header(self, file: memoryview | bytes) -> ImageHeader:
         """Return the header of an image, whose bytes are kept until `decode`. Raises DecodeError."""
         self._file = bytes(file)
-        found = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
-        if found is None:
+        header = self._jpeg.header(self._file) if self._jpeg is not None and self._file[:2] == JPEG else None
+        if header is None:
             with damage_named():
-                found = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
-        self._header = found
-        return found
+                header = ImageHeader(*Image.open(io.BytesIO(self._file)).size)
+        self._header = header
+        return header
 
     def decode(self, box: Box, size: int) -> Pixels:
         """Return the crop `box` of the image whose header was read last, to become size x size.
@@ -154,8 +154,8 @@ class ImageDecoder:
                 return cropped(self._jpeg.decode(self._file, part, self._grey), within)
         pixels = pixels_of(decode_image(self._file), self._mode)
         if pixels.shape[:2] != (height, width):
-            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
-            raise DecodeError(f"its header says {width} x {height} pixels, but it has {found}")
+            decoded = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise DecodeError(f"its header says {width} x {height} pixels, but it has {decoded}")
         return cropped(pixels, box)
 
 
@@ -227,11 +227,11 @@ def turbojpeg() -> ctypes.CDLL | None:
     """Return libjpeg-turbo 3 or newer; None if it is not installed."""
     for name in _paths():
         with suppress(OSError):
-            found = ctypes.CDLL(name)
-            if hasattr(found, "tj3SetCroppingRegion"):
+            library = ctypes.CDLL(name)
+            if hasattr(library, "tj3SetCroppingRegion"):
                 for function, (result, *arguments) in FUNCTIONS.items():
-                    getattr(found, function).restype, getattr(found, function).argtypes = result, arguments
-                return found
+                    getattr(library, function).restype, getattr(library, function).argtypes = result, arguments
+                return library
     return None
 
 
@@ -247,10 +247,10 @@ class JpegDecoder:
 
     def __init__(self) -> None:
         """Create the decoder. Raises DecodeError if libjpeg-turbo 3 is not installed."""
-        found = turbojpeg()
-        if found is None:
+        library = turbojpeg()
+        if library is None:
             raise DecodeError("there is no libjpeg-turbo 3 here: pip install turbojpeg")
-        self._library, self._handle = found, found.tj3Init(DECOMPRESS)
+        self._library, self._handle = library, library.tj3Init(DECOMPRESS)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -77,9 +77,9 @@ class FileTokenizer:
         self._library.no_truncation()  # a file may have those of a model's inputs: texts would lose their ends
         self._library.no_padding()
         number_of = self._library.get_vocab()
-        names = {number: name for name, number in number_of.items()}
+        names = {token_id: name for name, token_id in number_of.items()}
         numbers = range(max(names, default=-1) + 1)
-        self.tokens, self.files = tuple(names.get(number, f"unused {number}") for number in numbers), (path,)
+        self.tokens, self.files = tuple(names.get(token_id, f"unused {token_id}") for token_id in numbers), (path,)
         end = next((name for name in END_OF_TEXT if name in number_of), None)
         if end is None:
             raise PackError(
@@ -89,13 +89,13 @@ class FileTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the tokens of a text; half of a surrogate pair, which is no text, becomes a question mark."""
-        whole = text.encode(errors="replace").decode()
-        return np.array(self._library.encode(whole, add_special_tokens=False).ids, np.int64)
+        encodable = text.encode(errors="replace").decode()
+        return np.array(self._library.encode(encodable, add_special_tokens=False).ids, np.int64)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with the names of those that are no text, such as the end of one."""
-        found: str = self._library.decode(list(tokens), skip_special_tokens=False)
-        return found
+        text: str = self._library.decode(list(tokens), skip_special_tokens=False)
+        return text
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
@@ -138,8 +138,8 @@ class TextTransform:
         expected = (self.shape[1] + 1) * self._dtype.itemsize
         if len(file) != expected:
             raise DecodeError(f"a window of {self.shape[1] + 1} tokens has {expected} bytes, this one {len(file)}")
-        found, memory = np.frombuffer(file, self._dtype), out.numpy()
-        memory[0], memory[1] = found[:-1], found[1:]
+        window, memory = np.frombuffer(file, self._dtype), out.numpy()
+        memory[0], memory[1] = window[:-1], window[1:]
 
     @staticmethod
     def batch(memory: torch.Tensor) -> torch.Tensor:

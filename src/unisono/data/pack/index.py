@@ -92,9 +92,9 @@ class Index:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the samples: their number, lengths and labels; then content, classes, kind and shape."""
-        about, found = self.about, f"{len(self)} {_crc([self.length, self.label]):08x}"
-        words = json.dumps([about.content, about.classes, about.kind, about.shape])
-        return f"{found} {crc32(words.encode()):08x}" if about.content else found
+        about, samples = self.about, f"{len(self)} {_crc([self.length, self.label]):08x}"
+        description = json.dumps([about.content, about.classes, about.kind, about.shape])
+        return f"{samples} {crc32(description.encode()):08x}" if about.content else samples
 
     @property
     def nbytes(self) -> int:
@@ -116,8 +116,8 @@ def read_index(folder: Path) -> Index:
     """Return the index of a pack. Raises PackError if it is missing, incomplete, damaged or of another version."""
     path = folder / INDEX
     if not path.is_file():
-        there = "" if folder.is_dir() else ": there is no such folder"
-        raise PackError(f"{folder} is no pack{there or f': it has no {INDEX}'}; create one with unisono pack")
+        reason = "" if folder.is_dir() else ": there is no such folder"
+        raise PackError(f"{folder} is no pack{reason or f': it has no {INDEX}'}; create one with unisono pack")
     try:
         with pa.OSFile(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
@@ -145,10 +145,10 @@ def _checksum(columns: dict[str, NDArray[np.int32]], about: bytes) -> bytes:
     return f"{_crc([columns[name] for name in COLUMNS], crc32(about)):08x}".encode()
 
 
-def _crc(arrays: Iterable[NDArray[np.int32]], found: int = 0) -> int:
+def _crc(arrays: Iterable[NDArray[np.int32]], crc: int = 0) -> int:
     for array in arrays:
-        found = crc32(np.ascontiguousarray(array).data, found)
-    return found
+        crc = crc32(np.ascontiguousarray(array).data, crc)
+    return crc
 
 
 def checksum_of(sample: bytes) -> int:
@@ -173,11 +173,11 @@ def to_batch(
 
 def checksum(batch: pa.RecordBatch) -> int:
     """Return the CRC-32 of a batch, with which a changed batch is recognised."""
-    found = 0
+    crc = 0
     for column in (batch.column(0), batch.column(2)):
         data, offsets = content_of(column)
-        found = crc32(np.diff(offsets).data, crc32(data.data, found))
-    return int(crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, found))
+        crc = crc32(np.diff(offsets).data, crc32(data.data, crc))
+    return int(crc32(np.ascontiguousarray(np.from_dlpack(batch.column(1))).data, crc))
 
 
 def content_of(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -185,8 +185,8 @@ def content_of(column: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     _, offsets, data = column.buffers()
     begin, rows = column.offset, len(column)
     bounds = np.frombuffer(offsets, np.int32, rows + 1, 4 * begin).astype(np.int64) if rows else np.zeros(1, np.int64)
-    whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
-    return whole[bounds[0] : bounds[-1]], bounds - bounds[0]
+    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return values[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
 MAX_CLASSES_LISTED = 20

@@ -63,7 +63,7 @@ def pack(source: Source, folder: Path, options: PackOptions, threads: int, advan
     done: dict[int, WrittenStripe] = {}
     try:
         _write_stripes(writer, stretches, threads, done)
-        index = _index(source, folder, [done[number] for number in sorted(done)], fingerprint, options)
+        index = _index(source, folder, [done[stripe] for stripe in sorted(done)], fingerprint, options)
         if len(index):
             with write_atomically(folder / INDEX) as partial:
                 write_index(index, partial)
@@ -116,9 +116,9 @@ BATCH_BYTES = 4 << 20
 """Bytes of samples that share a checksum, the least that is read at once."""
 
 
-def stripe_name(number: int) -> str:
+def stripe_name(stripe: int) -> str:
     """Return the file name of a stripe."""
-    return f"stripe-{number:05d}.arrow"
+    return f"stripe-{stripe:05d}.arrow"
 
 
 @dataclass(frozen=True)
@@ -149,65 +149,65 @@ class StripeWriter:
     stop: Event = field(default_factory=Event)
     """Event that ends the work of all threads, by CancelledError."""
 
-    def finished(self, number: int) -> WrittenStripe | None:
+    def finished(self, stripe: int) -> WrittenStripe | None:
         """Return the stripe if an earlier run finished it from the same samples and options, else None."""
-        content, path = _read_note(_note(self.folder, number)), self.folder / stripe_name(number)
+        content, path = _read_note(_note(self.folder, stripe)), self.folder / stripe_name(stripe)
         if content.get("fingerprint") != self.fingerprint:
             return None
-        found = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
-        whole = len(found.checksums) == len(found.lengths)  # a note of an older release has none
-        there = not found.nbytes or (path.is_file() and path.stat().st_size == found.nbytes)
-        return found if whole and there else None
+        written = parse(WrittenStripe, content, f"the note of {path}", PackError, strict=False)
+        complete = len(written.checksums) == len(written.lengths)  # a note of an older release has none
+        on_disk = not written.nbytes or (path.is_file() and path.stat().st_size == written.nbytes)
+        return written if complete and on_disk else None
 
-    def write(self, number: int, first: int, last: int) -> WrittenStripe:
+    def write(self, stripe: int, first: int, last: int) -> WrittenStripe:
         """Write the samples `first` to `last` - 1 and return the stripe. Raises OSError."""
-        source, path = self.source, self.folder / stripe_name(number)
+        source, path = self.source, self.folder / stripe_name(stripe)
         columns = schema(source.kind, {"classes": source.classes, "kind": source.kind, "shape": source.shape})
         lengths, labels, batches, skipped = list[int](), list[int](), list[int](), list[tuple[str, str]]()
         checksums = list[int]()
         with write_atomically(path) as partial:
             with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, columns) as writer:
-                for made, numbers in self._batches(first, last, skipped):
-                    own = [int(source.labels[each]) for each in numbers]
-                    batch, metadata = to_batch(columns, made, own, [source.keys[each] for each in numbers])
+                for made, positions in self._batches(first, last, skipped):
+                    batch_labels = [int(source.labels[each]) for each in positions]
+                    batch, metadata = to_batch(columns, made, batch_labels, [source.keys[each] for each in positions])
                     writer.write_batch(batch, custom_metadata=metadata)
                     lengths += map(len, made)
                     checksums += map(checksum_of, made)
-                    labels += own
+                    labels += batch_labels
                     batches.append(len(lengths))
             nbytes = partial.stat().st_size if lengths else 0
         if not nbytes:
             path.unlink()
-        found = tuple(lengths), tuple(labels), tuple(batches), tuple(skipped), tuple(checksums)
-        done = WrittenStripe(number, nbytes, *found)
-        with write_atomically(_note(self.folder, number)) as partial:
+        contents = tuple(lengths), tuple(labels), tuple(batches), tuple(skipped), tuple(checksums)
+        done = WrittenStripe(stripe, nbytes, *contents)
+        with write_atomically(_note(self.folder, stripe)) as partial:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, **vars(done)}))
         return done
 
     def _batches(
         self, first: int, last: int, skipped: list[tuple[str, str]]
     ) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Yield converted samples and their numbers in batches; `skipped` gets those that cannot be converted."""
-        made, numbers, held = list[bytes](), list[int](), 0
-        for number in range(first, last):
+        """Yield converted samples and their positions in batches; `skipped` gets those that cannot be converted."""
+        made, positions, held = list[bytes](), list[int](), 0
+        for position in range(first, last):
             if self.stop.is_set():
                 raise CancelledError
             try:
-                if not (sample := self.source.read(number)):
+                if not (sample := self.source.read(position)):
                     raise DecodeError("it is empty")  # noqa: TRY301
                 sample = self.encode(sample)
             except (DecodeError, OSError) as error:
-                skipped.append((self.source.keys[number], getattr(error, "strerror", None) or str(error)))
+                skipped.append((self.source.keys[position], getattr(error, "strerror", None) or str(error)))
             else:
                 if made and held + len(sample) > BATCH_BYTES:
-                    yield made, numbers
-                    made, numbers, held = [], [], 0
+                    yield made, positions
+                    made, positions, held = [], [], 0
                 made.append(sample)
-                numbers.append(number)
+                positions.append(position)
                 held += len(sample)
             self.advance()
         if made:
-            yield made, numbers
+            yield made, positions
 
 
 def fingerprints(folder: Path) -> set[str]:
@@ -221,8 +221,8 @@ def remove_notes(folder: Path) -> None:
         note.unlink()
 
 
-def _note(folder: Path, number: int) -> Path:
-    return folder / stripe_name(number).replace(".arrow", ".json")
+def _note(folder: Path, stripe: int) -> Path:
+    return folder / stripe_name(stripe).replace(".arrow", ".json")
 
 
 def _read_note(note: Path) -> dict[str, Any]:
@@ -240,15 +240,15 @@ def _write_stripes(
     """Write in threads the stripes that an earlier run has not finished. `done` gets each finished one by its number,
     also where an error ends the others."""
 
-    def write_one(number: int) -> None:
-        first, last = stretches[number]
-        found = writer.finished(number)
-        for _ in range(first, last if found else first):
+    def write_one(stripe: int) -> None:
+        first, last = stretches[stripe]
+        written = writer.finished(stripe)
+        for _ in range(first, last if written else first):
             writer.advance()
-        done[number] = found or writer.write(number, first, last)
+        done[stripe] = written or writer.write(stripe, first, last)
 
     with ThreadPoolExecutor(threads, "pack") as pool:
-        futures = [pool.submit(write_one, number) for number in range(len(stretches))]
+        futures = [pool.submit(write_one, stripe) for stripe in range(len(stretches))]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -276,9 +276,9 @@ def _check_folder(folder: Path, fingerprint: str, stripes: int) -> None:
         raise PackError(f"{folder} holds a pack already; name another folder, or remove it")
     if fingerprints(folder) - {fingerprint}:
         raise PackError(f"{folder} holds a part of another pack, or of this one with other options; remove it first")
-    own = {stripe_name(number).removesuffix(".arrow") for number in range(stripes)}
+    names = {stripe_name(stripe).removesuffix(".arrow") for stripe in range(stripes)}
     partials = {*folder.glob(f"{INDEX}*{PARTIAL}"), *folder.glob(f"stripe-*{PARTIAL}")}
-    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in own and path not in partials]
+    strange = [path for path in folder.glob("*") if path.name.split(".")[0] not in names and path not in partials]
     if strange:
         raise PackError(f"{folder} is not empty: it has {strange[0].name}; name a new folder")
     with naming_os_errors(f"cannot create {folder}", PackError):
@@ -294,25 +294,25 @@ def as_texts(names: Sequence[str]) -> tuple[str, ...]:
 
 def _fingerprint(source: Source, options: PackOptions) -> str:
     """Return a fingerprint of the data set and of the options with which it is packed."""
-    found = hashlib.sha256(repr((source.kind, source.classes, source.shape, options, len(source))).encode())
-    found.update("\n".join(source.keys).encode())
-    found.update(np.ascontiguousarray(source.labels).data)
-    found.update(np.ascontiguousarray(source.sizes).data)
+    digest = hashlib.sha256(repr((source.kind, source.classes, source.shape, options, len(source))).encode())
+    digest.update("\n".join(source.keys).encode())
+    digest.update(np.ascontiguousarray(source.labels).data)
+    digest.update(np.ascontiguousarray(source.sizes).data)
     for file in source.files:
         if file.exists():
-            found.update(os.fsencode(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}"))
-    return found.hexdigest()
+            digest.update(os.fsencode(f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}"))
+    return digest.hexdigest()
 
 
 def _index(source: Source, folder: Path, stripes: list[WrittenStripe], fingerprint: str, options: PackOptions) -> Index:
     skipped = (*source.skipped, *(entry for stripe in stripes for entry in stripe.skipped))
     kept = [stripe for stripe in stripes if stripe.lengths]
     parts = [np.empty((len(COLUMNS), 0), np.int32)]
-    for number, stripe in enumerate(kept):
+    for place, stripe in enumerate(kept):
         samples = np.arange(len(stripe.lengths))
         batch = np.searchsorted(stripe.batches, samples, side="right")
         row = samples - np.array([0, *stripe.batches])[batch]
-        columns = np.full(len(samples), number), batch, row, stripe.lengths, stripe.labels
+        columns = np.full(len(samples), place), batch, row, stripe.lengths, stripe.labels
         parts.append(np.array(columns, np.int32))
     arrays = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
     files = tuple((stripe_name(stripe.number), stripe.nbytes) for stripe in kept)
@@ -355,7 +355,7 @@ def statistics(index: Index) -> Index:
     grey = True
     apart = max(NEIGHBOURS, len(index) * NEIGHBOURS // MEASURED_IMAGES)
     firsts = range(0, len(index), apart)
-    for sample in (one for first in firsts for one in _samples(index, first, min(len(index), first + NEIGHBOURS))):
+    for sample in (taken for first in firsts for taken in _samples(index, first, min(len(index), first + NEIGHBOURS))):
         pixels = kind.pixels(sample, index.about.shape)
         if pixels is None:
             return index
@@ -371,8 +371,8 @@ def statistics(index: Index) -> Index:
     # of files only some were measured: the headers of all tell
     grey = grey and (index.about.shape is not None or all(map(kind.is_grey, _samples(index, 0, len(index)))))
     channels = slice(0, 1 if grey else 3)
-    found = {"mean": mean[channels], "std": std[channels], "mean_image": (image[..., channels] / count).round(4)}
-    facts: dict[str, Any] = {key: tuple(one.ravel().tolist()) for key, one in found.items()}
+    arrays = {"mean": mean[channels], "std": std[channels], "mean_image": (image[..., channels] / count).round(4)}
+    facts: dict[str, Any] = {key: tuple(array.ravel().tolist()) for key, array in arrays.items()}
     return replace(index, about=replace(index.about, **facts))
 
 

@@ -55,13 +55,13 @@ def joined(samples: Sequence[NDArray[np.uint8]]) -> EncodedSamples:
     return EncodedSamples(np.concatenate(samples), np.array([0, *map(len, samples)], np.int64).cumsum())
 
 
-def samples_of(path: Path, number: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:
+def samples_of(path: Path, place: int, batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> EncodedSamples:
     """Return the samples of a batch that was read. Raises PackError, naming file and batch, if it was changed."""
     written = (metadata or {}).get(CHECKSUM, b"none").decode(errors="replace")
-    found = f"{checksum(batch):08x}"
-    if found != written:
+    computed = f"{checksum(batch):08x}"
+    if computed != written:
         raise PackError(
-            f"{path} is damaged: batch {number} has the checksum {found}, but {written} was written; copy the pack "
+            f"{path} is damaged: batch {place} has the checksum {computed}, but {written} was written; copy the pack "
             "again"
         )
     return EncodedSamples(*content_of(batch.column(0)))
@@ -84,61 +84,61 @@ class OpenStripes:
 
         Raises PackError if a stripe is missing, has another size than was written, or a checksum is wrong.
         """
-        at = first
-        while at < last:
-            number = int(self._index.stripe[at])
-            stop = min(last, int(np.searchsorted(self._index.stripe, number, side="right")))
-            yield from self._read(number, at, stop)
-            at = stop
+        begin = first
+        while begin < last:
+            stripe = int(self._index.stripe[begin])
+            stop = min(last, int(np.searchsorted(self._index.stripe, stripe, side="right")))
+            yield from self._read(stripe, begin, stop)
+            begin = stop
 
     def close(self) -> None:
         """Close the stripes; one that is being read is closed after that."""
         with self._lock:
             self._kept, closed = 0, self._idle
             self._idle = []
-        for stripe in closed:
-            stripe.close()
+        for file in closed:
+            file.close()
 
-    def _read(self, number: int, first: int, last: int) -> Iterator[EncodedSamples]:
-        index, path = self._index, self._index.folder / self._index.about.stripes[number][0]
+    def _read(self, stripe: int, first: int, last: int) -> Iterator[EncodedSamples]:
+        index, path = self._index, self._index.folder / self._index.about.stripes[stripe][0]
         try:
-            with self._lent(number) as stripe:
-                at = first
-                while at < last:
-                    batch, begin = int(index.batch[at]), int(index.row[at])
-                    (data, offsets), labels = stripe.samples(batch)
-                    inside = offsets[begin : begin + last - at + 1]
-                    count = len(inside) - 1
-                    found, wanted = (np.diff(inside), labels[begin:][:count]), (index.length, index.label)
-                    if count <= 0 or not all(map(np.array_equal, found, (each[at : at + count] for each in wanted))):
+            with self._lent(stripe) as file:
+                begin = first
+                while begin < last:
+                    batch, row = int(index.batch[begin]), int(index.row[begin])
+                    (data, offsets), labels = file.samples(batch)
+                    inside = offsets[row : row + last - begin + 1]
+                    rows = len(inside) - 1
+                    held, wanted = (np.diff(inside), labels[row:][:rows]), (index.length, index.label)
+                    if rows <= 0 or not all(map(np.array_equal, held, (each[begin : begin + rows] for each in wanted))):
                         raise PackError(f"{path}: batch {batch} is not what the index says; pack the data again")
                     yield EncodedSamples(data[inside[0] : inside[-1]], inside - inside[0])
-                    at += count
+                    begin += rows
         except DAMAGE_ERRORS as error:
             raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}; copy the pack again") from error
 
     @contextmanager
-    def _lent(self, number: int) -> Iterator[StripeFile]:
+    def _lent(self, stripe: int) -> Iterator[StripeFile]:
         """Lend a stripe to one thread, and keep it open for the next read unless that fails.
 
         It is opened anew if the file of its name is another by now.
         """
-        path, status = path_of(self._index, number)
-        identity = number, status.st_dev, status.st_ino
+        path, status = path_of(self._index, stripe)
+        identity = stripe, status.st_dev, status.st_ino
         with self._lock:
-            stripe = next((one for one in self._idle if one.identity[0] == number), None)
-            if stripe is not None:
-                self._idle.remove(stripe)
-        if stripe is not None and stripe.identity != identity:
-            stripe.close()
-            stripe = None
+            file = next((idle for idle in self._idle if idle.identity[0] == stripe), None)
+            if file is not None:
+                self._idle.remove(file)
+        if file is not None and file.identity != identity:
+            file.close()
+            file = None
         with ExitStack() as unless_whole:
-            stripe = stripe or StripeFile(path, identity, self._memory)
-            unless_whole.callback(stripe.close)
-            yield stripe
+            file = file or StripeFile(path, identity, self._memory)
+            unless_whole.callback(file.close)
+            yield file
             unless_whole.pop_all()
         with self._lock:
-            self._idle.append(stripe)
+            self._idle.append(file)
             too_many = self._idle.pop(0) if len(self._idle) > self._kept else None
         if too_many is not None:
             too_many.close()
@@ -203,9 +203,9 @@ def writable(data: Bytes, memory: Bytes) -> Bytes:
     return data.copy()
 
 
-def path_of(index: Index, number: int) -> tuple[Path, os.stat_result]:
+def path_of(index: Index, stripe: int) -> tuple[Path, os.stat_result]:
     """Return the path and status of a stripe. Raises PackError if it is missing or has another size than written."""
-    name, nbytes = index.about.stripes[number]
+    name, nbytes = index.about.stripes[stripe]
     path = index.folder / name
     try:
         status = path.stat()
@@ -239,8 +239,8 @@ class BlockMemory:
             rows = sorted(range(len(self._spare)), key=lambda row: (len(self._spare[row]), -row))
             fits = [row for row in rows if size <= len(self._spare[row]) <= MAX_EXCESS * size]
             # if none fits, the largest is dropped for the memory that is allocated
-            found = self._spare.pop((fits or rows[-1:])[0]) if rows else None
-        memory = found if found is not None and fits else np.empty(size, np.uint8)
+            spare = self._spare.pop((fits or rows[-1:])[0]) if rows else None
+        memory = spare if spare is not None and fits else np.empty(size, np.uint8)
         # by way of a memoryview: NumPy would make views of views refer to `memory` itself, and not to `lease`
         lease = np.frombuffer(memory.data, np.uint8, nbytes)
         weakref.finalize(lease, self._spare.append, memory).atexit = False
@@ -258,13 +258,13 @@ def read_samples(index: Index, numbers: NDArray[np.integer]) -> Iterator[Encoded
     cuts = np.flatnonzero(np.diff(index.stripe[numbers]) | np.diff(index.batch[numbers])) + 1
     with closing(OpenStripes(index)) as stripes:
         for wanted in np.split(numbers, cuts) if len(numbers) else ():
-            for found in stripes.read(int(wanted[0]), int(wanted[-1]) + 1):  # all of one batch
-                whole = len(found.offsets) - 1 == len(wanted)
-                each = [] if whole else found.each()
-                yield found if whole else joined([each[row] for row in (wanted - wanted[0]).tolist()])
+            for samples in stripes.read(int(wanted[0]), int(wanted[-1]) + 1):  # all of one batch
+                complete = len(samples.offsets) - 1 == len(wanted)
+                each = [] if complete else samples.each()
+                yield samples if complete else joined([each[row] for row in (wanted - wanted[0]).tolist()])
 
 
 def check_stripes(index: Index, first: int, last: int) -> None:
     """Raise PackError if a stripe of the samples `first` to `last` - 1 is missing or has another size than written."""
-    for number in np.unique(index.stripe[first:last]).tolist():
-        path_of(index, number)
+    for stripe in np.unique(index.stripe[first:last]).tolist():
+        path_of(index, stripe)

@@ -54,21 +54,21 @@ def choose_storage(
         unknown = "partitioned over all ranks: the free memory of the nodes is not known"
         return replace(wanted, storage=PARTITIONED), unknown
     free, shared = [node.free or 0 for node in nodes], [node.shared or 0 for node in nodes]
-    fits, words = _compare([pack] * len(nodes), shared)
+    fits, usage = _compare([pack] * len(nodes), shared)
     if fits:
-        return replace(wanted, storage=REPLICATED), f"replicated: a copy takes {words} (shared memory)"
-    because = f"a copy would take {words} (shared memory)"
+        return replace(wanted, storage=REPLICATED), f"replicated: a copy takes {usage} (shared memory)"
+    because = f"a copy would take {usage} (shared memory)"
     for groups in sorted(partition, reverse=True):
-        fits, words = _compare([node.ranks * partition[groups] for node in nodes], free)
+        fits, usage = _compare([node.ranks * partition[groups] for node in nodes], free)
         if fits:
             over = f"in {groups} groups" if groups > 1 else "over all ranks"
-            found = replace(wanted, storage=PARTITIONED, groups=groups)
-            return found, f"partitioned {over}: partitions take {words}; {because}"
+            partitioned = replace(wanted, storage=PARTITIONED, groups=groups)
+            return partitioned, f"partitioned {over}: partitions take {usage}; {because}"
     cache = wanted.cache or _cache_bytes(pack, nodes, window)
     cached = f", with {min(1, cache / pack):.0%} of the pack cached in each node" if cache else ""
     buffer = f"streamed through a shuffle buffer of {_size(wanted.buffer)}{cached}"
     streamed = replace(wanted, storage=STREAMED, cache_megabytes=cache / MEGABYTE)
-    return streamed, f"{buffer}: partitions would take {words}; {because}"
+    return streamed, f"{buffer}: partitions would take {usage}; {because}"
 
 
 def resolve_storage(options: DataOptions, index: Index, world: World) -> tuple[DataOptions, str]:
@@ -96,8 +96,8 @@ def _compare(needs: Sequence[int], free: Sequence[int]) -> tuple[bool, str]:
     """Return True if each node's need is at most MEMORY_SHARE of its free bytes, and the fullest node in words."""
     fullest = max(range(len(needs)), key=lambda node: needs[node] / max(1, free[node]))
     need, available = needs[fullest], free[fullest]
-    words = f"{_size(need)} of {_size(available)} free in node {fullest}, of which {MEMORY_SHARE:.0%} may be used"
-    return need <= MEMORY_SHARE * available, words
+    usage = f"{_size(need)} of {_size(available)} free in node {fullest}, of which {MEMORY_SHARE:.0%} may be used"
+    return need <= MEMORY_SHARE * available, usage
 
 
 def _size(nbytes: int) -> str:

@@ -87,12 +87,12 @@ def find_files(index: Index, folder: str) -> Callable[[int], Bytes]:
     kind, packing = find_kind(about.kind), PackOptions(short_side=0, quality=about.quality)
     unchanged = np.zeros(len(rows), np.bool_)  # those that are known to be, so that their headers are read once
 
-    def read(number: int) -> Bytes:
-        row = int(rows[number])
+    def read(sample: int) -> Bytes:
+        row = int(rows[sample])
         try:
             file = source.read(row)
-            unchanged[number] = unchanged[number] or kind.is_packed_unchanged(file)
-            return np.frombuffer(bytearray(file if unchanged[number] else kind.encode(file, packing)), np.uint8)
+            unchanged[sample] = unchanged[sample] or kind.is_packed_unchanged(file)
+            return np.frombuffer(bytearray(file if unchanged[sample] else kind.encode(file, packing)), np.uint8)
         except OSError as error:
             raise DecodeError(f"cannot read {keys[row]} in {folder}: {error.strerror or error}") from error
 

@@ -28,8 +28,8 @@ def free_bytes(shared: bool = False) -> int | None:
     lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024, *_limits()]
     if shared and SHARED.exists():
-        found = os.statvfs(SHARED)
-        free.append(found.f_bavail * found.f_frsize)
+        filesystem = os.statvfs(SHARED)
+        free.append(filesystem.f_bavail * filesystem.f_frsize)
     return min(free)
 
 
@@ -44,8 +44,8 @@ def _limits() -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         limit, used, prefix = LEGACY if controllers else UNIFIED
-        own = (GROUPS / "memory" if controllers else GROUPS) / path.lstrip("/")
-        for group in (own, *own.parents):
+        own_group = (GROUPS / "memory" if controllers else GROUPS) / path.lstrip("/")
+        for group in (own_group, *own_group.parents):
             if (group / limit).exists() and (most := (group / limit).read_text().strip()) != "max":
                 kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 cached = sum(int(kinds[f"{prefix}{name}"]) for name in ("active_file", "inactive_file"))
@@ -67,12 +67,12 @@ class FreeMemory(NamedTuple):
 def node_memory(world: World, needed: int = 0, freed: int = 0) -> list[FreeMemory]:
     """Return the memory of each node, on every rank; `needed` is this rank's need, and `freed` what its node will have
     free besides. Collective."""
-    own, shared = (found if found is None else found + freed for found in map(free_bytes, (False, True)))
-    seats = world.all_gather_object((world.node, needed, own, shared))
+    free, shared = (nbytes if nbytes is None else nbytes + freed for nbytes in map(free_bytes, (False, True)))
+    seats = world.all_gather_object((world.node, needed, free, shared))
     nodes = list[FreeMemory]()
-    for number in sorted({node for node, *_ in seats}):
-        needs, *found = zip(*(seat[1:] for seat in seats if seat[0] == number), strict=True)
-        least, least_shared = (None if None in each else min(each) for each in found)
+    for node in sorted({node for node, *_ in seats}):
+        needs, *memory = zip(*(seat[1:] for seat in seats if seat[0] == node), strict=True)
+        least, least_shared = (None if None in each else min(each) for each in memory)
         nodes.append(FreeMemory(len(needs), least, least_shared, sum(needs)))
     return nodes
 
@@ -80,11 +80,11 @@ def node_memory(world: World, needed: int = 0, freed: int = 0) -> list[FreeMemor
 def check_free_memory(world: World, nbytes: int, shared: bool = False) -> None:
     """Raise PackError on every rank if the ranks of a node need more than it has; `nbytes` is this rank's need."""
     what = "shared memory" if shared else "memory"
-    for number, node in enumerate(node_memory(world, nbytes)):
+    for index, node in enumerate(node_memory(world, nbytes)):
         free = node.shared if shared else node.free
         if free is not None and node.needed > free:
             raise PackError(
-                f"node {number} has {free / 1e9:.1f} GB of {what} free, but its ranks would hold "
+                f"node {index} has {free / 1e9:.1f} GB of {what} free, but its ranks would hold "
                 f"{node.needed / 1e9:.1f} GB of the pack; start on more nodes, store the pack partitioned "
                 '(storage = "partitioned", groups = 1), or stream it (storage = "streamed"; if it is, with smaller '
                 "buffer_megabytes and cache_megabytes)"

@@ -50,11 +50,11 @@ class LeftFile:
 
     def __init__(self, path: Path, lengths: NDArray[np.int32], block: int) -> None:
         """Map a file of samples of a pack with these lengths, in blocks of `block` bytes."""
-        whole = map_file(path)
-        rows, blocks, first, begin, last = whole[:HEADER_BYTES].view(np.int64)[:5].tolist()
-        self.numbers = whole[HEADER_BYTES:][: 4 * rows].view(np.int32)[first:last]
+        memory = map_file(path)
+        rows, blocks, first, begin, last = memory[:HEADER_BYTES].view(np.int64)[:5].tolist()
+        self.numbers = memory[HEADER_BYTES:][: 4 * rows].view(np.int32)[first:last]
         """Numbers of the samples, row by row."""
-        self._memory, self._sizes = whole[len(whole) - (blocks - begin) * block :], lengths[self.numbers]
+        self._memory, self._sizes = memory[len(memory) - (blocks - begin) * block :], lengths[self.numbers]
         taken = blocks_of(self._sizes, block).astype(np.int64) * block
         self._begins = taken.cumsum() - taken
 
@@ -89,17 +89,17 @@ class LeftSamples:
 
         As many ranks as have left samples take what their predecessors have left, where they are on their hosts.
         """
-        found = np.full(self._samples, -1, np.int32)
+        owners = np.full(self._samples, -1, np.int32)
         names = sorted({name for rank in ranks for name in self._seen[rank]})
         for place, name in enumerate(names):
             members = [member for member, rank in enumerate(ranks) if name in self._seen[rank]]
             if len(names) == len(ranks) and place in members:
                 members = [place]
             numbers = self._seen[ranks[members[0]]][name]
-            numbers = numbers[found[numbers] < 0]
+            numbers = numbers[owners[numbers] < 0]
             for member, part in zip(members, np.array_split(numbers, len(members)), strict=True):
-                found[part] = member
-        return found
+                owners[part] = member
+        return owners
 
     def take(self, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int32], Iterator[EncodedSamples]]:
         """Return the numbers of the samples that are wanted and were left on this host, and these samples."""

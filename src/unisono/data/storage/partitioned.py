@@ -96,7 +96,7 @@ class Groups(NamedTuple):
 def check_groups(samples: int, ranks: int, groups: int) -> int:
     """Return the members of a group. Raises PackError if `groups` does not divide the ranks or some would be empty."""
     if groups < 1 or ranks % groups:
-        fits = [number for number in range(1, ranks + 1) if ranks % number == 0]
+        fits = [count for count in range(1, ranks + 1) if ranks % count == 0]
         raise PackError(f"{ranks} ranks cannot form {groups} groups of one size; {fits} can be formed")
     members = ranks // groups
     if members > samples:
@@ -113,7 +113,7 @@ def form_groups(placement: Placement, groups: int) -> Groups:
     """
     ranks, members = range(placement.ranks), placement.ranks // groups
     supernodes = [placement.supernode_of(rank) for rank in ranks]
-    sizes = [supernodes.count(number) for number in sorted(set(supernodes))]
+    sizes = [supernodes.count(supernode) for supernode in sorted(set(supernodes))]
     divided = not any(size % members for size in sizes)
     ordered = sorted(ranks, key=lambda rank: (supernodes[rank], placement.node_of(rank)) if divided else (0, rank))
     seats = {
@@ -185,16 +185,16 @@ class PartitionedStorage(Storage):
         shared = self._can_share(plan.nbytes)
         missing = np.flatnonzero(owners < 0)
         owners[missing] = ranks_of(len(missing), max(1, len(missing)), self.members)  # a stretch each
-        mine = owners == self._group.rank
-        numbers, stretches = left.take(mine)
-        read = missing[mine[missing]].astype(np.int32)
+        assigned = owners == self._group.rank
+        numbers, stretches = left.take(assigned)
+        read = missing[assigned[missing]].astype(np.int32)
         held = np.concatenate([numbers, read])
         ends = np.concatenate([[0], blocks_of(index.length[held], plan.block).cumsum(dtype=np.int64)])
         rows = np.searchsorted(ends, ends[-1] * np.arange(plan.segments + 1) // plan.segments)
         rows[-1] = len(held)
         capacity = np.maximum(plan.capacity(shared), (len(held), ends[-1]))
-        own = None if names is None else names.with_name(f"{names.name}-{world.rank:05}")
-        self._store = SampleStore(self._group, index.length, capacity, shared, own)
+        rank_names = None if names is None else names.with_name(f"{names.name}-{world.rank:05}")
+        self._store = SampleStore(self._group, index.length, capacity, shared, rank_names)
         try:
             world.call_on_all(lambda: self._store.fill(held, chain(stretches, read_samples(index, read)), rows))
         except PackError:
@@ -202,8 +202,8 @@ class PartitionedStorage(Storage):
             raise
         left.remove()
         if len(missing) < len(index):
-            words = f"{len(index) - len(missing):,} of {len(index):,} samples were left in memory"
-            self.note += f"{'; ' * bool(self.note)}{words}"
+            reused = f"{len(index) - len(missing):,} of {len(index):,} samples were left in memory"
+            self.note += f"{'; ' * bool(self.note)}{reused}"
         self._owners: Owners = owners
         self._index_rows()
 
@@ -225,19 +225,19 @@ class PartitionedStorage(Storage):
     def own(self, order: Numbers) -> Numbers:
         """Shuffle once, so that each rank has a random share of the classes, and return what this rank holds."""
         self.epoch(order, len(order))
-        self._own = own = np.sort(share(order, len(order), 0, self.world.rank, self.world.size))
-        return own
+        self._own = held = np.sort(share(order, len(order), 0, self.world.rank, self.world.size))
+        return held
 
     def samples(self, numbers: Numbers) -> list[NDArray[np.uint8]]:
         """Return the bytes of this rank's samples, as views valid until the next epoch. Raises PackError for others."""
         wanted = numbers.astype(np.int32)
-        found = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
-        if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[found], wanted)):
+        positions = np.searchsorted(self._numbers, wanted).clip(max=max(0, len(self._numbers) - 1))
+        if len(wanted) and not (len(self._numbers) and np.array_equal(self._numbers[positions], wanted)):
             raise PackError(
                 f"rank {self.world.rank} does not hold all of the samples {wanted[:5].tolist()}...: another epoch has "
                 "begun"
             )
-        return self._store.samples(self._rows[found])
+        return self._store.samples(self._rows[positions])
 
     @property
     def numbers(self) -> NDArray[np.int32]:
@@ -327,11 +327,11 @@ def _plan(store: SampleStore, received: Counts) -> tuple[CompactionPlan, Counts]
     """Return this rank's plan, and where others put its samples, (ranks, segments, 2). Stores grow if necessary."""
     while True:
         plan = plan_compaction(store.cuts, received, store.capacity, store.at_start, not store.shared)
-        own = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
-        others = _transpose(store.world, own)
-        missing = others[:, -1].max(axis=0)
+        granted = np.concatenate([plan.destinations, np.broadcast_to(plan.missing, (store.world.size, 1, 2))], axis=1)
+        replies = _transpose(store.world, granted)
+        missing = replies[:, -1].max(axis=0)
         if not missing.any():
-            return plan, others[:, :-1]
+            return plan, replies[:, :-1]
         store.grow(missing)
 
 
@@ -342,8 +342,8 @@ def _transpose(world: World, array: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _parts(array: NDArray[np.generic], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[torch.Tensor]:
-    whole = torch.from_numpy(array)
-    return [whole[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
+    tensor = torch.from_numpy(array)
+    return [tensor[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
 
 
 def side_by_side(sizes: Counts) -> Counts:

@@ -63,11 +63,11 @@ class ReplicatedStorage(Storage):
         for member in range(node.size):
             part = slice(*bounds(len(firsts), node.size, member))
             self._readers[part], self._begins[part] = member, sizes[part].cumsum() - sizes[part]
-        own = slice(*bounds(len(firsts), node.size, node.rank))
-        nbytes = int(sizes[own].sum())
+        assigned = slice(*bounds(len(firsts), node.size, node.rank))
+        nbytes = int(sizes[assigned].sum())
         check_free_memory(world, nbytes, shared=True)
         window = allocate_window(node.comm, nbytes)
-        short = [rank for rank, found in enumerate(world.all_gather_object(window is not None)) if not found]
+        short = [rank for rank, allocated in enumerate(world.all_gather_object(window is not None)) if not allocated]
         if window is None or short:
             if window is not None:
                 window.free()
@@ -79,11 +79,11 @@ class ReplicatedStorage(Storage):
         self._parts = [np.frombuffer(buffer, np.uint8) for buffer in self._window.buffers]
 
         def read() -> None:
-            memory, at = self._parts[node.rank], 0
-            for first, stop in zip(firsts[own].tolist(), stops[own].tolist(), strict=True):
+            memory, offset = self._parts[node.rank], 0
+            for first, stop in zip(firsts[assigned].tolist(), stops[assigned].tolist(), strict=True):
                 for data, _ in read_stretch(index, first, stop):
-                    memory[at : at + len(data)] = data
-                    at += len(data)
+                    memory[offset : offset + len(data)] = data
+                    offset += len(data)
 
         try:
             world.call_on_all(read)

@@ -108,12 +108,12 @@ class SampleStore:
         self.own.numbers[: len(numbers)] = numbers
         memory, row = self.own.blocks.reshape(-1), 0
         for stretch in stretches:
-            at = (begins[row : row + len(stretch.offsets)] * self.block).tolist()
+            offsets = (begins[row : row + len(stretch.offsets)] * self.block).tolist()
             row += len(stretch.offsets) - 1
-            if at[-1] - at[0] == len(stretch.data):  # nothing is padded
-                memory[at[0] : at[-1]] = stretch.data
+            if offsets[-1] - offsets[0] == len(stretch.data):  # nothing is padded
+                memory[offsets[0] : offsets[-1]] = stretch.data
                 continue
-            for begin, sample in zip(at[:-1], stretch.each(), strict=True):
+            for begin, sample in zip(offsets[:-1], stretch.each(), strict=True):
                 memory[begin : begin + len(sample)] = sample
         self.set_segments(np.stack([rows, begins[rows]], axis=1), at_start=True)
 
@@ -153,12 +153,12 @@ class SampleStore:
 
     def counts(self, to: NDArray[np.integer]) -> Counts:
         """Return rows and blocks for each rank in each segment, (ranks, segments, 2); sample i goes to rank to[i]."""
-        found = np.empty((self.world.size, len(self.cuts) - 1, 2), np.int64)
+        counts = np.empty((self.world.size, len(self.cuts) - 1, 2), np.int64)
         for segment, (first, last) in enumerate(pairwise(self.rows.tolist())):
             sizes = np.diff(self._begins[first : last + 1])
-            found[:, segment, 0] = np.bincount(to[first:last], minlength=self.world.size)
-            found[:, segment, 1] = np.bincount(to[first:last], sizes, self.world.size)
-        return found
+            counts[:, segment, 0] = np.bincount(to[first:last], minlength=self.world.size)
+            counts[:, segment, 1] = np.bincount(to[first:last], sizes, self.world.size)
+        return counts
 
     def copy_segment(self, segment: int, to: NDArray[np.integer], buffers: list[SampleBuffer], begins: Counts) -> None:
         """Copy the samples of a segment that are for rank r to begins[r] (row and block) of buffers[r].
@@ -170,15 +170,15 @@ class SampleStore:
         numbers, table = self.numbers[first:last], self.own.blocks[begin:end]
         starts, sizes = self._begins[first:last] - begin, np.diff(self._begins[first : last + 1])
         rows = rows_for(to, len(buffers))
-        blocks = [joined_ranges(starts[own], sizes[own]) for own in rows]
-        for buffer, own, row in zip(buffers, rows, begins[:, 0].tolist(), strict=True):
+        blocks = [joined_ranges(starts[picked], sizes[picked]) for picked in rows]
+        for buffer, picked, row in zip(buffers, rows, begins[:, 0].tolist(), strict=True):
             # clip: otherwise NumPy copies through a buffer
-            numbers.take(own, 0, buffer.numbers[row : row + len(own)], "clip")
+            numbers.take(picked, 0, buffer.numbers[row : row + len(picked)], "clip")
         turns = max(1, (end - begin) * self.block // (COPY_BYTES * len(buffers)))
         for turn in range(turns):
-            for buffer, own, block in zip(buffers, blocks, begins[:, 1].tolist(), strict=True):
-                one, other = bounds(len(own), turns, turn)
-                table.take(own[one:other], 0, buffer.blocks[block + one : block + other], "clip")
+            for buffer, picked, block in zip(buffers, blocks, begins[:, 1].tolist(), strict=True):
+                low, high = bounds(len(picked), turns, turn)
+                table.take(picked[low:high], 0, buffer.blocks[block + low : block + high], "clip")
 
     def grow(self, more: Counts) -> None:
         """Add `more` rows and blocks to the capacity, before samples move; those at its end move to the new end.
@@ -218,26 +218,26 @@ class SampleStore:
         self._path: Path | None = None
         self._header = np.zeros(5, np.int64)
         if self._names is not None:
-            wholes = self._open_files(self._names, nbytes)
+            memories = self._open_files(self._names, nbytes)
         elif self.shared and (window := allocate_window(self.world.comm, nbytes)) is not None:
             self._window = window
-            wholes = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in window.buffers]
+            memories = [np.frombuffer(buffer, np.uint8, nbytes) for buffer in window.buffers]
         else:  # samples are sent
             self.shared = False
-            wholes = [np.empty(nbytes, np.uint8)]
+            memories = [np.empty(nbytes, np.uint8)]
         shape = blocks, self.block
         self.buffers = [
-            SampleBuffer(whole[: 4 * rows].view(np.int32), whole[begin:].reshape(shape)) for whole in wholes
+            SampleBuffer(memory[: 4 * rows].view(np.int32), memory[begin:].reshape(shape)) for memory in memories
         ]
         self.own = self.buffers[self.world.rank if self.shared else 0]
 
     def _open_files(self, names: Path, nbytes: int) -> list[Bytes]:
         """Return memory in a new file; if the store is shared, that of all ranks."""
         path = self._path = names.with_name(f"{names.name}-{secrets.token_hex(4)}")
-        own = self.world.call_on_all(lambda: map_file(path, HEADER_BYTES + nbytes))
-        self._header = own[:HEADER_BYTES].view(np.int64)
+        memory = self.world.call_on_all(lambda: map_file(path, HEADER_BYTES + nbytes))
+        self._header = memory[:HEADER_BYTES].view(np.int64)
         paths = self.world.all_gather_object(path) if self.shared else [path]
-        return [(own if one == path else map_file(one))[HEADER_BYTES:] for one in paths]
+        return [(memory if peer_path == path else map_file(peer_path))[HEADER_BYTES:] for peer_path in paths]
 
     def _ends(self, numbers: NDArray[np.int32], begin: int) -> NDArray[np.int64]:
         """Return the blocks at which these samples, side by side from `begin` on, begin and the last one ends."""

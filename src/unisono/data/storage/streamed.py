@@ -111,8 +111,8 @@ class StreamedStorage(Storage):
 
     def own(self, order: Numbers) -> Numbers:
         """Return the samples of the blocks that are this rank's own, the same for the whole run."""
-        self._own_blocks = own = own_blocks(self._blocks, order, self.world.rank, self.world.size)
-        return joined_ranges(own.firsts, own.stops - own.firsts)
+        self._own_blocks = blocks = own_blocks(self._blocks, order, self.world.rank, self.world.size)
+        return joined_ranges(blocks.firsts, blocks.stops - blocks.firsts)
 
     def own_epoch(self, seed: int, epoch: int, batch: int, done: int) -> Numbers:
         """Return the streamed order of this rank's own samples, and begin to read them from step `done` on."""
@@ -127,9 +127,9 @@ class StreamedStorage(Storage):
         Any others are read at once. Raises PackError if a block is missing or damaged, or is not read in time.
         """
         blocks = self._blocks.find(numbers)
-        found = self._reader.take(blocks, numbers - self._blocks.firsts[blocks])
+        views = self._reader.take(blocks, numbers - self._blocks.firsts[blocks])
         self._read_on()
-        return found
+        return views
 
     @property
     def nbytes(self) -> int:
@@ -260,7 +260,7 @@ class ReadAhead:
         self._begin_to(max(self._begun, 1 + max(turns.values(), default=-1)))
         # all are under way before the first is waited for
         reads = {block: self._reads.get(block) or self._submit(block) for block in uses}
-        found = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
+        by_block = {block: read.result() if read.done() else self._wait(block, read) for block, read in reads.items()}
         for block in uses.keys() & self._reads.keys():
             turn = turns[block]
             self._left[turn] -= uses[block]
@@ -269,7 +269,7 @@ class ReadAhead:
                 self.nbytes -= int(self._plan.nbytes[turn])
         if not self.all_begun:
             self._begin_to(reads_that_fit(self._plan.nbytes, self._begun, self.nbytes, self.limit))
-        return [found[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
+        return [by_block[block][row] for block, row in zip(numbers, rows.tolist(), strict=True)]
 
     @property
     def all_begun(self) -> bool:

@@ -59,8 +59,8 @@ class StripeBlocks(NamedTuple):
 
     def find(self, numbers: Numbers) -> Numbers:
         """Return the block of each of these samples, which must be in one."""
-        found: Numbers = np.searchsorted(self.firsts, numbers, side="right") - 1
-        return found
+        blocks: Numbers = np.searchsorted(self.firsts, numbers, side="right") - 1
+        return blocks
 
 
 def blocks_of_pack(index: Index) -> StripeBlocks:
@@ -89,10 +89,10 @@ def own_blocks(blocks: StripeBlocks, order: Numbers, rank: int, ranks: int) -> S
     stops = (last - (ends - counts)).clip(0, counts)
     held = np.flatnonzero(begins < stops)
     held = held[np.argsort(drawn[held])]
-    own = drawn[held]
-    nbytes = blocks.nbytes[own] * (stops - begins)[held] // counts[held]
+    chosen = drawn[held]
+    nbytes = blocks.nbytes[chosen] * (stops - begins)[held] // counts[held]
     return StripeBlocks(
-        blocks.firsts[own] + begins[held], blocks.firsts[own] + stops[held], blocks.stripes[own], nbytes
+        blocks.firsts[chosen] + begins[held], blocks.firsts[chosen] + stops[held], blocks.stripes[chosen], nbytes
     )
 
 
@@ -106,11 +106,11 @@ def streamed_order(blocks: StripeBlocks, batch: int, window_bytes: int, rng: np.
     window = windows_of(len(line), max(1, min(windows, len(line))), rng)
     counts = (blocks.stops - blocks.firsts)[line]
     place = np.arange(len(line)).repeat(counts)
-    number = joined_ranges(blocks.firsts[line], counts)
+    sample = joined_ranges(blocks.firsts[line], counts)
     by_window = np.argsort(window[place] * len(line) + place + rng.random(len(place)))
-    place, number = place[by_window], number[by_window]
+    place, sample = place[by_window], sample[by_window]
     step = steps_in_windows(np.bincount(window, counts).astype(np.int64), batch, rng.random(len(place)))
-    order: Numbers = number[np.argsort(step * len(line) + place, kind="stable")]
+    order: Numbers = sample[np.argsort(step * len(line) + place, kind="stable")]
     return order
 
 
@@ -162,17 +162,17 @@ def plan_reads(blocks: StripeBlocks, seen: Numbers, cached: NDArray[np.bool_]) -
 
     Blocks in the cache are in the plan, too: the step takes all samples in one way.
     """
-    found, firsts, uses = np.unique(blocks.find(seen), return_index=True, return_counts=True)
+    distinct, firsts, uses = np.unique(blocks.find(seen), return_index=True, return_counts=True)
     turns = np.argsort(firsts)
     nbytes = np.where(cached, VIEW_BYTES * (blocks.stops - blocks.firsts), blocks.nbytes)
-    return ReadPlan(found[turns], uses[turns], nbytes[found[turns]])
+    return ReadPlan(distinct[turns], uses[turns], nbytes[distinct[turns]])
 
 
 def seen_by(order: Numbers, batch: int, done: int, rank: int, ranks: int, virtual: int = 0) -> Numbers:
     """Return the samples that a rank sees of an epoch's order from step `done` on (`order.share`)."""
-    mine: NDArray[np.bool_] = ranks_of(len(order), batch, ranks, virtual) == rank
-    mine[: done * batch] = False
-    return order[mine]
+    seen: NDArray[np.bool_] = ranks_of(len(order), batch, ranks, virtual) == rank
+    seen[: done * batch] = False
+    return order[seen]
 
 
 def reads_that_fit(nbytes: Numbers, begun: int, held: int, limit: int) -> int:
