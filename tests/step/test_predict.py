@@ -324,7 +324,7 @@ def test_the_callback_sees_each_task_in_order_of_time() -> None:
     clock = Clock({0: program}, {"a": 1, "b": 1}, lambda *_: Duration(1), lambda one: heard.append(str(one[0].task)))
     spans: list[TaskSpan] = clock.run()
     assert heard == ["pack 1", "barrier 2", "pack 3"]
-    assert [span.number for span in spans] == [0, 1, 2]
+    assert [span.place for span in spans] == [0, 1, 2]
 
 
 def test_deadlocked_ranks_are_named() -> None:

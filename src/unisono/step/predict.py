@@ -101,11 +101,11 @@ def on_streams(program: StepProgram, costs: Costs) -> StepProgram:
 
 
 class Member(NamedTuple):
-    """Task that a rank has reached; `number` is its place in its rank's program."""
+    """Task that a rank has reached; `place` is its index in its rank's program."""
 
     rank: int
     task: Task
-    number: int = 0
+    place: int = 0
 
 
 Carry = Callable[[Sequence[Member]], None]
@@ -113,10 +113,10 @@ Carry = Callable[[Sequence[Member]], None]
 
 
 class TaskSpan(NamedTuple):
-    """Begin and end of a task; `number` is its place in its rank's program."""
+    """Begin and end of a task; `place` is its index in its rank's program."""
 
     rank: int
-    number: int
+    place: int
     task: Task
     begin: float
     end: float
@@ -151,11 +151,11 @@ class _Matching:
         if member.task.peer is not None and member.task.peer not in self._ranks:
             return (member,)
         sends = member.task.operation.role is Role.SEND
-        for place, other in enumerate(waiting):
-            fits = other.task.peer in (None, member.rank) and member.task.peer in (None, other.rank)
-            if fits and (other.task.operation.role is Role.SEND) != sends:
+        for place, partner in enumerate(waiting):
+            fits = partner.task.peer in (None, member.rank) and member.task.peer in (None, partner.rank)
+            if fits and (partner.task.operation.role is Role.SEND) != sends:
                 del waiting[place]
-                return (member, other) if sends else (other, member)
+                return (member, partner) if sends else (partner, member)
         waiting.append(member)
         return ()
 
@@ -178,9 +178,9 @@ class Clock:
         self._open = {rank: [len(before) for before in of_rank] for rank, of_rank in waits.items()}
         self._after: dict[int, list[list[int]]] = {rank: [[] for _ in program] for rank, program in programs.items()}
         for rank, of_rank in waits.items():
-            for number, before in enumerate(of_rank):
+            for place, before in enumerate(of_rank):
                 for earlier in before:
-                    self._after[rank][earlier].append(number)
+                    self._after[rank][earlier].append(place)
         self._free = {(rank, lane): count for rank in programs for lane, count in threads.items()}
         self._queues: defaultdict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
         self._matching = _Matching(programs)
@@ -194,18 +194,18 @@ class Clock:
         """Play all tasks, and return their spans. Raises StepError for a deadlock of ranks."""
         spans: list[TaskSpan] = []
         for rank, waits in self._open.items():
-            for number, count in enumerate(waits):
+            for place, count in enumerate(waits):
                 if not count:
-                    self._enter(rank, number, 0.0)
+                    self._enter(rank, place, 0.0)
         for rank in self._programs:
-            self._dispatch(rank, 0.0, [lane for other, lane in self._free if other == rank])
+            self._dispatch(rank, 0.0, [lane for owner, lane in self._free if owner == rank])
         self._share_cores(0.0)
         while self._events:
             now, _, _, _, begin, together = heappop(self._events)
             if self._carry is not None:
                 self._carry(together)
             for member in together:
-                spans.append(TaskSpan(member.rank, member.number, member.task, begin, now))
+                spans.append(TaskSpan(member.rank, member.place, member.task, begin, now))
                 self._end(member, now)
             self._share_cores(now)
         if len(spans) < sum(map(len, self._programs.values())):
@@ -213,14 +213,14 @@ class Clock:
             raise StepError(f"deadlock: {waiting}")
         return spans
 
-    def _enter(self, rank: int, number: int, now: float) -> None:
-        heappush(self._queues[rank, self._programs[rank][number].lane], (now, number))
+    def _enter(self, rank: int, place: int, now: float) -> None:
+        heappush(self._queues[rank, self._programs[rank][place].lane], (now, place))
 
     def _end(self, member: Member, now: float) -> None:
         """Let the tasks begin that have waited for this one, or for its thread."""
         rank, lanes = member.rank, {member.task.lane: None}  # in the order of the program: the same on every run
         self._free[rank, member.task.lane] += 1
-        for follower in self._after[rank][member.number]:
+        for follower in self._after[rank][member.place]:
             self._open[rank][follower] -= 1
             if not self._open[rank][follower]:
                 self._enter(rank, follower, now)
@@ -232,14 +232,14 @@ class Clock:
         for lane in lanes:
             queue = self._queues[rank, lane]
             while queue and self._free[rank, lane]:
-                _, number = heappop(queue)
+                _, place = heappop(queue)
                 self._free[rank, lane] -= 1
-                together = self._matching.arrive(Member(rank, self._programs[rank][number], number))
+                together = self._matching.arrive(Member(rank, self._programs[rank][place], place))
                 if together:
                     first = together[0]
                     self._count += 1
                     end = self._end_of(first, now)
-                    heappush(self._events, (end, first.number, first.rank, self._count, now, together))
+                    heappush(self._events, (end, first.place, first.rank, self._count, now, together))
 
     def _end_of(self, member: Member, now: float) -> float:
         seconds, link = (part / self._rate for part in self._price(member.rank, member.task))
