@@ -62,7 +62,7 @@ def test_segments_are_stepped_like_wholes(name: str) -> None:
     for optimizer, segments in zip(optimizers, CUTS, strict=True):
         for number, parameter in enumerate(sharded):  # Adagrad has a state from the start
             if parameter in optimizer.state:
-                mine = [one for one in segments if one.number == number]
+                mine = [one for one in segments if one.parameter == number]
                 optimizer.state |= cut(optimizer.state.pop(parameter), parameter, dense_strides(parameter), mine)  # type: ignore[arg-type]
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
@@ -76,7 +76,7 @@ def test_segments_are_stepped_like_wholes(name: str) -> None:
         exact = not isinstance(plain, LayerwiseOptimizer)
         torch.testing.assert_close(one, other, rtol=0, atol=0 if exact else 1e-12)
         parts = [(key, state) for optimizer in optimizers for key, state in optimizer.state.items()]
-        found = join([(key, state) for key, state in parts if key.number == number], other, dense_strides(other))  # type: ignore[attr-defined]
+        found = join([(key, state) for key, state in parts if key.parameter == number], other, dense_strides(other))  # type: ignore[attr-defined]
         for key, value in plain.state[one].items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=0 if exact else 1e-12)
 
@@ -87,7 +87,7 @@ def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Para
     for segments in CUTS:
         mine = []
         for segment in segments:
-            parameter = parameters[segment.number]
+            parameter = parameters[segment.parameter]
             if parameter.grad is not None:
                 part = slice(segment.first, segment.last)
                 mine.append(
@@ -105,7 +105,7 @@ def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Para
     for step, mine in zip(steps, updates, strict=True):
         step.update(mine)
         for segment, weights, _ in mine:
-            parameters[segment.number].detach().view(-1)[segment.first : segment.last] = weights
+            parameters[segment.parameter].detach().view(-1)[segment.first : segment.last] = weights
 
 
 def test_options_are_those_of_when_the_step_began() -> None:
@@ -149,12 +149,12 @@ def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: 
         ranges.append((number, at, at + length, 5 * number))
         at += length + gap
     found = [one for rank in range(ranks) for one in segments_of(ranges, at, ranks, rank)]
-    elements = [(one.segment.number, element) for one in found for element in range(*one.segment[1:])]
+    elements = [(one.segment.parameter, element) for one in found for element in range(*one.segment[1:])]
     assert elements == [(number, 5 * number + e) for number, length in enumerate(lengths) for e in range(length)]
     starts = {number: begin for number, begin, _, _ in ranges}
-    assert all(start - starts[one.number] == one.first - 5 * one.number for one, start in found)
+    assert all(start - starts[one.parameter] == one.first - 5 * one.parameter for one, start in found)
     empty = [number for number, length in enumerate(lengths) if not length]
-    assert [one.segment.number for one in found if one.segment.first == one.segment.last] == ranks * empty
+    assert [one.segment.parameter for one in found if one.segment.first == one.segment.last] == ranks * empty
 
 
 @pytest.mark.parametrize(

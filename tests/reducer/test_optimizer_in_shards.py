@@ -98,7 +98,7 @@ def test_state_is_kept_for_the_segments_of_the_buckets() -> None:
     assert rank.programs.layer_norms is False
     assert rank.sharded is not None
     sharded = rank.sharded
-    assert sorted(one.number for one in sharded._segments) == [0, 1]
+    assert sorted(one.parameter for one in sharded._segments) == [0, 1]
     rank.shard(optimizer, own_loop=False)
     assert rank.sharded is sharded
 
@@ -122,10 +122,10 @@ def test_shards_follow_the_buckets() -> None:
     rank = Rank()
     rank.shard(rank.sgd(), own_loop=False)
     assert rank.sharded is not None
-    before = [one.number for one in rank.sharded._segments]
+    before = [one.parameter for one in rank.sharded._segments]
     rank.lay_out((0, 1))
     rank.sharded.lay_out()
-    assert [one.number for one in rank.sharded._segments] == before[::-1]
+    assert [one.parameter for one in rank.sharded._segments] == before[::-1]
 
 
 def test_the_program_continues_with_a_step_of_the_users_loop() -> None:

@@ -173,9 +173,9 @@ def test_a_run_resumes_on_other_numbers_of_ranks(name: str) -> None:
             one.load_state_dict(net.state_dict())
             replica.rank = rank
             for segment in segments(replica):
-                if segment.number in state:
-                    parameter = list(one.parameters())[segment.number]
-                    optimizer.state |= cut(state[segment.number], parameter, dense_strides(parameter), [segment])  # type: ignore[arg-type]
+                if segment.parameter in state:
+                    parameter = list(one.parameters())[segment.parameter]
+                    optimizer.state |= cut(state[segment.parameter], parameter, dense_strides(parameter), [segment])  # type: ignore[arg-type]
         play_in_process(Sharded(), replicas, events)
         net, at = nets[0], at + steps
         state = whole_state(optimizers, net)
@@ -201,7 +201,7 @@ def whole_state(optimizers: Sequence[torch.optim.Optimizer], net: nn.Module) -> 
     parts: dict[int, list[Any]] = {number: [] for number in range(len(NAMES))}
     for optimizer in optimizers:
         for segment, state in optimizer.state.items():
-            parts[segment.number].append((segment, state))  # type: ignore[attr-defined]
+            parts[segment.parameter].append((segment, state))  # type: ignore[attr-defined]
     return {number: join(parts[number], one, dense_strides(one)) for number, one in enumerate(net.parameters())}
 
 

@@ -65,5 +65,5 @@ def by_decay(parameters: Iterable[torch.nn.Parameter], decay: float) -> list[dic
     """
     learning = [parameter for parameter in parameters if parameter.requires_grad]
     weights = {"params": [parameter for parameter in learning if parameter.ndim > 1], "weight_decay": decay}
-    others = {"params": [parameter for parameter in learning if parameter.ndim <= 1], "weight_decay": 0.0}
-    return [group for group in (weights, others) if group["params"]]
+    undecayed = {"params": [parameter for parameter in learning if parameter.ndim <= 1], "weight_decay": 0.0}
+    return [group for group in (weights, undecayed) if group["params"]]

@@ -60,7 +60,7 @@ SCALARS = ("step", "mu_product", "eta", "mu")
 class Segment(NamedTuple):
     """Part of a parameter."""
 
-    number: int
+    parameter: int
     """Number of the parameter."""
     first: int
     last: int
@@ -100,8 +100,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return True where hooks see the optimizer's step, its own or those of all optimizers."""
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -145,12 +145,12 @@ class ShardedStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         self._optimizer, self._options = optimizer, options_of(optimizer)
-        numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._group = {
-            numbers[id(parameter)]: place
+            indices[id(parameter)]: place
             for place, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
-            if id(parameter) in numbers
+            if id(parameter) in indices
         }
         self._layers = [parameter.ndim > 1 for parameter in parameters]
         self._directions: dict[Segment, torch.Tensor] = {}
@@ -159,15 +159,15 @@ class ShardedStep:
     def measure(self, updates: Sequence[SegmentUpdate]) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """Return the number of each of these segments' layers, its weights and its direction: whoever sums their
         squares has the layer's norms. Begins the step of a layerwise optimizer."""
-        found, optimizer, states = [], self._optimizer, self._states
+        measured, optimizer, states = [], self._optimizer, self._states
         assert isinstance(optimizer, LayerwiseOptimizer), "only its programs measure norms"
         for segment, weights, gradient in self._known(updates):
-            state, layer = states.setdefault(segment, {}), self._layers[segment.number]
-            options, there = self._options[self._group[segment.number]], gradient.to(weights.device)
-            direction = self._directions[segment] = optimizer.direction(weights, there, state, options, layer)
+            state, layer = states.setdefault(segment, {}), self._layers[segment.parameter]
+            options, on_device = self._options[self._group[segment.parameter]], gradient.to(weights.device)
+            direction = self._directions[segment] = optimizer.direction(weights, on_device, state, options, layer)
             if layer:
-                found.append((segment.number, weights, direction))
-        return found
+                measured.append((segment.parameter, weights, direction))
+        return measured
 
     def set_norms(self, squares: torch.Tensor) -> None:
         """Take the sums of all ranks' squares."""
@@ -183,7 +183,7 @@ class ShardedStep:
         states = defaultdict[Any, State](dict)
         for segment, weights, gradient in known:
             weights.grad = gradient.to(weights.device)
-            groups[self._group[segment.number]]["params"].append(weights)
+            groups[self._group[segment.parameter]]["params"].append(weights)
             states[weights] = self._states.get(segment, {})
         part = part_of(self._optimizer, groups)
         part._optimizer_step_pre_hooks = OrderedDict()  # those of the optimizer are for its own step
@@ -198,14 +198,14 @@ class ShardedStep:
     def _move(self, optimizer: LayerwiseOptimizer, updates: Sequence[SegmentUpdate]) -> None:
         assert self._norms is not None, "the program sums norms before it updates"
         for segment, weights, _ in updates:
-            layer, group = self._layers[segment.number], self._options[self._group[segment.number]]
-            of_weights, of_direction = self._norms[segment.number].tolist()
+            layer, group = self._layers[segment.parameter], self._options[self._group[segment.parameter]]
+            of_weights, of_direction = self._norms[segment.parameter].tolist()
             rate = optimizer.rate((of_weights, of_direction) if layer else None, group)
             optimizer.move(weights, self._directions.pop(segment), self._states[segment], group, rate, layer)
 
     def _known(self, updates: Sequence[SegmentUpdate]) -> list[SegmentUpdate]:
         """Return the updates of parameters that the optimizer has."""
-        return [update for update in updates if update.segment.number in self._group]
+        return [update for update in updates if update.segment.parameter in self._group]
 
     @property
     def _states(self) -> dict[Any, State]:
@@ -217,33 +217,33 @@ def segments_of(
 ) -> tuple[PlacedSegment, ...]:
     """Return the segments in a rank's shard of a bucket of `length` elements.
 
-    `ranges` has, for each parameter in it: number, begin and end in the bucket, and its element that is at `begin`. One
-    without elements has its segment on every rank.
+    `ranges` has, for each parameter in it: its number, begin and end in the bucket, and its element that is at `begin`.
+    One without elements has its segment on every rank.
 
     >>> segments_of([(3, 0, 4, 0), (2, 4, 9, 0), (1, 9, 12, 0)], 12, 4, 1)
-    (PlacedSegment(segment=Segment(number=3, first=3, last=4), start=3), \
-PlacedSegment(segment=Segment(number=2, first=0, last=2), start=4))
+    (PlacedSegment(segment=Segment(parameter=3, first=3, last=4), start=3), \
+PlacedSegment(segment=Segment(parameter=2, first=0, last=2), start=4))
     """
     low, high = bounds(length, ranks, rank)
     placed = []
-    for number, begin, end, offset in ranges:
+    for parameter, begin, end, offset in ranges:
         start, stop = (begin, end) if begin == end else (max(begin, low), min(end, high))
         if begin == end or start < stop:
-            placed.append(PlacedSegment(Segment(number, offset + start - begin, offset + stop - begin), start))
+            placed.append(PlacedSegment(Segment(parameter, offset + start - begin, offset + stop - begin), start))
     return tuple(placed)
 
 
 def cut(
-    whole: Mapping[str, Any], parameter: torch.Tensor, strides: tuple[int, ...], segments: Iterable[Segment]
+    state: Mapping[str, Any], parameter: torch.Tensor, strides: tuple[int, ...], segments: Iterable[Segment]
 ) -> dict[Segment, State]:
     """Return the state of a whole parameter as that of some of its segments, which follow these strides, copied."""
     flat = {
         name: in_order(value.detach(), strides) if _is_whole(name, value, parameter) else None
-        for name, value in whole.items()
+        for name, value in state.items()
     }
     return {
         segment: {
-            name: copied(whole[name] if elements is None else elements[segment.first : segment.last])
+            name: copied(state[name] if elements is None else elements[segment.first : segment.last])
             for name, elements in flat.items()
         }
         for segment in segments

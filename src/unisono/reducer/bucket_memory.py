@@ -457,7 +457,7 @@ class BucketMemory:
 
     def segment_weights(self, segment: Segment) -> torch.Tensor:
         """Return the weights of a segment, flat; they may be the parameter's memory, and are not to be changed."""
-        weights = self.in_order(self.parameters[segment.number].detach(), segment.number)
+        weights = self.in_order(self.parameters[segment.parameter].detach(), segment.parameter)
         return weights[segment.first : segment.last]
 
     def in_order(self, tensor: torch.Tensor, index: int) -> torch.Tensor:

@@ -195,7 +195,7 @@ class ShardedOptimizer:
         self._segments = [placed.segment for key, group in groups for placed in memory.segments(key, group, rank)]
         if before is not None:
             for index, state in self._joined_states():
-                for key in [key for key in self._state if isinstance(key, Segment) and key.number == index]:
+                for key in [key for key in self._state if isinstance(key, Segment) and key.parameter == index]:
                     del self._state[key]
                 self._cut(index, state)
         self._cut_all()
@@ -303,7 +303,7 @@ class ShardedOptimizer:
 
     def _cut(self, index: int, state: State) -> None:
         if state:
-            segments = [segment for segment in self._segments or () if segment.number == index]
+            segments = [segment for segment in self._segments or () if segment.parameter == index]
             self._state.update(cut(state, self._parameters[index], self._memory.strides[index], segments))
 
     def _full_state(self, root: int | None = None) -> defaultdict[Any, State]:
@@ -322,7 +322,7 @@ class ShardedOptimizer:
         for key, state in self._state.items():
             if isinstance(key, Segment):
                 on_host = {name: value.cpu() if torch.is_tensor(value) else value for name, value in state.items()}
-                shards[key.number].append((key, on_host))
+                shards[key.parameter].append((key, on_host))
         for index, parameter in enumerate(self._parameters):
             gathered = self._collectives.all_gather_object(shards[index])
             holders = self._memory.parts.holders_of(index, self._collectives.rank, self._collectives.size)

@@ -37,14 +37,14 @@ class ShardWork:
 
     def set_presence(self, key: int, gradients: Mapping[int, torch.Tensor | None]) -> None:
         """Record the parameters of a bucket that have a gradient on this rank, in their order there."""
-        flags = [gradients[number] is not None for number in self._layout.bucket(key).parameters]
+        flags = [gradients[parameter] is not None for parameter in self._layout.bucket(key).parameters]
         self.presence[key] = torch.tensor(flags, dtype=torch.float32, device="cpu")
 
-    def remove(self, numbers: Collection[int]) -> None:
+    def remove(self, parameters: Collection[int]) -> None:
         """Count these parameters as without a gradient on any rank: they are not updated."""
         for key, flags in self.presence.items():
-            for place, number in enumerate(self._layout.bucket(key).parameters):
-                if number in numbers:
+            for place, parameter in enumerate(self._layout.bucket(key).parameters):
+                if parameter in parameters:
                     flags[place] = 0
 
     def present(self, key: int) -> dict[int, bool]:
@@ -55,34 +55,34 @@ class ShardWork:
     def clip(self, limit: float, world: Any, exact: bool = False) -> None:
         """Scale the gradients of all shards so that the norm of all ranks' shards together is at most `limit`. With
         `exact` its bits do not depend on the shards."""
-        every = [update for key in self._layout.keys for update in self._updates(key)]
+        updates = [update for key in self._layout.keys for update in self._updates(key)]
         if exact:
-            parts = [(update.segment.number, update.gradient) for update in every]
+            parts = [(update.segment.parameter, update.gradient) for update in updates]
             total = sum_of_squares(world, parts, self._layout.parameters).sum()
         else:
-            norms = [torch.linalg.vector_norm(update.gradient).double() for update in every]
+            norms = [torch.linalg.vector_norm(update.gradient).double() for update in updates]
             zero = torch.zeros((), dtype=torch.float64, device="cpu")
             total = torch.stack(norms or [zero]).square().sum().reshape(1)
             world.allreduce(total)
         factor = torch.clamp(limit / (total.sqrt() + 1e-6), max=1.0)
-        for update in every:
+        for update in updates:
             update.gradient.mul_(factor.to(update.gradient.dtype))
 
     def sum_norms(self, world: Any, exact: bool = False) -> None:
         """Sum the squares of the norms of whole layers over the ranks, for an optimizer that needs them."""
         count = self._layout.parameters
         with self._computing():
-            every = (update for key in self._layout.keys for update in self._updates(key))
-            parts = [] if self.step is None else self.step.measure(list(every))
+            updates = (update for key in self._layout.keys for update in self._updates(key))
+            parts = [] if self.step is None else self.step.measure(list(updates))
             if exact:
                 numbered = [
-                    (number + column * count, part) for number, *pair in parts for column, part in enumerate(pair)
+                    (parameter + column * count, part) for parameter, *pair in parts for column, part in enumerate(pair)
                 ]
                 squares = sum_of_squares(world, numbered, 2 * count).view(2, count).T
             else:
                 squares = torch.zeros(count, 2, dtype=torch.float64, device="cpu")
-                for number, *pair in parts:
-                    squares[number] += (torch.stack([norm(one).double() for one in pair]) ** 2).cpu()
+                for parameter, *pair in parts:
+                    squares[parameter] += (torch.stack([norm(part).double() for part in pair]) ** 2).cpu()
         if not exact:
             world.allreduce(squares)
         if self.step is not None:
@@ -104,7 +104,7 @@ class ShardWork:
         """Return the segments in a bucket of which any rank has a gradient; with copies of their weights on demand."""
         flat, present, updates = self._sums(key), self.present(key), list[SegmentUpdate]()
         for segment, start in self._segments[key]:
-            if present[segment.number]:
+            if present[segment.parameter]:
                 weights = self._weights_of(segment)
                 gradient = flat[start : start + segment.last - segment.first]
                 updates.append(SegmentUpdate(segment, weights.clone() if copied else weights, gradient))

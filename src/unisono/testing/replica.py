@@ -229,7 +229,7 @@ class InProcessReplica:
         return segments
 
     def _weights_of(self, segment: Segment) -> torch.Tensor:
-        return self.parameters[segment.number].detach().view(-1)[segment.first : segment.last]
+        return self.parameters[segment.parameter].detach().view(-1)[segment.first : segment.last]
 
     # Parts
 
