@@ -175,6 +175,13 @@ def test_sums_take_the_time_of_memory_that_the_ranks_of_a_node_share() -> None:
     assert costs[0] < costs[1]
 
 
+@pytest.mark.parametrize("wire", [None, "bfloat16", "int8"])
+def test_a_wire_does_not_shorten_sums_of_an_exchange(wire: str | None) -> None:
+    known = replace(MACHINE, node=NodeFacts(memory_bandwidth=1e9))
+    summed = 3 / 4 * 3e-9  # three quarters of a byte on each of 4 ranks, 3 bytes of memory each
+    assert summed <= exchange_cost(known, 4, 1, wire, algorithm="ring").cost.per_byte <= summed + 1.5e-9
+
+
 def row(nodes: int, nbytes: int, seconds: float, **changes: Any) -> CollectiveRow:
     return replace(CollectiveRow("allreduce", "ring", "float32", nodes, nodes, nbytes, seconds, 0.0), **changes)
 

@@ -376,12 +376,14 @@ def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
     "direct" where `auto` chose one that cuts the payload differently in each round.
     """
     collective, case, schedule = call.collective, call.case, call.schedule
-    placement, network, sent = case.placement, case.table.network, int(nbytes * case.share)
+    placement, ranks = case.placement, call.ranks
     if schedule not in names() or getattr(find(schedule, placement), collective) is None:
-        schedule = choose_by_price(collective, placement, network, sent).algorithm
+        sent = int(nbytes * case.share)
+        schedule = choose_by_price(collective, placement, case.table.network, sent).algorithm
     schedule = "direct" if refusal(case, schedule) else schedule
-    uneven = uneven_of(call.machine, call.nodes)
-    return schedule, float(estimate(case.algorithm(schedule), placement, network, sent, uneven=uneven))
+    algorithm, uneven = case.algorithm(schedule), uneven_of(call.machine, call.nodes)
+    network = case.network(by_node=algorithm(0, ranks).landing_remote is not None)
+    return schedule, float(estimate(algorithm, placement, network, nbytes, uneven=uneven))
 
 
 def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:
