@@ -328,6 +328,7 @@ def test_the_nearest_rows_of_the_worked_example() -> None:
     assert nearest_rows(rows, "allreduce", 0.5, 8, 8) == [rows[1]]
     assert nearest_rows(rows, "allreduce", 1.0, 8, 8) == [rows[0]]
     assert nearest_rows(rows[2:], "allreduce", 1.0, 8, 8) == []
+    assert nearest_rows([row_on(2, 7)], "allreduce", 1.0, 2, 6) == [], "3 and 4 ranks on a node"
 
 
 def test_bytes_on_the_wire_come_before_nodes_and_these_before_ranks_of_a_node() -> None:

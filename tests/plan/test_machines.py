@@ -120,6 +120,10 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert "\n" not in str(caught.value)
 
 
+ROW = 'name = "x"\n[[collective]]\ncollective = "allreduce"\nbytes = 4\nseconds = 1\nspread = 0\nwire = "float32"'
+ROW += '\nschedule = "ring"'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -147,6 +151,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
             "ranks = 2\nbytes = 4\nseconds = 1\nspread = -1",
             "collective row 0.spread = -1.0, but it has to",
         ),
+        (f"{ROW}\nnodes = 4\nranks = 2", "collective row 0: 2 ranks are too few for 4 nodes"),
+        (f"{ROW}\nnodes = 50000\nranks = 50000", "row 0.nodes = 50000, but it has to be at most 40960"),
         (
             'name = "x"\n[[network]]\nname = "a"\nbatch = 4\nsamples_per_second = inf',
             "row 0.samples_per_second = inf is out of range",
@@ -198,8 +204,10 @@ ROWS = {
 def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
     """Instances of a table, which may lack values, or of a row, which lacks none."""
     found = {}
+    named = {"nodes": st.integers(1, 8), "ranks": st.integers(8, 64)}
     for one in fields(kind):
         some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
+        some = named.get(one.name, some)
         if one.metadata.get("one_of"):
             some = st.sampled_from(one.metadata["one_of"])
         if one.metadata.get("at_least") == 0:

@@ -56,7 +56,7 @@ from unisono.network.pace import pace_of
 from unisono.network.price import examined_ranks
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.machines import FLOAT32_WIRE, CollectiveRow, MachineFacts
+from unisono.plan.machines import FLOAT32_WIRE, MAX_RANKS, CollectiveRow, MachineFacts
 from unisono.schedules import SCHEDULES, algorithm_of, check, find, names
 from unisono.schedules.numbering import round_robin
 from unisono.schedules.schedule import Action, Algorithm, Program, cuts_alike
@@ -71,9 +71,6 @@ ELEMENT_BYTES = 4
 """Bytes of an element of the payload: float32."""
 
 MIN_EXAMINED_RANKS = 4
-
-MAX_RANKS = 40_960
-"""Largest number of ranks: TaihuLight's nodes. The price of a ring then examines the 81,918 rounds of a few ranks."""
 
 BYTES_OF_A_SUM = 3
 """Bytes of memory that are read and written for each byte that is summed into place."""
@@ -420,13 +417,15 @@ def nearest_rows(
     """Return the rows of the nearest exchange between nodes, by rising bytes; empty if there is none.
 
     `share` is the encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken.
+    Rows with more ranks on some nodes than on others are left out: no plan has such nodes.
     """
 
     def distance(row: CollectiveRow) -> tuple[float, float, float, int]:
         of_wire, each = encoded_share(row.wire) / share, row.ranks / row.nodes
         return abs(log(of_wire)), abs(log(row.nodes / nodes)), abs(log(each * nodes / ranks)), row.nodes
 
-    between = [row for row in rows if row.collective == collective and row.nodes > 1]
+    alike = [row for row in rows if row.collective == collective and row.ranks % row.nodes == 0]
+    between = [row for row in alike if row.nodes > 1]
     if not between:
         return []
     nearest = min(between, key=distance)

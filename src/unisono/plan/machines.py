@@ -38,6 +38,9 @@ FLOAT32, BFLOAT16 = "float32", "bfloat16"
 FLOAT32_WIRE = "float32"
 """Wire of a row whose payload was sent as it is."""
 
+MAX_RANKS = 40_960
+"""Largest number of ranks: TaihuLight's nodes. The price of a ring then examines the 81,918 rounds of a few ranks."""
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -178,14 +181,19 @@ class CollectiveRow:
     collective: str = field(metadata={"one_of": ("allreduce", "reduce_scatter", "all_gather")})
     schedule: str
     wire: str
-    nodes: int = number(above=0)
-    ranks: int = number(above=0)
+    nodes: int = number(above=0, at_most=MAX_RANKS)
+    ranks: int = number(above=0, at_most=MAX_RANKS)
     """Number of ranks on all nodes."""
     bytes: int = number(above=0)
     """Bytes of the whole payload in float32, before it is encoded."""
     seconds: float = number(above=0)
     """Median over the trials of the slowest rank's seconds."""
     spread: float = number(at_least=0)
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for nodes without a rank."""
+        if self.ranks < self.nodes:
+            raise UsageError(f"{self.ranks} ranks are too few for {self.nodes} nodes; each node has one at least")
 
 
 @dataclass(frozen=True)
