@@ -151,6 +151,7 @@ ROW += '\nschedule = "ring"'
             "ranks = 2\nbytes = 4\nseconds = 1\nspread = -1",
             "collective row 0.spread = -1.0, but it has to",
         ),
+        (f'{ROW[:-5]}wring"\nnodes = 4\nranks = 4', "row 0: there is no schedule 'wring'; there are"),
         (f"{ROW}\nnodes = 4\nranks = 2", "collective row 0: 2 ranks are too few for 4 nodes"),
         (f"{ROW}\nnodes = 50000\nranks = 50000", "row 0.nodes = 50000, but it has to be at most 40960"),
         (
@@ -204,7 +205,7 @@ ROWS = {
 def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
     """Instances of a table, which may lack values, or of a row, which lacks none."""
     found = {}
-    named = {"nodes": st.integers(1, 8), "ranks": st.integers(8, 64)}
+    named = {"nodes": st.integers(1, 8), "ranks": st.integers(8, 64), "schedule": st.sampled_from(["library", "ring"])}
     for one in fields(kind):
         some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
         some = named.get(one.name, some)

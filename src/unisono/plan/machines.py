@@ -24,7 +24,8 @@ import tomli_w
 
 from unisono.errors import UsageError
 from unisono.network import Network
-from unisono.network.choice import ChoiceTables, table_of
+from unisono.network.choice import LIBRARY, ChoiceTables, table_of
+from unisono.schedules import check as check_schedule
 from unisono.tables import choice, known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -191,7 +192,9 @@ class CollectiveRow:
     spread: float = number(at_least=0)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for nodes without a rank."""
+        """Raise UsageError for nodes without a rank, and for an unknown schedule."""
+        if self.schedule != LIBRARY:
+            check_schedule(self.schedule)
         if self.ranks < self.nodes:
             raise UsageError(f"{self.ranks} ranks are too few for {self.nodes} nodes; each node has one at least")
 
