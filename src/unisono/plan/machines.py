@@ -26,7 +26,7 @@ from unisono.errors import UsageError
 from unisono.network import Network
 from unisono.network.choice import LIBRARY, ChoiceTables, table_of
 from unisono.schedules import check as check_schedule
-from unisono.tables import choice, known, number, parse, rows
+from unisono.tables import check, choice, known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
@@ -49,20 +49,20 @@ class NodeFacts:
 
     cores: int = number(0, above=0)
     accelerators: int = number(0, above=0)
-    flops: float = number(0.0, above=0)
+    flops: float = number(0.0, at_least=1)
     """Peak FLOPs per second of the whole node, float32."""
     cache_bytes: int = number(0, above=0)
     """Bytes of cache for a thread's blocks."""
     simd_width: int = number(0, above=0)
     """float32 numbers in a vector register."""
     memory_bytes: float = number(0.0, above=0)
-    memory_bandwidth: float = number(0.0, above=0)
+    memory_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the whole node."""
-    to_host: float = number(0.0, above=0)
+    to_host: float = number(0.0, at_least=1)
     """Bytes per second of copies from the node's accelerators to the host, all at once; 0 where ranks compute on it."""
-    to_device: float = number(0.0, above=0)
+    to_device: float = number(0.0, at_least=1)
     """Bytes per second of copies from the host to the accelerators."""
-    device_bandwidth: float = number(0.0, above=0)
+    device_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the memory of all accelerators."""
 
 
@@ -78,7 +78,7 @@ class EfficiencyFacts:
 class LinkFacts:
     """Link of a node."""
 
-    bandwidth: float = number(0.0, above=0)
+    bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of an adapter, in each direction."""
     adapters: int = number(1, above=0)
     latency: float = number(0.0, above=0)
@@ -106,7 +106,7 @@ class TopologyFacts:
 class DiskFacts:
     """Storage that a node reads samples from."""
 
-    bandwidth: float = number(0.0, above=0)
+    bandwidth: float = number(0.0, at_least=1)
     """Bytes per second that a node reads; 0: not known."""
 
 
@@ -114,7 +114,7 @@ class DiskFacts:
 class DecodingFacts:
     """Decoding of images."""
 
-    pixels: float = number(0.0, above=0)
+    pixels: float = number(0.0, at_least=1)
     """JPEG pixels per second of a core; 0: not known."""
 
 
@@ -161,9 +161,9 @@ class ProductRow:
     """Outputs."""
     kernel: int = number(above=0)
     """Area of the kernel: 9 for 3x3; 1 for a linear layer."""
-    forward: float = number(above=0)
+    forward: float = number(at_least=1)
     """FLOP/s of the node in the forward pass."""
-    backward: float = number(above=0)
+    backward: float = number(at_least=1)
     """FLOP/s of the node in the backward pass, both gradients, which have twice the FLOPs."""
     spread: float = number(at_least=0)
     dtype: str = choice(FLOAT32, FLOAT32, BFLOAT16)
@@ -341,7 +341,7 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     Rows that were measured change with it: those of products and networks are multiplied with flops, and those of
     collectives are left out where links or memory change, so that exchanges are estimated from the link alone.
 
-    Raises UsageError for other words, and for a value that the machine file does not have.
+    Raises UsageError for other words, for a value that the machine file does not have, and for one beyond its limits.
     """
     name, _, factor = words.partition("=")
     try:
@@ -362,4 +362,8 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     elif name in CHANGES_OF_EXCHANGES:
         machine = replace(machine, collectives=())
     changed = replace(facts, **{key: getattr(facts, key) * times})
+    try:
+        check(changed)
+    except UsageError as error:
+        raise UsageError(f"--what-if {words}: {error}") from None
     return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
