@@ -268,8 +268,8 @@ def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Unev
     by_node, share = program.landing_remote is not None, case.share
     length = -(-nbytes // ELEMENT_BYTES)
     pace = pace_of(program, placement.ranks, length, ELEMENT_BYTES, case.table.network, ELEMENT_BYTES * share, by_node)
-    whole = case.collective == "all_to_all"  # it is sent in one piece
-    piece_bytes = case.chunk_bytes(nbytes) or 1 if whole else ELEMENT_BYTES * pace.chunk_length
+    in_one_piece = case.collective == "all_to_all"  # it is sent in one piece
+    piece_bytes = case.chunk_bytes(nbytes) or 1 if in_one_piece else ELEMENT_BYTES * pace.chunk_length
     network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(nbytes)
     return simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
 
@@ -327,10 +327,10 @@ def exchange_cost(
     if nodes > 1 and algorithm not in (AUTO, LIBRARY):
         for call in calls:
             schedules_of(call.case, [algorithm])
-    found = [_cost(call) for call in calls]
-    cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
-    bases = [one.basis for one in found if one.basis]
-    return ExchangeCost(found[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
+    parts = [_cost(call) for call in calls]
+    cost = Cost(sum(part.cost.latency for part in parts), sum(part.cost.per_byte for part in parts))
+    bases = [part.basis for part in parts if part.basis]
+    return ExchangeCost(parts[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
 
 
 def _cost(call: _PricedCall) -> ExchangeCost:
@@ -343,11 +343,11 @@ def _cost(call: _PricedCall) -> ExchangeCost:
         return ExchangeCost("", FREE)
     if rows := nearest_rows(known, call.collective, share, call.nodes, call.ranks):
         sizes, basis = tuple(row.bytes for row in rows), "corrected"
-        found = [_corrected(call, row) for row in rows]
+        estimates = [_corrected(call, row) for row in rows]
     else:
         sizes, basis = MEASURED_BUCKET_BYTES, "estimated"
-        found = [_estimated(call, nbytes) for nbytes in sizes]
-    return ExchangeCost(found[-1][0], fit(sizes, [seconds for _, seconds in found]), basis)
+        estimates = [_estimated(call, nbytes) for nbytes in sizes]
+    return ExchangeCost(estimates[-1][0], fit(sizes, [seconds for _, seconds in estimates]), basis)
 
 
 def _corrected(call: _PricedCall, row: CollectiveRow) -> tuple[str, float]:
@@ -407,8 +407,8 @@ def placement_of(nodes: int, ranks_per_node: int, supernode: int) -> Placement:
 def rows_of(rows: Sequence[CollectiveRow], collective: str, wire: str, nodes: int, ranks: int) -> list[CollectiveRow]:
     """Return the rows of this exchange by rising bytes; empty if it was not measured."""
     wanted = (collective, wire, nodes, ranks)
-    found = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
-    return sorted(found, key=lambda row: row.bytes)
+    matching = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
+    return sorted(matching, key=lambda row: row.bytes)
 
 
 def nearest_rows(

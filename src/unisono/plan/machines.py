@@ -280,8 +280,8 @@ def find_machine(name: str) -> MachineFacts:
     """
     path = machine_file(name)
     if not path.is_file():
-        there = ", ".join(machine_names())
-        raise UsageError(f"no machine {name}: there are {there}, or give a TOML file, such as ./mine.toml")
+        known_names = ", ".join(machine_names())
+        raise UsageError(f"no machine {name}: there are {known_names}, or give a TOML file, such as ./mine.toml")
     return read_machine(path)
 
 
@@ -335,7 +335,7 @@ CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscri
 """Changes with which measured exchanges are those of another machine."""
 
 
-def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
+def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
     """Return the machine with a value multiplied, as in "bandwidth=2x".
 
     Rows that were measured change with it: those of products and networks are multiplied with flops, and those of
@@ -343,20 +343,20 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
 
     Raises UsageError for other words, for a value that the machine file does not have, and for one beyond its limits.
     """
-    name, _, factor = words.partition("=")
+    name, _, factor = change.partition("=")
     try:
         times = float(factor.removesuffix("x"))
     except ValueError:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
         raise UsageError(
-            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
+            f"--what-if {change}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
             "recipe, as in exchange.wire=bfloat16"
         )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
-        raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+        raise UsageError(f"--what-if {change}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
     if name == "flops":
         machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
@@ -365,5 +365,5 @@ def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
     try:
         check(changed)
     except UsageError as error:
-        raise UsageError(f"--what-if {words}: {error}") from None
-    return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
+        raise UsageError(f"--what-if {change}: {error}") from None
+    return replace(machine, name=f"{machine.name}, {change}", **{table: changed})
