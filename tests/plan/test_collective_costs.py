@@ -175,6 +175,13 @@ def test_sums_take_the_time_of_memory_that_the_ranks_of_a_node_share() -> None:
     assert costs[0] < costs[1]
 
 
+@pytest.mark.parametrize("wire", [None, "bfloat16", "int8"])
+def test_a_wire_does_not_shorten_sums_of_an_exchange(wire: str | None) -> None:
+    known = replace(MACHINE, node=NodeFacts(memory_bandwidth=1e9))
+    summed = 3 / 4 * 3e-9  # three quarters of a byte on each of 4 ranks, 3 bytes of memory each
+    assert summed <= exchange_cost(known, 4, 1, wire, algorithm="ring").cost.per_byte <= summed + 1.5e-9
+
+
 def row(nodes: int, nbytes: int, seconds: float, **changes: Any) -> CollectiveRow:
     return replace(CollectiveRow("allreduce", "ring", "float32", nodes, nodes, nbytes, seconds, 0.0), **changes)
 
@@ -321,6 +328,7 @@ def test_the_nearest_rows_of_the_worked_example() -> None:
     assert nearest_rows(rows, "allreduce", 0.5, 8, 8) == [rows[1]]
     assert nearest_rows(rows, "allreduce", 1.0, 8, 8) == [rows[0]]
     assert nearest_rows(rows[2:], "allreduce", 1.0, 8, 8) == []
+    assert nearest_rows([row_on(2, 7)], "allreduce", 1.0, 2, 6) == [], "3 and 4 ranks on a node"
 
 
 def test_bytes_on_the_wire_come_before_nodes_and_these_before_ranks_of_a_node() -> None:

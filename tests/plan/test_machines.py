@@ -120,6 +120,10 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert "\n" not in str(caught.value)
 
 
+ROW = 'name = "x"\n[[collective]]\ncollective = "allreduce"\nbytes = 4\nseconds = 1\nspread = 0\nwire = "float32"'
+ROW += '\nschedule = "ring"'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -131,6 +135,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ('name = "x"\n[node]\ncores = 3.5', "node.cores = 3.5 is not a whole number"),
         ('name = "x"\n[node]\ncores = 0', "node.cores = 0, but it has to be above 0"),
         ('name = "x"\n[node]\nflops = true', "node.flops = True is not a number"),
+        ('name = "x"\n[node]\nflops = 1e-300', "node.flops = 1e-300, but it has to be at least 1"),
+        ('name = "x"\n[link]\nbandwidth = 1e-300', "link.bandwidth = 1e-300, but it has to be at least 1"),
         ('name = "x"\nnode = 3', "node is a table of keys, not the value 3"),
         ('name = "x"\n[assumed]\n"node.flops" = "why"', 'assumed."node.flops" is a reason for a value that this file'),
         ('name = "x"\nassumed = 3', "assumed is a table of keys, not the value 3"),
@@ -147,6 +153,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
             "ranks = 2\nbytes = 4\nseconds = 1\nspread = -1",
             "collective row 0.spread = -1.0, but it has to",
         ),
+        (f'{ROW[:-5]}wring"\nnodes = 4\nranks = 4', "row 0: there is no schedule 'wring'; there are"),
+        (f"{ROW}\nnodes = 4\nranks = 2", "collective row 0: 2 ranks are too few for 4 nodes"),
+        (f"{ROW}\nnodes = 50000\nranks = 50000", "row 0.nodes = 50000, but it has to be at most 40960"),
         (
             'name = "x"\n[[network]]\nname = "a"\nbatch = 4\nsamples_per_second = inf',
             "row 0.samples_per_second = inf is out of range",
@@ -198,12 +207,14 @@ ROWS = {
 def values_of(kind: type[Any], complete: bool) -> st.SearchStrategy[Any]:
     """Instances of a table, which may lack values, or of a row, which lacks none."""
     found = {}
+    named = {"nodes": st.integers(1, 8), "ranks": st.integers(8, 64), "schedule": st.sampled_from(["library", "ring"])}
     for one in fields(kind):
         some = {"int": WHOLE, "float": NUMBERS, "str": TEXTS, "tuple[str, ...]": st.lists(TEXTS).map(tuple)}[one.type]
+        some = named.get(one.name, some)
         if one.metadata.get("one_of"):
             some = st.sampled_from(one.metadata["one_of"])
-        if one.metadata.get("at_least") == 0:
-            some |= st.just(0.0)
+        if (least := one.metadata.get("at_least")) is not None:
+            some = st.floats(min_value=least, max_value=1e15)
         found[one.name] = some if complete or one.default is MISSING else st.just(one.default) | some
     return st.builds(kind, **found)
 
@@ -263,6 +274,12 @@ def test_a_value_is_multiplied_and_all_others_stay(name: str) -> None:
 def test_other_words_are_refused(words: str) -> None:
     with pytest.raises(UsageError, match="give a factor above 0 for bandwidth, "):
         changed_machine(SOME_MACHINE, words)
+
+
+@pytest.mark.parametrize("times", ["1e300x", "1e-300x"])
+def test_a_value_is_not_multiplied_beyond_its_limits(times: str) -> None:
+    with pytest.raises(UsageError, match=rf"--what-if flops={times}: NodeFacts: flops = .* (out of range|at least 1)"):
+        changed_machine(SOME_MACHINE, f"flops={times}")
 
 
 def test_a_value_that_is_not_there_is_not_multiplied() -> None:

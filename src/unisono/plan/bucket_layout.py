@@ -90,12 +90,12 @@ def plan_memory(
         memories[kind].left += memories[kind].aligned(length)
     starts = [0] * len(parameters)
     buckets: list[BucketSlice] = []
-    for number in order:
-        starts[number] = memories[kinds[number]].add(number, parameters[number][0], buckets)
+    for index in order:
+        starts[index] = memories[kinds[index]].add(index, parameters[index][0], buckets)
     for memory in memories.values():
         memory.close(buckets)
-    place = {number: at for at, number in enumerate(order)}
-    buckets.sort(key=lambda bucket: max(place[number] for number in bucket.parameters))
+    place = {index: position for position, index in enumerate(order)}
+    buckets.sort(key=lambda bucket: max(place[index] for index in bucket.parameters))
     return MemoryLayout(tuple(starts), {kind: memory.stop for kind, memory in memories.items()}, tuple(buckets))
 
 
@@ -115,7 +115,7 @@ class _PlannedMemory:
         self.left = 0
         """Elements of all other gradients."""
 
-    def add(self, number: int, length: int, buckets: list[BucketSlice]) -> int:
+    def add(self, index: int, length: int, buckets: list[BucketSlice]) -> int:
         """Place a parameter. Return its first element."""
         padded = self.aligned(length)
         if self.members and self.stop - self.start + padded > self._limit():
@@ -123,9 +123,9 @@ class _PlannedMemory:
         begin = self.stop
         ends = [padded] if self.members else self._cut(padded)
         for end in ends[:-1]:  # all but the last, which has the flags
-            self._end(begin + end, (number,), (), buckets)
+            self._end(begin + end, (index,), (), buckets)
         self.stop = begin + padded
-        self.members.append(number)
+        self.members.append(index)
         if len(ends) > 1:
             self.close(buckets)
         return begin
@@ -175,7 +175,7 @@ def buckets_of(
     """
     lengths = [(-(-nbytes // torch.float32.itemsize), torch.float32) for nbytes in sizes]
     planned = plan_memory(lengths, range(len(sizes))[::-1], largest, counts, end_ratio).buckets
-    return [Bucket(one.nbytes, one.parameters, groups=holders.get(one.parts, ())) for one in planned]
+    return [Bucket(bucket.nbytes, bucket.parameters, groups=holders.get(bucket.parts, ())) for bucket in planned]
 
 
 def required_elements(
@@ -191,4 +191,4 @@ def required_elements(
 
 def memory_kinds(parameters: Sequence[tuple[int, torch.dtype]], counts: Sequence[int] = ()) -> list[MemoryKind]:
     """Return the memory that each parameter lies in."""
-    return [(dtype, counts[number] if counts else 1) for number, (_, dtype) in enumerate(parameters)]
+    return [(dtype, counts[index] if counts else 1) for index, (_, dtype) in enumerate(parameters)]

@@ -166,7 +166,7 @@ def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Cand
     rule = inputs.rule
     outstandings = OUTSTANDING if rule.outstanding is None else (rule.outstanding,)
     sizes = sorted(sizes or sizes_of(rule))
-    found = [
+    fastest = [
         _best(
             inputs,
             [
@@ -178,8 +178,8 @@ def candidates(inputs: PredictionInputs, sizes: Iterable[int] = ()) -> list[Cand
         )
         for name in sorted(overlaps_of(rule), key=OVERLAPS_BY_SIMPLICITY.index)
     ]
-    best = min(one.prediction.step for one in found)
-    return sorted(found, key=lambda one: max(one.prediction.step, best * TIE_RATIO))
+    best = min(candidate.prediction.step for candidate in fastest)
+    return sorted(fastest, key=lambda candidate: max(candidate.prediction.step, best * TIE_RATIO))
 
 
 def end_ratios(overlap: str, sizes: Sequence[int], nodes: int) -> tuple[int, ...]:
@@ -222,9 +222,9 @@ def predicted(inputs: PredictionInputs, setting: Setting) -> Candidate:
         share = 1 / inputs.ranks if inputs.rule.traits.state is RankState.SHARDED else None
         served = sequence(computing, buckets, inputs.cost, share)
         order = tuple(dict.fromkeys(served))
-        keys = {number: key for key, number in enumerate(order, 1)}
-        halves = () if share is None else tuple(keys[number] for number in served)
-    sent = [buckets[number] for number in order] or buckets
+        keys = {index: key for key, index in enumerate(order, 1)}
+        halves = () if share is None else tuple(keys[index] for index in served)
+    sent = [buckets[index] for index in order] or buckets
     layout = layout_of(computing, sent, inputs.deferred, inputs.ranks)
     exchanges, durations = zip(*inputs.activations, strict=True) if inputs.activations else ((), ())
     layout = replace(layout, clip=inputs.clip, layer_norms=inputs.layer_norms, halves=halves, activations=exchanges)
@@ -259,7 +259,9 @@ def sequence(
     halves = updated_share is not None
     taken = [cost.seconds(load.nbytes) / (1 + halves) for load in loads]
     due = [min(computing.needed[parameter] for parameter in load.parameters) for load in loads]
-    coming = [(max(computing.ready[one] for one in load.parameters), 0, at) for at, load in enumerate(loads)]
+    coming = [
+        (max(computing.ready[parameter] for parameter in load.parameters), 0, index) for index, load in enumerate(loads)
+    ]
     heapq.heapify(coming)
     waiting: list[tuple[float, int, int]] = []
     order: list[int] = []
@@ -268,25 +270,25 @@ def sequence(
         if not waiting:
             now = max(now, coming[0][0])
         while coming and coming[0][0] <= now:
-            _, turn, number = heapq.heappop(coming)
-            heapq.heappush(waiting, (due[number], turn, number))
-        first, _, number = waiting[0]
-        ends = now + taken[number]
+            _, turn, index = heapq.heappop(coming)
+            heapq.heappush(waiting, (due[index], turn, index))
+        first, _, index = waiting[0]
+        ends = now + taken[index]
         second = coming if halves else ()
-        if urgent := [there for there, turn, other in second if turn and due[other] < first and there < ends]:
+        if urgent := [ready for ready, turn, gather in second if turn and due[gather] < first and ready < ends]:
             now = min(urgent)
             continue
-        _, turn, number = heapq.heappop(waiting)
-        order.append(number)
-        now += taken[number]
+        _, turn, index = heapq.heappop(waiting)
+        order.append(index)
+        now += taken[index]
         if updated_share is not None and not turn:
-            heapq.heappush(coming, (now + loads[number].nbytes * computing.update * updated_share, 1, number))
+            heapq.heappush(coming, (now + loads[index].nbytes * computing.update * updated_share, 1, index))
     return tuple(order)
 
 
 def layout_of(computing: Computing, sent: Sequence[Bucket], deferred: bool, ranks: int = 2) -> Layout:
     """Return the layout of buckets that are sent in this order."""
-    full = [max(computing.ready[number] for number in one.parameters) for one in sent]
+    full = [max(computing.ready[parameter] for parameter in bucket.parameters) for bucket in sent]
     filled = tuple(1 + place for place in sorted(range(len(sent)), key=full.__getitem__))
     needed = tuple(sorted(range(len(computing.needed)), key=computing.needed.__getitem__))
     return Layout(ranks, len(computing.needed), tuple(sent), filled, needed, deferred=deferred)
@@ -296,9 +298,11 @@ def _best(inputs: PredictionInputs, settings: Iterable[Setting]) -> Candidate:
     """Return the setting of an overlap with the fewest buckets among those that are about the fastest; of such, the
     largest size, then the first. Of those that cut the same buckets, which last as long, that one is predicted."""
     distinct = dict[object, Setting]()
-    for one in sorted(settings, key=lambda one: -one.bucket_bytes):
-        distinct.setdefault((one.outstanding, tuple(inputs.buckets(one.bucket_bytes, one.end_ratio))), one)
-    found = [predicted(inputs, one) for one in distinct.values()]
-    best = min(one.prediction.step for one in found)
-    near = [one for one in found if one.prediction.step <= best * BUCKETS_TIE_RATIO]
-    return min(near, key=lambda one: len(one.costs.layout.buckets))
+    for setting in sorted(settings, key=lambda setting: -setting.bucket_bytes):
+        distinct.setdefault(
+            (setting.outstanding, tuple(inputs.buckets(setting.bucket_bytes, setting.end_ratio))), setting
+        )
+    predictions = [predicted(inputs, setting) for setting in distinct.values()]
+    best = min(candidate.prediction.step for candidate in predictions)
+    near = [candidate for candidate in predictions if candidate.prediction.step <= best * BUCKETS_TIE_RATIO]
+    return min(near, key=lambda candidate: len(candidate.costs.layout.buckets))

@@ -56,7 +56,7 @@ from unisono.network.pace import pace_of
 from unisono.network.price import examined_ranks
 from unisono.placement import Placement, place
 from unisono.plan.choose import MEASURED_BUCKET_BYTES
-from unisono.plan.machines import FLOAT32_WIRE, CollectiveRow, MachineFacts
+from unisono.plan.machines import FLOAT32_WIRE, MAX_RANKS, CollectiveRow, MachineFacts
 from unisono.schedules import SCHEDULES, algorithm_of, check, find, names
 from unisono.schedules.numbering import round_robin
 from unisono.schedules.schedule import Action, Algorithm, Program, cuts_alike
@@ -71,9 +71,6 @@ ELEMENT_BYTES = 4
 """Bytes of an element of the payload: float32."""
 
 MIN_EXAMINED_RANKS = 4
-
-MAX_RANKS = 40_960
-"""Largest number of ranks: TaihuLight's nodes. The price of a ring then examines the 81,918 rounds of a few ranks."""
 
 BYTES_OF_A_SUM = 3
 """Bytes of memory that are read and written for each byte that is summed into place."""
@@ -271,8 +268,8 @@ def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Unev
     by_node, share = program.landing_remote is not None, case.share
     length = -(-nbytes // ELEMENT_BYTES)
     pace = pace_of(program, placement.ranks, length, ELEMENT_BYTES, case.table.network, ELEMENT_BYTES * share, by_node)
-    whole = case.collective == "all_to_all"  # it is sent in one piece
-    piece_bytes = case.chunk_bytes(nbytes) or 1 if whole else ELEMENT_BYTES * pace.chunk_length
+    in_one_piece = case.collective == "all_to_all"  # it is sent in one piece
+    piece_bytes = case.chunk_bytes(nbytes) or 1 if in_one_piece else ELEMENT_BYTES * pace.chunk_length
     network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(nbytes)
     return simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
 
@@ -330,10 +327,10 @@ def exchange_cost(
     if nodes > 1 and algorithm not in (AUTO, LIBRARY):
         for call in calls:
             schedules_of(call.case, [algorithm])
-    found = [_cost(call) for call in calls]
-    cost = Cost(sum(one.cost.latency for one in found), sum(one.cost.per_byte for one in found))
-    bases = [one.basis for one in found if one.basis]
-    return ExchangeCost(found[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
+    parts = [_cost(call) for call in calls]
+    cost = Cost(sum(part.cost.latency for part in parts), sum(part.cost.per_byte for part in parts))
+    bases = [part.basis for part in parts if part.basis]
+    return ExchangeCost(parts[0].schedule, cost, max(bases, key=list(BASES).index, default=""))
 
 
 def _cost(call: _PricedCall) -> ExchangeCost:
@@ -346,11 +343,11 @@ def _cost(call: _PricedCall) -> ExchangeCost:
         return ExchangeCost("", FREE)
     if rows := nearest_rows(known, call.collective, share, call.nodes, call.ranks):
         sizes, basis = tuple(row.bytes for row in rows), "corrected"
-        found = [_corrected(call, row) for row in rows]
+        estimates = [_corrected(call, row) for row in rows]
     else:
         sizes, basis = MEASURED_BUCKET_BYTES, "estimated"
-        found = [_estimated(call, nbytes) for nbytes in sizes]
-    return ExchangeCost(found[-1][0], fit(sizes, [seconds for _, seconds in found]), basis)
+        estimates = [_estimated(call, nbytes) for nbytes in sizes]
+    return ExchangeCost(estimates[-1][0], fit(sizes, [seconds for _, seconds in estimates]), basis)
 
 
 def _corrected(call: _PricedCall, row: CollectiveRow) -> tuple[str, float]:
@@ -376,12 +373,14 @@ def _estimated(call: _PricedCall, nbytes: int) -> tuple[str, float]:
     "direct" where `auto` chose one that cuts the payload differently in each round.
     """
     collective, case, schedule = call.collective, call.case, call.schedule
-    placement, network, sent = case.placement, case.table.network, int(nbytes * case.share)
+    placement, ranks = case.placement, call.ranks
     if schedule not in names() or getattr(find(schedule, placement), collective) is None:
-        schedule = choose_by_price(collective, placement, network, sent).algorithm
+        sent = int(nbytes * case.share)
+        schedule = choose_by_price(collective, placement, case.table.network, sent).algorithm
     schedule = "direct" if refusal(case, schedule) else schedule
-    uneven = uneven_of(call.machine, call.nodes)
-    return schedule, float(estimate(case.algorithm(schedule), placement, network, sent, uneven=uneven))
+    algorithm, uneven = case.algorithm(schedule), uneven_of(call.machine, call.nodes)
+    network = case.network(by_node=algorithm(0, ranks).landing_remote is not None)
+    return schedule, float(estimate(algorithm, placement, network, nbytes, uneven=uneven))
 
 
 def network_of(machine: MachineFacts, ranks_per_node: int) -> Network:
@@ -408,8 +407,8 @@ def placement_of(nodes: int, ranks_per_node: int, supernode: int) -> Placement:
 def rows_of(rows: Sequence[CollectiveRow], collective: str, wire: str, nodes: int, ranks: int) -> list[CollectiveRow]:
     """Return the rows of this exchange by rising bytes; empty if it was not measured."""
     wanted = (collective, wire, nodes, ranks)
-    found = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
-    return sorted(found, key=lambda row: row.bytes)
+    matching = [row for row in rows if (row.collective, row.wire, row.nodes, row.ranks) == wanted]
+    return sorted(matching, key=lambda row: row.bytes)
 
 
 def nearest_rows(
@@ -418,13 +417,15 @@ def nearest_rows(
     """Return the rows of the nearest exchange between nodes, by rising bytes; empty if there is none.
 
     `share` is the encoded size of what is sent, relative to float32. Of equally near ones, fewer nodes are taken.
+    Rows with more ranks on some nodes than on others are left out: no plan has such nodes.
     """
 
     def distance(row: CollectiveRow) -> tuple[float, float, float, int]:
         of_wire, each = encoded_share(row.wire) / share, row.ranks / row.nodes
         return abs(log(of_wire)), abs(log(row.nodes / nodes)), abs(log(each * nodes / ranks)), row.nodes
 
-    between = [row for row in rows if row.collective == collective and row.nodes > 1]
+    alike = [row for row in rows if row.collective == collective and row.ranks % row.nodes == 0]
+    between = [row for row in alike if row.nodes > 1]
     if not between:
         return []
     nearest = min(between, key=distance)

@@ -24,8 +24,9 @@ import tomli_w
 
 from unisono.errors import UsageError
 from unisono.network import Network
-from unisono.network.choice import ChoiceTables, table_of
-from unisono.tables import choice, known, number, parse, rows
+from unisono.network.choice import LIBRARY, ChoiceTables, table_of
+from unisono.schedules import check as check_schedule
+from unisono.tables import check, choice, known, number, parse, rows
 
 FOLDER = Path(__file__).parents[1] / "machines"
 
@@ -38,6 +39,9 @@ FLOAT32, BFLOAT16 = "float32", "bfloat16"
 FLOAT32_WIRE = "float32"
 """Wire of a row whose payload was sent as it is."""
 
+MAX_RANKS = 40_960
+"""Largest number of ranks: TaihuLight's nodes. The price of a ring then examines the 81,918 rounds of a few ranks."""
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -45,20 +49,20 @@ class NodeFacts:
 
     cores: int = number(0, above=0)
     accelerators: int = number(0, above=0)
-    flops: float = number(0.0, above=0)
+    flops: float = number(0.0, at_least=1)
     """Peak FLOPs per second of the whole node, float32."""
     cache_bytes: int = number(0, above=0)
     """Bytes of cache for a thread's blocks."""
     simd_width: int = number(0, above=0)
     """float32 numbers in a vector register."""
     memory_bytes: float = number(0.0, above=0)
-    memory_bandwidth: float = number(0.0, above=0)
+    memory_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the whole node."""
-    to_host: float = number(0.0, above=0)
+    to_host: float = number(0.0, at_least=1)
     """Bytes per second of copies from the node's accelerators to the host, all at once; 0 where ranks compute on it."""
-    to_device: float = number(0.0, above=0)
+    to_device: float = number(0.0, at_least=1)
     """Bytes per second of copies from the host to the accelerators."""
-    device_bandwidth: float = number(0.0, above=0)
+    device_bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of the memory of all accelerators."""
 
 
@@ -74,7 +78,7 @@ class EfficiencyFacts:
 class LinkFacts:
     """Link of a node."""
 
-    bandwidth: float = number(0.0, above=0)
+    bandwidth: float = number(0.0, at_least=1)
     """Bytes per second of an adapter, in each direction."""
     adapters: int = number(1, above=0)
     latency: float = number(0.0, above=0)
@@ -102,7 +106,7 @@ class TopologyFacts:
 class DiskFacts:
     """Storage that a node reads samples from."""
 
-    bandwidth: float = number(0.0, above=0)
+    bandwidth: float = number(0.0, at_least=1)
     """Bytes per second that a node reads; 0: not known."""
 
 
@@ -110,7 +114,7 @@ class DiskFacts:
 class DecodingFacts:
     """Decoding of images."""
 
-    pixels: float = number(0.0, above=0)
+    pixels: float = number(0.0, at_least=1)
     """JPEG pixels per second of a core; 0: not known."""
 
 
@@ -157,9 +161,9 @@ class ProductRow:
     """Outputs."""
     kernel: int = number(above=0)
     """Area of the kernel: 9 for 3x3; 1 for a linear layer."""
-    forward: float = number(above=0)
+    forward: float = number(at_least=1)
     """FLOP/s of the node in the forward pass."""
-    backward: float = number(above=0)
+    backward: float = number(at_least=1)
     """FLOP/s of the node in the backward pass, both gradients, which have twice the FLOPs."""
     spread: float = number(at_least=0)
     dtype: str = choice(FLOAT32, FLOAT32, BFLOAT16)
@@ -178,14 +182,21 @@ class CollectiveRow:
     collective: str = field(metadata={"one_of": ("allreduce", "reduce_scatter", "all_gather")})
     schedule: str
     wire: str
-    nodes: int = number(above=0)
-    ranks: int = number(above=0)
+    nodes: int = number(above=0, at_most=MAX_RANKS)
+    ranks: int = number(above=0, at_most=MAX_RANKS)
     """Number of ranks on all nodes."""
     bytes: int = number(above=0)
     """Bytes of the whole payload in float32, before it is encoded."""
     seconds: float = number(above=0)
     """Median over the trials of the slowest rank's seconds."""
     spread: float = number(at_least=0)
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for nodes without a rank, and for an unknown schedule."""
+        if self.schedule != LIBRARY:
+            check_schedule(self.schedule)
+        if self.ranks < self.nodes:
+            raise UsageError(f"{self.ranks} ranks are too few for {self.nodes} nodes; each node has one at least")
 
 
 @dataclass(frozen=True)
@@ -269,8 +280,8 @@ def find_machine(name: str) -> MachineFacts:
     """
     path = machine_file(name)
     if not path.is_file():
-        there = ", ".join(machine_names())
-        raise UsageError(f"no machine {name}: there are {there}, or give a TOML file, such as ./mine.toml")
+        known_names = ", ".join(machine_names())
+        raise UsageError(f"no machine {name}: there are {known_names}, or give a TOML file, such as ./mine.toml")
     return read_machine(path)
 
 
@@ -324,31 +335,35 @@ CHANGES_OF_EXCHANGES = ("bandwidth", "latency", "memory_bandwidth", "oversubscri
 """Changes with which measured exchanges are those of another machine."""
 
 
-def changed_machine(machine: MachineFacts, words: str) -> MachineFacts:
+def changed_machine(machine: MachineFacts, change: str) -> MachineFacts:
     """Return the machine with a value multiplied, as in "bandwidth=2x".
 
     Rows that were measured change with it: those of products and networks are multiplied with flops, and those of
     collectives are left out where links or memory change, so that exchanges are estimated from the link alone.
 
-    Raises UsageError for other words, and for a value that the machine file does not have.
+    Raises UsageError for other words, for a value that the machine file does not have, and for one beyond its limits.
     """
-    name, _, factor = words.partition("=")
+    name, _, factor = change.partition("=")
     try:
         times = float(factor.removesuffix("x"))
     except ValueError:
         times = 0.0
     if name not in CHANGES or not factor.endswith("x") or not 0 < times < float("inf"):
         raise UsageError(
-            f"--what-if {words}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
+            f"--what-if {change}: give a factor above 0 for {', '.join(CHANGES)}, as in bandwidth=2x, or a key of the "
             "recipe, as in exchange.wire=bfloat16"
         )
     table, key = CHANGES[name]
     facts: Any = getattr(machine, table)
     if not getattr(facts, key):
-        raise UsageError(f"--what-if {words}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
+        raise UsageError(f"--what-if {change}: {machine.name} has no {table}.{key}, so it cannot be multiplied")
     if name == "flops":
         machine = machine.at_speed(times)
     elif name in CHANGES_OF_EXCHANGES:
         machine = replace(machine, collectives=())
     changed = replace(facts, **{key: getattr(facts, key) * times})
-    return replace(machine, name=f"{machine.name}, {words}", **{table: changed})
+    try:
+        check(changed)
+    except UsageError as error:
+        raise UsageError(f"--what-if {change}: {error}") from None
+    return replace(machine, name=f"{machine.name}, {change}", **{table: changed})

@@ -332,15 +332,15 @@ def computing_of(
     of_node = scale * ranks_per_node
     forward = [product_seconds(layer, layer.forward_flops, machine, "forward", scale) * of_node for layer in layers]
     backward = [product_seconds(layer, layer.backward_flops, machine, "backward", scale) * of_node for layer in layers]
-    return computing_in_order(forward, backward, [at for at, layer in enumerate(layers) if layer.gradient_bytes])
+    return computing_in_order(forward, backward, [index for index, layer in enumerate(layers) if layer.gradient_bytes])
 
 
 def computing_in_order(forward: Sequence[float], backward: Sequence[float], of: Sequence[int]) -> Computing:
     """Return the times of a step from the seconds of each layer's passes; `of` has the layers that are trained."""
     begins = [0.0, *accumulate(forward)]
     ends = list(accumulate(reversed(backward), initial=begins[-1]))[:0:-1]
-    whole = begins[-1] + sum(backward)
-    return Computing(tuple(begins[number] for number in of), tuple(ends[number] for number in of), whole)
+    total = begins[-1] + sum(backward)
+    return Computing(tuple(begins[layer] for layer in of), tuple(ends[layer] for layer in of), total)
 
 
 class RankMemory(NamedTuple):
@@ -379,7 +379,7 @@ def rank_memory(run: PlannedRun) -> RankMemory:
     return RankMemory(weights, gradients, optimizer, anchor, activations, held, outer, gathered)
 
 
-def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInputs) -> RankMemory:
+def memory_with(splits: Mapping[str, Split], unsplit: RankMemory, inputs: SplitInputs) -> RankMemory:
     """Return the memory of a rank with these splits, from that without: of weights its parts, and all that is whole.
 
     A split layer keeps the inputs of its group, or its part of them, for the backward pass.
@@ -391,8 +391,8 @@ def memory_with(splits: Mapping[str, Split], whole: RankMemory, inputs: SplitInp
         layer, size = by_name[name], split.ranks
         weights -= inputs.weights[name] * (1 - 1 / size)
         kept += layer.input_bytes * inputs.scale * (size if layer.takes_whole(split) else split.takes != PART)
-    own = {key: getattr(whole, key) * weights / total for key in ("gradients", "optimizer")}
-    return whole._replace(weights=whole.weights - total + weights, activations=whole.activations + kept, **own)
+    scaled = {key: getattr(unsplit, key) * weights / total for key in ("gradients", "optimizer")}
+    return unsplit._replace(weights=unsplit.weights - total + weights, activations=unsplit.activations + kept, **scaled)
 
 
 def numbers_kept(optimizer: str, momentum: float) -> float:
@@ -407,5 +407,5 @@ def numbers_kept(optimizer: str, momentum: float) -> float:
     model.weight.grad = torch.ones_like(model.weight)
     made = make_optimizer(optimizer, model, 0.1, momentum, 0.0)
     made.step()
-    kept = [one for one in made.state[model.weight].values() if isinstance(one, torch.Tensor) and one.ndim]
-    return sum(one.numel() for one in kept) / model.weight.numel()
+    kept = [tensor for tensor in made.state[model.weight].values() if isinstance(tensor, torch.Tensor) and tensor.ndim]
+    return sum(tensor.numel() for tensor in kept) / model.weight.numel()

@@ -171,8 +171,8 @@ def predict_run(run: PlannedRun, alone: float | None = None) -> tuple[RunPlan, P
     row = row_of(run, inputs, played, memory, exchanged, _alone(run) if alone is None else alone)
     slow = uneven_of(run.machine, run.nodes).slow_nodes if run.nodes > 1 else {}
     without = predict_step(run, even_cost(run))[1].prediction.step if slow else 0.0
-    if slow and (words := slow_link(slow, played.prediction.step, without)):
-        row = replace(row, bottleneck=f"{words}; {row.bottleneck}")
+    if slow and (sentence := slow_link(slow, played.prediction.step, without)):
+        row = replace(row, bottleneck=f"{sentence}; {row.bottleneck}")
     return row, inputs, played
 
 
@@ -222,8 +222,8 @@ def update_seconds(run: PlannedRun) -> float:
 
 def _alone(run: PlannedRun) -> float:
     """Return the seconds of a step on one node, with its loading."""
-    one = replace(run, nodes=1)
-    return parts_with_loading(one, *predict_step(one, one.exchange.cost))[0].step
+    single = replace(run, nodes=1)
+    return parts_with_loading(single, *predict_step(single, single.exchange.cost))[0].step
 
 
 def _chosen(inputs: PredictionInputs, ranks: int) -> Candidate:
@@ -241,11 +241,11 @@ def even_cost(run: PlannedRun) -> Cost:
     known, bare = run.exchange.cost, replace(run.machine, collectives=())
     slow = replace(run, machine=bare).exchange.cost if run.machine.collectives else known
     even = replace(run, machine=replace(bare, slow_links={})).exchange.cost
-    found = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
-    return fit(MEASURED_BUCKET_BYTES, found)
+    seconds = [known.seconds(nbytes) * even.seconds(nbytes) / slow.seconds(nbytes) for nbytes in MEASURED_BUCKET_BYTES]
+    return fit(MEASURED_BUCKET_BYTES, seconds)
 
 
-def _with_split_layers(run: PlannedRun, whole: RunPlan, step: PredictionInputs, alone: float) -> list[RunPlan]:
+def _with_split_layers(run: PlannedRun, unsplit: RunPlan, step: PredictionInputs, alone: float) -> list[RunPlan]:
     """Return the row with split layers beside that without; none where nothing is split."""
     if run.split is None or not run.rule.traits.groups or run.ranks == 1:
         return []
@@ -256,8 +256,8 @@ def _with_split_layers(run: PlannedRun, whole: RunPlan, step: PredictionInputs, 
         return []
     inputs = with_splits(given, splits)
     sent = (sent_of(given, layer, splits.get(layer.name)) for layer in given.layers)
-    exchanged = sum(one.nbytes for one in sent) / gradient_bytes(1, inputs.ranks, 1)
-    memory = memory_with(splits, whole.memory, given)
+    exchanged = sum(exchange.nbytes for exchange in sent) / gradient_bytes(1, inputs.ranks, 1)
+    memory = memory_with(splits, unsplit.memory, given)
     row = row_of(run, inputs, _chosen(inputs, inputs.ranks), memory, exchanged, alone)
     return [replace(row, rule=row.rule + WITH_SPLITS, split=splits)]
 
@@ -271,8 +271,8 @@ def split_inputs(run: PlannedRun, step: PredictionInputs, facts: tuple[LayerFact
         """Return the costs on so many nodes, by the bytes that a rank sends."""
         sent, kinds = gradient_bytes(1.0, nodes * run.ranks_per_node, 1), ((run.wire, False, run.rule.algorithm), ())
         costs = (exchange_cost(run.machine, nodes, run.ranks_per_node, *kind).cost for kind in kinds)
-        gradients, own = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
-        return LinkCosts(gradients, own._replace(latency=own.latency / 2))  # an all-gather has half the messages
+        gradients, plain = (Cost(cost.latency, cost.per_byte / sent if sent else 0.0) for cost in costs)
+        return LinkCosts(gradients, plain._replace(latency=plain.latency / 2))  # an all-gather has half the messages
 
     links = GroupLinks(placement, of_sent(run.nodes), of_sent(1))
     return SplitInputs(facts, step, weights, run.samples_of_rank / run.traced, links)
@@ -297,8 +297,8 @@ def row_of(
     """
     setting, loading = played.setting, run.loading
     parts, least = parts_with_loading(run, inputs, played)
-    step, whole = parts.step, replace(parts, loading=0.0).step
-    error = INTERVAL_ERROR * whole if inputs.cost != FREE else 0.0
+    step, without_loading = parts.step, replace(parts, loading=0.0).step
+    error = INTERVAL_ERROR * without_loading if inputs.cost != FREE else 0.0
     row = RunPlan(
         **vars(parts),
         rule=run.rule_name,
@@ -309,8 +309,8 @@ def row_of(
         bucket_bytes=setting.bucket_bytes,
         schedule=run.exchange.schedule,
         communicating=played.prediction.communicating,
-        low=max(least, whole - error),
-        high=max(least, whole + error),
+        low=max(least, without_loading - error),
+        high=max(least, without_loading + error),
         speedup=alone / step,
         memory=memory,
         bottleneck="",

@@ -124,10 +124,10 @@ def worthwhile(plans: Sequence[RunPlan], least: float) -> dict[str, int]:
     """
     rules = dict.fromkeys(plan.rule for plan in plans)
     speedups = {
-        rule: {1: 1.0} | {one.nodes: one.speedup for one in plans if one.rule in (rule.removesuffix(WITH_SPLITS), rule)}
+        rule: {1: 1.0} | {row.nodes: row.speedup for row in plans if row.rule in (rule.removesuffix(WITH_SPLITS), rule)}
         for rule in rules
     }
-    return {rule: last_worthwhile(sorted(found.items()), least) for rule, found in speedups.items()}
+    return {rule: last_worthwhile(sorted(by_nodes.items()), least) for rule, by_nodes in speedups.items()}
 
 
 def last_worthwhile(speedups: Sequence[tuple[int, float]], least: float) -> int:
@@ -168,10 +168,10 @@ def _table(plans: Sequence[RunPlan]) -> Iterator[str]:
 
 def _bases(plans: Sequence[RunPlan]) -> str:
     """Return words for the basis of the exchanges on each number of nodes."""
-    found = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASES}
+    nodes_of_basis = {basis: dict.fromkeys(str(plan.nodes) for plan in plans if plan.basis == basis) for basis in BASES}
     return "; ".join(
         f"{BASES[basis]} on {', '.join(nodes)} node{'s' * (list(nodes) != ['1'])}"
-        for basis, nodes in found.items()
+        for basis, nodes in nodes_of_basis.items()
         if nodes
     )
 
@@ -231,7 +231,7 @@ def job_seconds(run: PlannedRun, plan: RunPlan) -> JobSeconds:
     assert run.epoch_samples is not None
     steps, disk = ceil(run.epoch_samples / run.minibatch), run.machine.disk.bandwidth or DISK_BANDWIDTH
     held = held_bytes(run.samples, run.epoch_samples, plan.nodes, plan.ranks) * run.ranks_per_node
-    forward = sum(product_seconds(one, one.forward_flops, run.machine) for one in run.layers) / run.traced
+    forward = sum(product_seconds(layer, layer.forward_flops, run.machine) for layer in run.layers) / run.traced
     loading = max(plan.reading, plan.decoding) / plan.samples
     test = ceil(run.test_samples / plan.ranks) * (run.ranks_per_node * forward + loading)
     written = sum(layer.parameter_bytes + layer.gradient_bytes * run.kept for layer in run.layers)
@@ -338,7 +338,7 @@ def comparison_data(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def _mostly(row: Comparison) -> str:
-    part, seconds = max(row.differences.items(), key=lambda one: abs(one[1]))
+    part, seconds = max(row.differences.items(), key=lambda item: abs(item[1]))
     return f"{part} {seconds * 1e3:+,.1f} ms"
 
 
@@ -391,27 +391,27 @@ def layers_of(run: PlannedRun, splits: Mapping[str, Split]) -> list[PlannedLayer
 def planned_layers(run: PlannedRun, inputs: SplitInputs, splits: Mapping[str, Split]) -> list[PlannedLayer]:
     """Return the layers as `layers_of`, from the inputs of their splits."""
     seconds = {layer.name: product_seconds(layer, layer.flops, run.machine) for layer in run.layers}
-    whole, scale = sum(seconds.values()), inputs.scale * inputs.links.placement.ranks
-    facts, found = {one.name: one for one in inputs.layers}, list[PlannedLayer]()
+    total, scale = sum(seconds.values()), inputs.scale * inputs.links.placement.ranks
+    facts, rows = {layer.name: layer for layer in inputs.layers}, list[PlannedLayer]()
     for layer in run.layers:
         if layer.name not in facts or not (layer.flops or layer.parameters):
             continue
-        one, split = facts[layer.name], splits.get(layer.name)
-        sent = sent_of(inputs, one, split)
-        found.append(
+        layer_facts, split = facts[layer.name], splits.get(layer.name)
+        sent = sent_of(inputs, layer_facts, split)
+        rows.append(
             PlannedLayer(
                 layer.name or "(model)",
                 layer.kind,
                 layer.flops * scale,
-                one.parameter_bytes,
+                layer_facts.parameter_bytes,
                 str(split or DATA),
-                inputs.step.computing.whole * (seconds[layer.name] / whole if whole else 0.0),
+                inputs.step.computing.whole * (seconds[layer.name] / total if total else 0.0),
                 sent.gradients,
                 sent.activations,
                 sent.nbytes,
             )
         )
-    return found
+    return rows
 
 
 LAYER_COLUMNS: Sequence[tuple[str, Callable[[PlannedLayer], str]]] = [

@@ -138,10 +138,10 @@ def sent_of(inputs: SplitInputs, layer: LayerFacts, split: Split | None = None) 
     part = layer.gradient_bytes / size
     cost = inputs.step.cost if size == 1 else allreduce_cost(inputs.links, size)
     buckets = part / inputs.setting.bucket_bytes  # its share of their latency
-    found = [] if split is None else _exchanges(inputs, layer, split)
-    nbytes = gradient_bytes(layer.gradient_bytes, ranks, size) + sum(one.nbytes for one, _ in found)
+    exchanges = [] if split is None else _exchanges(inputs, layer, split)
+    nbytes = gradient_bytes(layer.gradient_bytes, ranks, size) + sum(exchange.nbytes for exchange, _ in exchanges)
     gradients = cost.latency * buckets + cost.per_byte * part
-    return LayerSent(nbytes, gradients, sum(took.seconds for _, took in found))
+    return LayerSent(nbytes, gradients, sum(took.seconds for _, took in exchanges))
 
 
 def gradient_bytes(weights: float, ranks: int, size: int) -> float:
@@ -155,8 +155,8 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
     The ranks of a group on one node share what they gather from others, but not what an all-to-all moves.
     """
     column, size, placement = split.how == COLUMN, split.ranks, inputs.links.placement
-    found, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
-    crowd, most, number = _crowd(placement, groups), max(map(len, placement.nodes)), [*inputs.weights].index(layer.name)
+    exchanges, groups = list[tuple[ActivationExchange, Duration]](), model_groups(placement, size)
+    crowd, most, index = _crowd(placement, groups), max(map(len, placement.nodes)), [*inputs.weights].index(layer.name)
     cost = (inputs.links.network if crowd else inputs.links.node).activations
     x, y = (nbytes * inputs.scale * (size - 1) for nbytes in (layer.input_bytes, layer.activation_bytes))
     into = (x, False) if layer.takes_whole(split) else (x / size, True)
@@ -171,8 +171,8 @@ def _exchanges(inputs: SplitInputs, layer: LayerFacts, split: Split) -> list[tup
         sending = nbytes * cost.per_byte * (most if crowd and moves else crowd or 1)
         latency = cost.latency * (1 if backward or after or split.takes == PART else 2)
         took = Duration(latency + sending, sending if crowd or placement.one_node else 0.0)
-        found += [(ActivationExchange(number, nbytes, groups, backward, after), took)] if sends else []
-    return found
+        exchanges += [(ActivationExchange(index, nbytes, groups, backward, after), took)] if sends else []
+    return exchanges
 
 
 def allreduce_cost(links: GroupLinks, size: int) -> Cost:
@@ -187,7 +187,7 @@ def allreduce_cost(links: GroupLinks, size: int) -> Cost:
 def _crowd(placement: Placement, groups: Partition) -> int:
     """Return the largest number of groups that share the link of a node; 0 where each lies within one."""
     nodes = [{placement.node_of(rank) for rank in ranks} for ranks in groups]
-    return max(Counter(chain.from_iterable(nodes)).values()) if any(len(one) > 1 for one in nodes) else 0
+    return max(Counter(chain.from_iterable(nodes)).values()) if any(len(group) > 1 for group in nodes) else 0
 
 
 class SplitChoice(NamedTuple):
@@ -202,12 +202,12 @@ class SplitChoice(NamedTuple):
     def describe(self, inputs: SplitInputs) -> list[str]:
         """Return lines for the log: the plan, and the predictions with and without it."""
 
-        def step(name: str, one: Candidate, splits: Mapping[str, Split]) -> str:
+        def step(name: str, played: Candidate, splits: Mapping[str, Split]) -> str:
             sent = [sent_of(inputs, layer, splits.get(layer.name)) for layer in inputs.layers]
             nbytes, activations = sum(layer.nbytes for layer in sent), sum(layer.activations for layer in sent)
             return (
-                f"{name} {one.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, "
-                f"waiting {one.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank "
+                f"{name} {played.prediction.step * 1e3:.1f} ms (computing {inputs.step.computing.whole * 1e3:.1f}, "
+                f"waiting {played.prediction.waiting * 1e3:.1f}, of that activations {activations * 1e3:.1f}; a rank "
                 f"sends {nbytes / 1e6:.1f} MB)"
             )
 
@@ -225,11 +225,11 @@ SplitModel = Callable[[int], tuple[tuple[LayerFacts, ...], Mapping[str, Split] |
 
 def choose_splits(inputs: SplitInputs) -> SplitChoice:
     """Return the splits that are predicted to be fastest; none unless a step is LEAST_GAIN times as fast."""
-    whole = predict_splits(inputs, {})
-    found = [SplitChoice(plan, predict_splits(inputs, plan), whole) for plan in map(partial(_best, inputs), WEIGHTS)]
-    best = min(found, key=lambda one: (one.prediction.prediction.step, len(one.splits)))
-    slower = whole.prediction.step < LEAST_GAIN * best.prediction.prediction.step
-    return SplitChoice(ParallelPlan(), whole, whole) if slower else best
+    unsplit = predict_splits(inputs, {})
+    plans = [SplitChoice(plan, predict_splits(inputs, plan), unsplit) for plan in map(partial(_best, inputs), WEIGHTS)]
+    best = min(plans, key=lambda choice: (choice.prediction.prediction.step, len(choice.splits)))
+    slower = unsplit.prediction.step < LEAST_GAIN * best.prediction.prediction.step
+    return SplitChoice(ParallelPlan(), unsplit, unsplit) if slower else best
 
 
 def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
@@ -239,8 +239,8 @@ def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
 
         the better of   those up to layer k - 1 and layer k by itself,   those up to layer k - 2 and the pair k - 1, k
     """
-    by_name = {one.name: one for one in inputs.layers}
-    giver = {one.partner: one.name for one in inputs.layers if one.partner}
+    by_name = {layer.name: layer for layer in inputs.layers}
+    giver = {layer.partner: layer.name for layer in inputs.layers if layer.partner}
     best: dict[str, tuple[float, dict[str, Split]]] = {"": (0.0, {})}
 
     @cache
@@ -258,7 +258,7 @@ def _best(inputs: SplitInputs, weight: float) -> ParallelPlan:
                 units.append((giver.get(before, ""), pair))
         ends = [best[before]]
         for behind, unit in units:
-            gain = sum(seconds(one) - seconds(one, split) for one, split in unit.items())
+            gain = sum(seconds(member) - seconds(member, split) for member, split in unit.items())
             ends.append((best[behind][0] + gain, best[behind][1] | unit))
         best[name] = max(ends, key=lambda end: end[0])
     chosen = {name: split for one in inputs.layers if not one.partner for name, split in best[one.name][1].items()}
@@ -271,11 +271,11 @@ def describe_borders(splits: Mapping[str, Split]) -> str:
     >>> describe_borders({"fc1": Split(COLUMN, 4, gives=PART), "fc2": Split(ROW, 4, takes=PART)})
     'samples of 4 ranks: gathered before fc1, scattered after fc2'
     """
-    found, first = list[str](), ""
+    borders, first = list[str](), ""
     for name, split in splits.items():
         first = first or name
         if split.gives != PART:
             last = "it" if name == first else name
-            found.append(f"samples of {split.ranks} ranks: gathered before {first}, scattered after {last}")
+            borders.append(f"samples of {split.ranks} ranks: gathered before {first}, scattered after {last}")
             first = ""
-    return "; ".join(found)
+    return "; ".join(borders)

@@ -148,13 +148,13 @@ def time_steps(
     A trace's sum is longer than a step, by the time of its hooks. The model and the random numbers stay as they are.
     Gradients of a device are copied to the host.
     """
-    found, device = list[StepSeconds](), _device_of(model)
+    measured, device = list[StepSeconds](), _device_of(model)
     on_host = device.type == HOST
     with _random_numbers_kept(device):
         shadow = _copy_of(model, {})
         parameters = list(shadow.parameters())
         optimizer = torch.optim.SGD(parameters, 0.0, momentum=0.9) if parameters else None
-        sent = [host_memory(one.numel(), one.dtype, device).view(one.shape) for one in parameters]
+        sent = [host_memory(tensor.numel(), tensor.dtype, device).view(tensor.shape) for tensor in parameters]
         for _ in range(1 + steps):
             begin()
             times = [_now(device)]
@@ -163,17 +163,17 @@ def time_steps(
                 times.append(_now(device))
                 _pass_back(outputs)
             times.append(_now(device))
-            for one, memory in zip(parameters, sent, strict=True):
-                if one.grad is not None and on_host:
-                    torch.mul(one.grad, 0.5, out=memory)
-                elif one.grad is not None:
-                    memory.copy_(one.grad, non_blocking=True)
+            for parameter, memory in zip(parameters, sent, strict=True):
+                if parameter.grad is not None and on_host:
+                    torch.mul(parameter.grad, 0.5, out=memory)
+                elif parameter.grad is not None:
+                    memory.copy_(parameter.grad, non_blocking=True)
             times.append(_now(device))
             if optimizer is not None:
                 optimizer.step()
-            found.append(StepSeconds(*(later - before for before, later in pairwise([*times, _now(device)]))))
+            measured.append(StepSeconds(*(later - before for before, later in pairwise([*times, _now(device)]))))
             shadow.zero_grad()
-    return found[1:]
+    return measured[1:]
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -215,9 +215,9 @@ def _trace(shadow: nn.Module, inputs: Sequence[Any], within: Any) -> Trace:
             _pass_back(outputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(inputs))
-        words = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {words}; "
+            f"{counter.place()} cannot be traced with inputs of shape {shapes}: {reason}; "
             "give inputs that it accepts; a model that depends on values while it runs cannot be traced"
         ) from error
     _count_parameters(shadow, counter.layers)
@@ -228,7 +228,7 @@ def _without_memory(model: nn.Module) -> nn.Module:
     """Return a copy of the model in training mode whose tensors have no memory; shared ones stay shared."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        attributes = [one for one in vars(module).values() if isinstance(one, Tensor)]
+        attributes = [value for value in vars(module).values() if isinstance(value, Tensor)]
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *attributes):
             empty = torch.empty_like(tensor, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -239,9 +239,9 @@ def _copy_of(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        words = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{type(model).__name__} cannot be copied, and layers are traced on a copy: {words}; name the layers in a "
+            f"{type(model).__name__} cannot be copied, and layers are traced on a copy: {reason}; name the layers in a "
             'plan of your own in place of "auto"'
         ) from error
 
@@ -301,7 +301,7 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # P
 
     def once(self) -> frozenset[str]:
         """Return the modules that were called once, and whose own parameters nothing else read."""
-        return frozenset(name for name, one in self._called.items() if one.calls == 1) - self.reads.found
+        return frozenset(name for name, layer in self._called.items() if layer.calls == 1) - self.reads.found
 
     def place(self) -> str:
         """Return words for the layer that runs."""
@@ -379,7 +379,7 @@ class OutsideReads(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._owners = {
-            id(one): name for name, module in model.named_modules() for one in module.parameters(recurse=False)
+            id(tensor): name for name, module in model.named_modules() for tensor in module.parameters(recurse=False)
         }
         self.running: list[str] = []
         """Names of the modules that run, the outermost first; the caller keeps it."""
@@ -405,8 +405,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):  # before mappings, whose check takes a microsecond
-        for one in value:
-            yield from tensors_in(one)
+        for item in value:
+            yield from tensors_in(item)
     elif isinstance(value, Mapping):
         yield from tensors_in(list(value.values()))
 
@@ -430,7 +430,7 @@ def operator_flops(operator: Any, args: tuple[Any, ...], outputs: Any) -> int:
     if operator is aten.convolution:
         return _convolution_flops(args[1], args[0], outputs, args[6])
     if operator is aten.convolution_backward:
-        asked = sum(one is not None for one in outputs[:2])
+        asked = sum(output is not None for output in outputs[:2])
         return asked * _convolution_flops(args[2], args[1], args[0], args[7])
     return 0
 

@@ -72,7 +72,7 @@ class Trial(NamedTuple):
     @property
     def ratios(self) -> list[float]:
         """Steps relative to their prediction."""
-        return [one / self.candidate.prediction.step for one in self.steps]
+        return [step / self.candidate.prediction.step for step in self.steps]
 
 
 class TrialChoice(NamedTuple):
@@ -102,7 +102,7 @@ def is_worth_trial(candidate: Candidate, best: Candidate, trials: Sequence[Trial
     """Return True for a setting that is predicted about as fast as the `best`, or faster than all that were tried took:
     overlaps that compute and exchange at once take longer than predicted where the two share cores."""
     step = candidate.prediction.step
-    return step <= best.prediction.step * TRIAL_RATIO or step < min(one.seconds for one in trials)
+    return step <= best.prediction.step * TRIAL_RATIO or step < min(trial.seconds for trial in trials)
 
 
 def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Trial, TrialChoice]:
@@ -110,7 +110,7 @@ def choose(trials: Sequence[Trial], overlap: str, use: ProcessorUse) -> tuple[Tr
     `overlap` is that of the first steps."""
     doubt = doubt_about(trials, use)
     chosen = simplest(trials, overlap) if doubt else reduce(_better, trials)
-    ratios = [ratio for one in trials for ratio in one.ratios] if doubt else chosen.ratios
+    ratios = [ratio for trial in trials for ratio in trial.ratios] if doubt else chosen.ratios
     return chosen, TrialChoice(chosen.candidate, doubt, use, ratios)
 
 
@@ -118,7 +118,7 @@ def doubt_about(trials: Sequence[Trial], use: ProcessorUse) -> str:
     """Return the reason for which trials decide nothing; empty where they can decide."""
     if use.shared:
         return describe(use)
-    spread, seconds = median(one.spread for one in trials), [one.seconds for one in trials]
+    spread, seconds = median(trial.spread for trial in trials), [trial.seconds for trial in trials]
     differences = max(seconds) / min(seconds) - 1
     if spread > max(differences, TRIAL_RATIO - 1):
         return f"the steps of one setting differ by {spread:.0%}, the settings by {differences:.0%}"
@@ -127,16 +127,16 @@ def doubt_about(trials: Sequence[Trial], use: ProcessorUse) -> str:
 
 def simplest(trials: Sequence[Trial], overlap: str) -> Trial:
     """Return the first trial of equal buckets with this overlap; the first of all where there is none."""
-    for one in trials:
-        if (one.candidate.setting.overlap, one.candidate.setting.end_ratio) == (overlap, END_RATIOS[0]):
-            return one
+    for trial in trials:
+        if (trial.candidate.setting.overlap, trial.candidate.setting.end_ratio) == (overlap, END_RATIOS[0]):
+            return trial
     return trials[0]
 
 
-def _better(one: Trial, other: Trial) -> Trial:
+def _better(first: Trial, other: Trial) -> Trial:
     """Return the first, unless all of the other's steps but its slowest, an outlier, beat the first's fastest.
 
     Step times vary by a tenth on a busy machine. Of two equal settings, the other would win by chance 1 time in 14
     after four steps, 1 in 132 after six.
     """
-    return other if sorted(other.steps)[-2] < min(one.steps) else one
+    return other if sorted(other.steps)[-2] < min(first.steps) else first
