@@ -32,14 +32,19 @@ def compile_steps() -> str:
     sources = map(str, sorted(FOLDER.glob("*.c")))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.[ch]")))).hexdigest()
     options = ["-O3", "-fno-math-errno", "-shared", "-fPIC", f"-I{include}", f'-DSOURCES="{digest}"']
-    command = [*compiler, *options, *sources, "-o", str(MODULE)]
+    partial = MODULE.with_suffix(".partial")
+    command = [*compiler, *options, *sources, "-o", str(partial)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
-        return f"there is no C compiler {compiler[0]!r}"
+        reason = f"there is no C compiler {compiler[0]!r}"
     except subprocess.CalledProcessError as error:
-        return f"{shlex.join(command)}:\n{error.stderr}"
-    return ""
+        reason = f"{shlex.join(command)}:\n{error.stderr}"
+    else:
+        partial.replace(MODULE)  # at once: others may import it meanwhile
+        return ""
+    MODULE.unlink(missing_ok=True)  # that of other sources would be refused at import
+    return reason
 
 
 class CompiledSteps(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]

@@ -49,7 +49,7 @@ MAX_LINES = {
     "cli": 2_552,
     "collectives": 4_052,
     "compute": 1_256,
-    "data": 6_356,
+    "data": 6_360,
     "elastic": 1_205,
     "engine": 600,
     "foresight": 795,
@@ -61,11 +61,11 @@ MAX_LINES = {
     "optimizers": 507,
     "papers": 663,
     "plan": 3_519,
-    "reducer": 4_067,
+    "reducer": 4_068,
     "rules": 1_195,
     "schedules": 1_653,
     "step": 2_850,
-    "tensor_parallel": 1_031,
+    "tensor_parallel": 1_035,
     "testing": 1_685,
     "torch_backend": 2_091,
     "training": 7_389,
@@ -92,7 +92,7 @@ SPLIT_LAYERS = {
 }
 """Definitions that only split layers use, beside FILES_OF_SPLIT_LAYERS: their planning."""
 
-MAX_LINES_OF_SPLIT_LAYERS = 1_500
+MAX_LINES_OF_SPLIT_LAYERS = 1_504
 """Lines of split layers with their planning."""
 
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -101,7 +101,7 @@ def parallel(
         reducer = attach(model, world, chosen, plan, virtual_ranks, threads)
     if optimizer is not None:
         check_split_optimizer(model, chosen, optimizer)
-        if plan is not None and optimizer.state:  # Adagrad has it from the start
+        if plan is not None and links_of(model) and optimizer.state:  # Adagrad has it from the start
             optimizer.load_state_dict(cut_optimizer_state(model, optimizer, optimizer.state_dict()))
         if sharded:
             reducer.shard(optimizer, own_loop=True)

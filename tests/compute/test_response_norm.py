@@ -33,6 +33,16 @@ def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], beta: float
     torch.testing.assert_close(found.grad, right.grad)
 
 
+def test_the_next_layer_may_change_outputs_in_place() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 6, 1), nn.LocalResponseNorm(5), nn.ReLU())
+    own, inputs = copy.deepcopy(plain), torch.randn(2, 3, 4, 4)
+    own[2] = nn.ReLU(inplace=True)
+    assert use_response_norms(own) == 1
+    for model in (plain, own):
+        model(inputs).sum().backward()
+    torch.testing.assert_close(own[0].weight.grad, plain[0].weight.grad)
+
+
 def test_blocks_of_a_few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_norm, "ELEMENTS_PER_BLOCK", 12)
     inputs = torch.randn(2, 5, 3, 3)

@@ -115,6 +115,11 @@ def test_layers_without_weights_that_need_all_features_are_refused_between_parts
     assert checked({"0": "column 2", "2": "row 2"}, model=model)
 
 
+def test_a_softmax_over_the_keys_of_attention_stays_between_parts() -> None:
+    model = nn.ModuleDict({"query": nn.Linear(8, 8), "softmax": nn.Softmax(-1), "out": nn.Linear(8, 8)})
+    assert list(checked({"query": "column 2 gives part", "out": "row 2 takes part"}, model=model)) == ["query", "out"]
+
+
 def test_a_weight_of_two_layers_is_divided_evenly() -> None:
     """Each layer would pad its own parts."""
     model = nn.Sequential(nn.Embedding(10, 8), nn.Embedding(10, 8))

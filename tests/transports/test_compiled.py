@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,18 @@ def test_changed_sources_are_refused_with_the_remedy(tmp_path: Path) -> None:
         header.write("\n")
     with pytest.raises(ImportError, match=r"hatch_build\.py"):
         check_digest(compiled.SOURCES, digest_of(tmp_path))
+
+
+@pytest.mark.parametrize("compiler", ["no such compiler", "false"])
+def test_without_a_compiler_no_code_of_other_sources_stays(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = runpy.run_path(str(Path(__file__).parents[2] / "hatch_build.py"))["compile_steps"]
+    monkeypatch.setitem(build.__globals__, "MODULE", tmp_path / "_steps.so")
+    (tmp_path / "_steps.so").touch()
+    monkeypatch.setenv("CC", compiler)
+    assert build()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_compiled_code_without_its_sources_is_taken(tmp_path: Path) -> None:

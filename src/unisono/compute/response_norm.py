@@ -63,7 +63,7 @@ class _Normalise(torch.autograd.Function):
             part = rows.to(windows.dtype)
             sums = _sums(windows, part, constants)
             torch.mul(part, windows.pixels(_power(sums, constants.beta)), out=to)
-        return to_nchw(out)
+        return to_nchw(out).detach()  # no view: the next layer may change it in place
 
     @staticmethod
     @once_differentiable

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unisono.device import CopyStreams, device_of, pieces_of, pinned, unpin
+from unisono.optimizers.layerwise import norm
 from unisono.optimizers.sharded import PlacedSegment, Segment, dense_strides, in_order, segments_of
 from unisono.placement import Partition, holders_of
 from unisono.plan.bucket_layout import BucketSlice, MemoryKind, memory_kinds, plan_memory, required_elements
@@ -90,7 +91,7 @@ def norm_of_all(gradients: Iterable[tuple[torch.Tensor | None, int]], world: Wor
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for gradient, parts in gradients:
         if gradient is not None:
-            total += torch.linalg.vector_norm(gradient).cpu().double().square() * parts / world.size
+            total += norm(gradient).cpu().double().square() * parts / world.size
     return world.allreduce(total).sqrt()
 
 

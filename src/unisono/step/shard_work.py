@@ -60,7 +60,7 @@ class ShardWork:
             parts = [(update.segment.parameter, update.gradient) for update in updates]
             total = sum_of_squares(world, parts, self._layout.parameters).sum()
         else:
-            norms = [torch.linalg.vector_norm(update.gradient).double() for update in updates]
+            norms = [norm(update.gradient).double() for update in updates]
             zero = torch.zeros((), dtype=torch.float64, device="cpu")
             total = torch.stack(norms or [zero]).square().sum().reshape(1)
             world.allreduce(total)

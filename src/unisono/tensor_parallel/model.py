@@ -44,8 +44,10 @@ NEEDS_WHOLE = (*LAYERWISE, "ADAFACTOR", "LBFGS", "MUON")
 """Optimizers whose step of an element depends on all elements of its parameter."""
 
 _NORMS = nn.modules.batchnorm._BatchNorm, nn.CrossMapLRN2d, nn.GroupNorm, nn.LocalResponseNorm
-NOT_OF_PARTS = *_NORMS, nn.ChannelShuffle, nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Softmin
+NOT_OF_PARTS = *_NORMS, nn.ChannelShuffle, nn.GLU, nn.Softmax2d
 """Modules that need all features of a sample, or the samples of their rank alone, with weights or without."""
+OF_FEATURES = nn.LogSoftmax, nn.Softmax, nn.Softmin
+"""Modules that do so where they follow a layer in a Sequential: attention has them over the keys."""
 
 
 class ModelSplit:
@@ -124,7 +126,11 @@ def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]
         elif giver and type(module) is nn.Dropout:
             kind = KINDS[type(modules[giver]), splits[giver].how]
             found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        elif isinstance(module, NOT_OF_PARTS) or any(one.requires_grad for one in module.parameters(recurse=False)):
+        elif (
+            isinstance(module, NOT_OF_PARTS)
+            or any(one.requires_grad for one in module.parameters(recurse=False))
+            or (isinstance(module, OF_FEATURES) and isinstance(modules[name.rpartition(".")[0]], nn.Sequential))
+        ):
             whole = name
         if split and split.takes == PART:
             given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
@@ -178,8 +184,7 @@ def split_model(model: nn.Module, world: World, plan: PlanLike | str) -> nn.Modu
 
 def split_of(model: nn.Module) -> ModelSplit | None:
     """Return the split of a model; None for one that is not split."""
-    split: ModelSplit | None = getattr(model, ATTRIBUTE, None)
-    return split
+    return getattr(model, ATTRIBUTE, None)
 
 
 def links_of(model: nn.Module) -> tuple[GroupLink, ...]:
@@ -225,8 +230,7 @@ def seed_dropout(model: nn.Module, seed: int, step: int, first: int | None = Non
     parallel model that "auto" has left whole stays as it is: its dropouts draw from PyTorch's generator. Raises
     UsageError for a model that is not parallel.
     """
-    split = split_of(model)
-    if split is None:
+    if (split := split_of(model)) is None:
         if reducer_of(model) is None:
             raise UsageError("the model is neither split nor parallel: call unisono.parallel with a plan first")
         return
@@ -262,8 +266,7 @@ def cut_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, stat
     parts, states = named_parts(model), dict(state["state"])
     for index, parameter in enumerate(weight for group in optimizer.param_groups for weight in group["params"]):
         if index in states and id(parameter) in parts:
-            part, _ = parts[id(parameter)]
-            states[index] = {key: part.cut(value) for key, value in states[index].items()}
+            states[index] = {key: parts[id(parameter)][0].cut(value) for key, value in states[index].items()}
     return {**state, "state": states}
 
 
@@ -277,8 +280,9 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
         full, weight = value, parameters.get(name)
         if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
             part, group = parts[id(weight)]
-            full = exchange(value.detach(), group, None, part.dim)
-            full = full.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+            full = (
+                exchange(value.detach(), group, None, part.dim).narrow(part.dim, 0, part.shape[part.dim]).contiguous()
+            )
         if split.world.rank == 0:
             gathered[name] = full
     return gathered if split.world.rank == 0 else {}

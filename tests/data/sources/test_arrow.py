@@ -88,6 +88,13 @@ def test_names_of_splits_may_have_capitals(tmp_path: Path) -> None:
     assert sorted(find(tmp_path) or ()) == ["test", "train"]
 
 
+def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
+    as_saved(tmp_path / "Train", [2, 0])
+    as_saved(tmp_path / "train", [1])
+    with pytest.raises(PackError, match="two folders of one split among Train, train"):
+        find(tmp_path)
+
+
 def test_one_part_can_be_named(tmp_path: Path) -> None:
     as_saved(tmp_path / "train", [2, 0, 1])
     found = find(tmp_path / "train")

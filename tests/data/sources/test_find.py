@@ -94,7 +94,7 @@ def test_a_class_has_the_same_number_in_every_part(tmp_path: Path) -> None:
 def test_a_column_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     path = tabular(tmp_path)
     path.write_bytes("path,label,größe\n1.jpg,0,1\n".encode("latin-1"))
-    with pytest.raises(PackError, match=r"some\.csv has a name that is no UTF-8: .* byte 0xf6"):
+    with pytest.raises(PackError, match=r"some\.csv has a name or a text that is no UTF-8: .* byte 0xf6"):
         find(path)
 
 

@@ -59,10 +59,11 @@ def test_a_name_ends_at_its_first_dot(tmp_path: Path) -> None:
 
 
 def test_an_image_that_belongs_to_another_is_told(tmp_path: Path) -> None:
-    found = find(lay(tmp_path / "a.tar", **{"1.jpg": b"x", "1.seg.png": b"y", "1.cls": b"7"}))
-    assert found is not None
-    assert list(found[""].keys) == ["a.tar/1.jpg"]
-    assert list(found[""].skipped) == [("a.tar/1.seg.png", "it belongs to 1.jpg")]
+    for image in ("1.jpg", "1.JPG"):
+        found = find(lay(tmp_path / "a.tar", **{image: b"x", "1.seg.png": b"y", "1.cls": b"7"}))
+        assert found is not None
+        assert list(found[""].keys) == [f"a.tar/{image}"]
+        assert list(found[""].skipped) == [("a.tar/1.seg.png", f"it belongs to {image}")]
 
 
 def test_a_label_can_be_the_folder(tmp_path: Path) -> None:

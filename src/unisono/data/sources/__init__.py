@@ -180,7 +180,7 @@ def find(path: Path, text: TextOptions = TextOptions()) -> Splits:  # noqa: B008
         if found := texts.find(path, text):
             return unify_classes(found)
     except UnicodeDecodeError as error:  # Arrow decodes the names of columns where they are used
-        raise PackError(f"{path} has a name that is no UTF-8: {error}; convert it to UTF-8") from error
+        raise PackError(f"{path} has a name or a text that is no UTF-8: {error}; convert it to UTF-8") from error
     raise PackError(
         f"{path} is no data set of a known kind: folders of classes with images or wav files, IDX files, CIFAR's files,"
         " tar shards, an Arrow data set on disk, a table (CSV, Parquet) of paths and labels, texts (files, JSON lines, "

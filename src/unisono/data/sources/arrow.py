@@ -31,7 +31,10 @@ def find(path: Path) -> Splits | None:
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     splits = {folder.name: folder for folder in folders if any(folder.glob("*.arrow"))}
     if splits and ((path / "dataset_dict.json").exists() or all(split_of([name]) for name in splits)):
-        return {split_of([name]) or name: _read(_tables(folder), folder) for name, folder in splits.items()}
+        named = {split_of([name]) or name: folder for name, folder in splits.items()}
+        if len(named) < len(splits):
+            raise PackError(f"{path} has two folders of one split among {', '.join(splits)}; remove or rename one")
+        return {name: _read(_tables(folder), folder) for name, folder in named.items()}
     return {"": _read(tables, path)} if (tables := _tables(path)) else None
 
 

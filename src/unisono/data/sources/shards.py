@@ -119,8 +119,8 @@ def _check_end(path: Path, end: int) -> None:
         rest = file.read(tarfile.BLOCKSIZE)
         if not rest or any(rest) or any(map(any, iter(lambda: file.read(1 << 20), b""))):
             raise PackError(
-                f"{path} has neither a member nor its end alone at byte {end}: it is damaged, cut short, or several "
-                "tar files in one; fetch or make it again"
+                f"{path} has neither a member nor its end alone at byte {end}: it is damaged, cut short, without its "
+                "end, or several tar files in one; fetch or make it again"
             )
 
 
@@ -133,7 +133,8 @@ def _why_skipped(entry: tarfile.TarInfo, newest: Mapping[str, tarfile.TarInfo]) 
     if not entry.isfile() or entry.issparse():
         return "it is no plain file"
     place, stem = PurePosixPath(entry.name), _stem(entry.name)
-    others = [stem + ending for ending in ENDINGS if stem + ending in newest]
+    plain = (stem + letters for ending in ENDINGS for letters in (ending, ending.upper()))
+    others = [name for name in plain if name in newest]
     if others and stem != str(place.with_suffix("")) and {stem + ".cls", stem + ".json"} & newest.keys():
         return f"it belongs to {others[0]}"  # as a mask does
     return ""
