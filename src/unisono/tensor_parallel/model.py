@@ -121,16 +121,13 @@ def _with_dropouts(splits: Mapping[str, Split], modules: Mapping[str, nn.Module]
     found = ParallelPlan()
     giver = whole = ""  # the last layer that gives its part, and one behind it that needs whole features of own samples
     for name, module in modules.items():
+        needy = NOT_OF_PARTS + OF_FEATURES * isinstance(modules[name.rpartition(".")[0]], nn.Sequential)
         if split := splits.get(name):
             found[name] = split
         elif giver and type(module) is nn.Dropout:
             kind = KINDS[type(modules[giver]), splits[giver].how]
             found[name] = Split(DROPOUT, splits[giver].ranks, dim=kind.features)
-        elif (
-            isinstance(module, NOT_OF_PARTS)
-            or any(one.requires_grad for one in module.parameters(recurse=False))
-            or (isinstance(module, OF_FEATURES) and isinstance(modules[name.rpartition(".")[0]], nn.Sequential))
-        ):
+        elif isinstance(module, needy) or any(weight.requires_grad for weight in module.parameters(recurse=False)):
             whole = name
         if split and split.takes == PART:
             given = f"{giver!r} gives those of {splits[giver].ranks}" if giver else "no layer before it gives any"
@@ -280,9 +277,8 @@ def _whole(model: nn.Module, state: dict[Any, Any], parameters: Mapping[Any, Ten
         full, weight = value, parameters.get(name)
         if weight is not None and id(weight) in parts and isinstance(value, Tensor) and value.shape == weight.shape:
             part, group = parts[id(weight)]
-            full = (
-                exchange(value.detach(), group, None, part.dim).narrow(part.dim, 0, part.shape[part.dim]).contiguous()
-            )
+            full = exchange(value.detach(), group, None, part.dim)
+            full = full.narrow(part.dim, 0, part.shape[part.dim]).contiguous()
         if split.world.rank == 0:
             gathered[name] = full
     return gathered if split.world.rank == 0 else {}
