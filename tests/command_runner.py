@@ -57,23 +57,23 @@ def redirect(name: Path, file: int) -> None:
 
 def run_commands(home: Path, process: str, rank: str) -> None:
     """Run commands until FOLDER/end exists, or the process that asks for them is gone."""
-    kept, number = [os.dup(file) for file in (1, 2)], 0
+    kept, index = [os.dup(file) for file in (1, 2)], 0
     while Path("/proc", process).exists() and not (home / "end").exists():
-        request = home / f"{number}.json"
+        request = home / f"{index}.json"
         if not request.exists():
             time.sleep(POLL_SECONDS)
             continue
-        redirect(home / f"{number}.out", 1)
-        redirect(home / f"{number}.err", 2)
+        redirect(home / f"{index}.out", 1)
+        redirect(home / f"{index}.err", 2)
         code = run_command(**json.loads(request.read_text()))
         sys.stdout.flush()
         sys.stderr.flush()
         for file, before in enumerate(kept, 1):
             os.dup2(before, file)
-        answer = home / f"{number}.{rank}"
+        answer = home / f"{index}.{rank}"
         answer.write_text(str(code))
         answer.rename(f"{answer}.code")
-        number += 1
+        index += 1
 
 
 if __name__ == "__main__":

@@ -132,22 +132,22 @@ def on_ranks(persistent_ranks: PersistentRanks, tmp_path: Path) -> Run:
 @contextmanager
 def handlers_restored() -> Iterator[None]:
     """Restore the handlers of signals afterwards: a command owns its process, but not that of the tests."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture
 def nothing_ignored() -> Iterator[None]:
     """No signal is ignored, whatever started the tests: `nohup`, or a shell that runs them in the background."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
-    for number in ignored:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    ignored = [signum for signum in numbers if signal.getsignal(signum) is signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     yield
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @pytest.fixture
@@ -190,13 +190,13 @@ def pretend() -> Callable[[int], torch.device]:
 @pytest.fixture(params=[0, 1, 2])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """An accelerator of this machine; where there is none, one that only pretends, three times in another order."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type == "pretend":
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type == "pretend":
         chosen: torch.device = request.getfixturevalue("pretend")(request.param)
         return chosen
     if request.param:
         pytest.skip("one order is enough on an accelerator")
-    return torch.device(found.type, 0)
+    return torch.device(accelerator.type, 0)
 
 
 @pytest.fixture
@@ -220,9 +220,9 @@ def image_samples() -> Callable[..., Path]:
         for name in classes:
             (folder / name).mkdir(parents=True, exist_ok=True)
             color = rng.integers(40, 216, 3)
-            for number in range(count):
+            for index in range(count):
                 noise = rng.integers(-40, 40, (size[1], size[0], 3))
-                Image.fromarray((color + noise).astype(np.uint8)).save(folder / name / f"{number:03}.jpg")
+                Image.fromarray((color + noise).astype(np.uint8)).save(folder / name / f"{index:03}.jpg")
         return folder
 
     return write

@@ -63,9 +63,9 @@ class PersistentRanks:
             self.watched.kill()
             how = "written nothing for long" if ended is None else "ended"
             raise AssertionError(f"unisono {' '.join(arguments)}: the ranks have {how}\n{stdout}{stderr}")
-        found = {int(path.read_text()) for path in codes}
-        assert len(found) == 1 or not self._one_code, f"exit codes {found}\n{stdout}{stderr}"
-        return subprocess.CompletedProcess(arguments, max(found), stdout, stderr)
+        exit_codes = {int(path.read_text()) for path in codes}
+        assert len(exit_codes) == 1 or not self._one_code, f"exit codes {exit_codes}\n{stdout}{stderr}"
+        return subprocess.CompletedProcess(arguments, max(exit_codes), stdout, stderr)
 
 
 def size(path: Path) -> int:

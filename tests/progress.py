@@ -108,8 +108,8 @@ class Watched:
         """Wait at most `seconds` for output, and read it."""
         left = self._last_output + self._timeout - time.monotonic()
         for key, _ in self._selector.select(max(0.0, min(seconds, left))):
-            if found := os.read(key.fd, 1 << 16):
-                self._written[key.data] += found
+            if chunk := os.read(key.fd, 1 << 16):
+                self._written[key.data] += chunk
                 self._last_output = time.monotonic()
             else:
                 self._selector.unregister(key.fileobj)
@@ -149,12 +149,12 @@ def poll_until(poll: Callable[[], Result], done: Callable[[Result], bool], timeo
 def process_tree(pid: int) -> list[int]:
     """Return a session leader, all others of its session, and all processes that any of them started elsewhere."""
     parents: dict[int, int] = {}
-    found = {pid}
+    pids = {pid}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
             _, parent, _, session = path.read_text().rpartition(")")[2].split()[:4]
             parents[int(path.parent.name)] = int(parent)
-            found |= {int(path.parent.name)} if int(session) == pid else set()
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found)
+            pids |= {int(path.parent.name)} if int(session) == pid else set()
+    while more := {child for child, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return sorted(pids)

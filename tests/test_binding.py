@@ -97,18 +97,18 @@ def test_no_core_is_shared_or_unused(mask: frozenset[int], ranks: int) -> None:
     assert all(1 <= share.threads <= len({core % 8 for core in share.cores}) for share in shares)
     real = len({core % 8 for core in mask})
     if ranks <= real:
-        whole = [{core % 8 for core in share.cores} for share in shares]
-        assert sum(map(len, whole)) == real
+        physical = [{core % 8 for core in share.cores} for share in shares]
+        assert sum(map(len, physical)) == real
         assert [share.threads for share in shares] == [
-            len(one) - (len(one) >= COMMUNICATION_CORE_FROM) for one in whole
+            len(cores) - (len(cores) >= COMMUNICATION_CORE_FROM) for cores in physical
         ]
 
 
 def test_hardware_threads_of_one_core_given_to_two_ranks() -> None:
     halves = share_cores([frozenset(range(8)), frozenset(range(8, 16))], SIBLINGS)
     assert [(share.threads, share.bound) for share in halves] == [(4, True), (4, True)]
-    one = share_cores([frozenset({0}), frozenset({8})], SIBLINGS)
-    assert [share.threads for share in one] == [1, 1]
+    shares = share_cores([frozenset({0}), frozenset({8})], SIBLINGS)
+    assert [share.threads for share in shares] == [1, 1]
     assert [share.threads for share in share_cores([frozenset(range(16))] * 12, SIBLINGS)] == [1] * 12
 
 
@@ -167,9 +167,9 @@ thread = threading.Thread(target=work); thread.start(); begun.wait()
 bind(CoreShare((core,), 1, True)); go.set(); thread.join()
 print(seen == [{core}] and os.sched_getaffinity(0) == {core})
 """
-    found = run([sys.executable, "-c", program])
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "True"
+    done = run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
 
 
 def test_ranks_that_take_turns_are_not_bound() -> None:

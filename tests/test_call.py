@@ -21,9 +21,9 @@ def test_lengths_up_to_a_million_have_numbers_of_their_own() -> None:
     st.text(st.characters(codec="ascii"), max_size=40),
 )
 def test_long_words_that_differ_have_different_encodings(start: str, length: int, end: str) -> None:
-    one, other = (encode_words(call_of(f"({start}{'x' * length}{middle}{'y' * length}{end})")) for middle in "ab")
-    assert len(one) == len(other) == WORDS_BYTES
-    assert one != other
+    first, second = (encode_words(call_of(f"({start}{'x' * length}{middle}{'y' * length}{end})")) for middle in "ab")
+    assert len(first) == len(second) == WORDS_BYTES
+    assert first != second
 
 
 @given(

@@ -44,11 +44,11 @@ def test_every_citation_in_the_code_is_in_the_references() -> None:
     """`Somebody et al. 2015`, `Somebody and Other 2015` in source and docs lead to a row of docs/references.md."""
     references = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
     people = r"[A-Z][a-z]+(?:, [A-Z][a-z]+)*(?: and [A-Z][a-z]+| et al\.?)"
-    found = set()
+    cited = set()
     for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"):
         text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
-        found |= {(name, year) for name, year in re.findall(rf"({people}),? \(?((?:19|20)\d\d)\b", text)}
+        cited |= {(name, year) for name, year in re.findall(rf"({people}),? \(?((?:19|20)\d\d)\b", text)}
     rows = [row for row in references.splitlines() if row.startswith("|")]
-    assert len(found) >= 12
-    for name, year in sorted(found):
+    assert len(cited) >= 12
+    for name, year in sorted(cited):
         assert any(name.split(",")[0].split(" ")[0] in row and year in row for row in rows), (name, year)

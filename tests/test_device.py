@@ -22,9 +22,9 @@ def accelerators(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Devices on which memory was allocated."""
-    found: list[str] = []
-    monkeypatch.setattr(torch, "zeros", lambda _, device: found.append(device))
-    return found
+    devices: list[str] = []
+    monkeypatch.setattr(torch, "zeros", lambda _, device: devices.append(device))
+    return devices
 
 
 @pytest.mark.usefixtures("accelerators")
@@ -49,7 +49,7 @@ def test_ranks_of_a_node_take_one_after_another() -> None:
 
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize(
-    ("name", "ranks", "words"),
+    ("name", "ranks", "message"),
     [
         ("auto", 4, "rank 3 of this node's 4 has no accelerator, as the node has 2; start 2 on each node, share"),
         ("cuda:2", 1, "this node has 2, numbered from 0"),
@@ -57,10 +57,10 @@ def test_ranks_of_a_node_take_one_after_another() -> None:
         ("gpu", 1, "is no device of PyTorch's; take"),
     ],
 )
-def test_a_rank_without_a_device_learns_what_to_do(name: str, ranks: int, words: str) -> None:
+def test_a_rank_without_a_device_learns_what_to_do(name: str, ranks: int, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_device(name, ranks - 1, ranks)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -95,7 +95,7 @@ SPLIT_LAYERS = {
 MAX_LINES_OF_SPLIT_LAYERS = 1_500
 """Lines of split layers with their planning."""
 
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def room_of(path: Path) -> str:
@@ -134,9 +134,9 @@ def lines_of(path: Path, names: set[str]) -> int:
     body, lines = ast.parse(path.read_text()).body, 0
     for node, behind in zip(body, [*body[1:], None], strict=True):
         own = {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
-        own |= {one.id for one in getattr(node, "targets", ()) if isinstance(one, ast.Name)}
+        own |= {target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)}
         if own & names:
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
             described = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
             lines += ((behind if described else node).end_lineno or 0) - first + 1
             names = names - own

@@ -44,7 +44,7 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "library", "words"),
+    ("environment", "library", "remedy"),
     [
         (SLURM, "MPICH Version:      5.0.2\nMPICH Release date: ...", "MPICH 5.0.2; under Slurm, use srun --mpi=pmi2"),
         (SLURM, "MPICH Version:\t4.2rc1\n", "MPICH 4.2rc1; under Slurm, use srun --mpi=pmi2"),
@@ -56,9 +56,9 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "MPICH Version:      5.0.2", "MPICH 5.0.2; use that library's mpiexec"),
     ],
 )
-def test_a_launcher_of_another_mpi_gets_the_remedy(environment: dict[str, str], library: str, words: str) -> None:
+def test_a_launcher_of_another_mpi_gets_the_remedy(environment: dict[str, str], library: str, remedy: str) -> None:
     message = describe_mismatch(environment, 2, 1, library)
-    assert f"2 ranks were started, but this MPI library sees 1: the launcher did not connect {words}" in message
+    assert f"2 ranks were started, but this MPI library sees 1: the launcher did not connect {remedy}" in message
     assert ("SLURM_MPI_TYPE=" in message) == ("SLURM_JOB_ID" in environment)
 
 
@@ -89,8 +89,8 @@ def test_a_program_restarts_to_keep_memory(before: str | None, after: str | None
     environment = {key: value for key, value in os.environ.items() if key not in launch.MALLOC_ENVIRONMENT}
     environment |= {} if before is None else {"GLIBC_TUNABLES": before}
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    *pids, found = said.stdout.split()
-    assert found == (after or before)
+    *pids, setting = said.stdout.split()
+    assert setting == (after or before)
     assert len(pids) == (1 if before else 2)
     assert len(set(pids)) == 1
 

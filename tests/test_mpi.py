@@ -9,9 +9,9 @@ OBJECT_REDUCTION = re.compile(r"comm\.(allreduce|reduce|scan|exscan)\(")
 
 
 def test_objects_are_not_reduced() -> None:
-    found = []
+    places = []
     for path in sorted(Path(unisono.__file__).parent.rglob("*.py")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for line_number, line in enumerate(path.read_text().splitlines(), 1):
             if OBJECT_REDUCTION.search(line) and not line.strip().startswith("`"):
-                found.append(f"{path.name}:{number}: {line.strip()}")
-    assert not found, found
+                places.append(f"{path.name}:{line_number}: {line.strip()}")
+    assert not places, places

@@ -33,12 +33,12 @@ def test_each_command_has_its_own_arguments_exit_code_folder_and_environment(tmp
         assert max(map(len, ranks(("--help",), tmp_path, COLUMNS="90").stdout.splitlines())) > 50
 
 
-@pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "written nothing for long")])
-def test_ended_or_stopped_ranks_raise(tmp_path: Path, number: signal.Signals, how: str) -> None:
+@pytest.mark.parametrize(("signum", "how"), [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "written nothing for long")])
+def test_ended_or_stopped_ranks_raise(tmp_path: Path, signum: signal.Signals, how: str) -> None:
     with pytest.raises(AssertionError, match="not ended in order"), PersistentRanks(1, tmp_path, timeout=2) as ranks:
         ranks(("--version",), tmp_path)
         for process in process_tree(ranks.watched.process.pid):
-            os.kill(process, number)
+            os.kill(process, signum)
         with pytest.raises(AssertionError, match=f"unisono --version: the ranks have {how}"):
             ranks(("--version",), tmp_path)
 
@@ -55,4 +55,4 @@ def test_ranks_end_with_the_process_that_asks_them(tmp_path: Path) -> None:
         assert started
         asking.kill()
     left = [Path("/proc", str(process)) for process in started]
-    assert not any(poll_until(lambda: [one.exists() for one in left], lambda exist: not any(exist)))
+    assert not any(poll_until(lambda: [path.exists() for path in left], lambda exist: not any(exist)))

@@ -54,9 +54,9 @@ def rank(
     ],
 )
 def test_what_others_took_of_the_rank_with_the_least(ranks: list[Counters], others: float, stolen: float) -> None:
-    found = processor_use(ranks)
-    assert (found.others, found.stolen) == (pytest.approx(others, abs=0.002), pytest.approx(stolen))
-    assert found.taken == pytest.approx(others + stolen, abs=0.002)
+    use = processor_use(ranks)
+    assert (use.others, use.stolen) == (pytest.approx(others, abs=0.002), pytest.approx(stolen))
+    assert use.taken == pytest.approx(others + stolen, abs=0.002)
 
 
 def test_a_tick_of_a_core_does_not_count() -> None:
@@ -67,26 +67,24 @@ def test_a_tick_of_a_core_does_not_count() -> None:
 def test_the_difference_of_two_readings() -> None:
     before = Counters("a", 1.0, 0.5, 0.25, 10, {0: (1.0, 0.0), 1: (5.0, 1.0)})
     after = Counters("a", 3.0, 1.5, 0.75, 30, {1: (7.0, 1.5)})
-    found = use_between(before, after)
-    assert found == Counters("a", 2.0, 1.0, 0.5, 20, {1: (2.0, 0.5)}), (
-        "of the core that the rank was bound to meanwhile"
-    )
+    use = use_between(before, after)
+    assert use == Counters("a", 2.0, 1.0, 0.5, 20, {1: (2.0, 0.5)}), "of the core that the rank was bound to meanwhile"
     assert use_between(before._replace(delayed=None), after).delayed is None
 
 
 def test_a_reading_of_this_process() -> None:
     before = read_counters()
     assert sum(range(100_000)) > 0
-    found = use_since(before)
-    assert found.wall > 0
-    assert found.cpu >= 0
-    assert all(busy >= 0 for busy, _ in found.cores.values())
-    assert found.delayed is None or found.delayed >= 0
-    assert 0 <= processor_use([found]).taken <= 1
+    use = use_since(before)
+    assert use.wall > 0
+    assert use.cpu >= 0
+    assert all(busy >= 0 for busy, _ in use.cores.values())
+    assert use.delayed is None or use.delayed >= 0
+    assert 0 <= processor_use([use]).taken <= 1
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "words"),
+    ("first", "later", "sentence"),
     [
         (ALONE, ALONE, ""),
         (None, ProcessorUse(others=0.05), ""),
@@ -100,8 +98,8 @@ def test_a_reading_of_this_process() -> None:
         ),
     ],
 )
-def test_what_changed_since_the_first_steps(first: ProcessorUse | None, later: ProcessorUse, words: str) -> None:
-    assert compare_use(first, later) == words
+def test_what_changed_since_the_first_steps(first: ProcessorUse | None, later: ProcessorUse, sentence: str) -> None:
+    assert compare_use(first, later) == sentence
 
 
 def test_words() -> None:

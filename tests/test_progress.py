@@ -26,9 +26,9 @@ def test_output_counts_as_progress() -> None:
 def test_silence_ends_the_process_tree() -> None:
     with pytest.raises(NoProgressError, match=r"wrote nothing for 2 s\n\d+\n\d+\n") as caught:
         run(["sh", "-c", "setsid sleep 987 & echo $!; sleep 987 & echo $!; wait"], timeout=2)
-    found = re.search(r"wrote nothing for 2 s\n(\d+)\n(\d+)\n", str(caught.value))
-    assert found
-    pids = list(found.groups())
+    match = re.search(r"wrote nothing for 2 s\n(\d+)\n(\d+)\n", str(caught.value))
+    assert match
+    pids = list(match.groups())
     assert poll_until(lambda: [alive(pid) for pid in pids], lambda seen: not any(seen)) == [False, False]
 
 
@@ -59,5 +59,5 @@ def test_until_waits_for_the_condition(tmp_path: Path) -> None:
 
 def test_poll_until_waits_while_the_result_changes() -> None:
     numbers = iter(range(10**9))
-    assert poll_until(lambda: next(numbers), lambda number: number == 30, timeout=1) == 30
+    assert poll_until(lambda: next(numbers), lambda value: value == 30, timeout=1) == 30
     assert poll_until(lambda: "the same", lambda seen: seen == "another", timeout=0.05) == "the same"

@@ -66,6 +66,6 @@ def test_cifar_goes_through_an_unpickler_that_knows_arrays_alone() -> None:
 
 
 def test_security_md_tells_each_listener() -> None:
-    words = (SOURCE.parents[1] / "SECURITY.md").read_text()
+    text = (SOURCE.parents[1] / "SECURITY.md").read_text()
     for subject in ("witness", "TCPStore", "memfd", "model.folder", "CIFAR", "all interfaces", "sockets"):
-        assert subject in words
+        assert subject in text

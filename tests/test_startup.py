@@ -67,7 +67,8 @@ def poll_to_the_end(supervision: Startup, launcher: subprocess.Popen[bytes]) -> 
 def alive(ranks: dict[int, RankProcess]) -> list[int]:
     """Ranks that run; zombies do not count."""
     states = {
-        rank: startup.read_process(found.process, "stat").rpartition(b")")[2].split() for rank, found in ranks.items()
+        rank: startup.read_process(rank_process.process, "stat").rpartition(b")")[2].split()
+        for rank, rank_process in ranks.items()
     }
     return [rank for rank, state in states.items() if state and state[0] != b"Z"]
 
@@ -172,15 +173,15 @@ def test_a_file_that_another_launcher_may_have_made_stays(tmp_path: Path, monkey
     assert not (tmp_path / "mpich_shm_1").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_stops_before_mpi_begins_ends_the_run(
-    recipe: str, tmp_path: Path, number: signal.Signals
+    recipe: str, tmp_path: Path, signum: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "unisono", "train", recipe, "--ranks=3", f"--run={tmp_path / 'run'}"]
     with Watched(command, env={**os.environ, "UNISONO_TIMEOUT": "2"}) as run:
         run.until(lambda: len(find_processes(run.process.pid).ranks) == 3)
         time.sleep(0.2)  # imports take seconds
-        os.kill(find_processes(run.process.pid).ranks[1].process, number)
+        os.kill(find_processes(run.process.pid).ranks[1].process, signum)
         ended = run.finish()
     assert ended.returncode not in (0, None)
     assert re.search(r"^unisono: ranks? (\d, )*1(, \d)* of 3 \(process", ended.stderr, re.MULTILINE), ended.stderr

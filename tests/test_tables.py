@@ -58,7 +58,7 @@ def test_rows_lists_and_tables_of_any_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (3, "party.toml: the whole is a table of keys, not the value 3"),
         ({"songs": "a"}, "songs = 'a' is not a list of strings"),
@@ -79,10 +79,10 @@ def test_rows_lists_and_tables_of_any_keys() -> None:
         ),
     ],
 )
-def test_what_is_wrong_in_them_is_an_error_of_the_wanted_type(content: Any, words: str) -> None:
+def test_what_is_wrong_in_them_is_an_error_of_the_wanted_type(content: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(Party, content, "party.toml", UsageError)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert caught.type is UsageError
 
 
@@ -110,7 +110,7 @@ def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ({"egs": 3}, "cake.toml: unknown key egs; did you mean eggs?"),
         ({"icing": {"zzz": 3}}, "cake.toml: unknown key icing.zzz; there are icing.sugar, icing.color"),
@@ -130,10 +130,10 @@ def test_tables_become_values_and_what_is_not_said_is_as_usual() -> None:
         ({"icing": {"color": "red"}}, "cake.toml: icing.color = 'red'; it is one of white, pink"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(content: dict[str, Any], words: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(content: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse(Cake, content, "cake.toml")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_changes_make_tables_where_there_are_none() -> None:

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.launches
 
 
-def command(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def dependencies(name: str, extras: frozenset[str], seen: set[str]) -> set[str]:
@@ -92,8 +92,8 @@ def test_the_wheel_trains_where_the_sources_are_not(tmp_path: Path) -> None:
     assert "test accuracy" in trained.stdout
     figure = command(bare / "bin" / "unisono", "papers", "swcaffe-figure-10", cwd=tmp_path)
     assert "715.45 x" in figure.stdout, figure
-    for words in (["pack", "images", "packs"], ["bench", "shuffle", "--ranks=2"]):
-        refused = command(bare / "bin" / "unisono", *words, cwd=tmp_path)
+    for arguments in (["pack", "images", "packs"], ["bench", "shuffle", "--ranks=2"]):
+        refused = command(bare / "bin" / "unisono", *arguments, cwd=tmp_path)
         assert refused.returncode == 2, refused
         assert "pip install '.[data]'" in refused.stderr
     messages = command(bare / "bin" / "unisono", "bench", "messages", "--ranks=2", cwd=tmp_path)

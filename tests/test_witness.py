@@ -52,10 +52,10 @@ def ranks() -> WatchedRanks:
 
 
 def test_the_first_rank_without_notice_is_reported(ranks: WatchedRanks) -> None:
-    number = ranks.processes[1].pid
+    pid = ranks.processes[1].pid
     ranks.end(1)
     assert ranks.close().startswith(
-        f"unisono: rank 1 of 3 (process {number} on {socket.gethostname()}) ended unexpectedly"
+        f"unisono: rank 1 of 3 (process {pid} on {socket.gethostname()}) ended unexpectedly"
     )
 
 
@@ -81,7 +81,7 @@ def test_the_first_of_two_ranks_found_dead_at_once_is_reported() -> None:
 
     channel, _sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with channel, _sender:
-        report = witness.watch(channel, 3, {rank: one.pid for rank, one in enumerate(processes)}, end)
+        report = witness.watch(channel, 3, {rank: process.pid for rank, process in enumerate(processes)}, end)
     processes[1].communicate()
     assert report.startswith(f"unisono: rank 2 of 3 (process {processes[2].pid} on ")
 

@@ -12,8 +12,8 @@ from unisono.errors import CheckpointError
 
 def written(run: Path, workers: list[int]) -> None:
     log = EventLog(run, 0)
-    for number, worker in enumerate(workers):
-        log.add(number=number, worker=worker, sent=number, applied=number, stale=0)
+    for exchange, worker in enumerate(workers):
+        log.add(number=exchange, worker=worker, sent=exchange, applied=exchange, stale=0)
     log.add(died=workers[-1], number=len(workers))
     log.close()
 
@@ -28,8 +28,8 @@ def test_the_order_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     written(tmp_path, [2, 0, 1])
     path = log_path(tmp_path, 0)
-    whole = path.read_text()
-    path.write_text(whole[: whole.index('"worker": 1') + 5])
+    text = path.read_text()
+    path.write_text(text[: text.index('"worker": 1') + 5])
     assert read_order(tmp_path, 0) == [2, 0]
 
 
@@ -64,8 +64,8 @@ def test_the_reason_why_a_replay_would_differ_is_kept(tmp_path: Path) -> None:
 
 def test_the_reason_stays_where_a_run_resumes_twice_at_one_place(tmp_path: Path) -> None:
     log = EventLog(tmp_path, 0)
-    for number in range(3):
-        log.add(number=number, worker=0)
+    for exchange in range(3):
+        log.add(number=exchange, worker=0)
     log.close()
     truncate_events(tmp_path, 0, 2, "it has lost a snapshot")
     truncate_events(tmp_path, 0, 2)

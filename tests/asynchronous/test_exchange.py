@@ -39,12 +39,12 @@ def pair() -> tuple[QueueLink, QueueLink]:
 def swapped(worker: Coding, server: Coding, x: torch.Tensor, c: torch.Tensor) -> tuple[list[torch.Tensor], int]:
     """Return x and c as the worker knows them, then as the server does, and the bytes that the worker sent."""
     here, there = pair()
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.extend(server.swap(1, c, there)))
+    received: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: received.extend(server.swap(1, c, there)))
     thread.start()
     mine, its = worker.swap(1, x, here)
     thread.join()
-    return [mine, its, found[1], found[0]], here.sent_bytes
+    return [mine, its, received[1], received[0]], here.sent_bytes
 
 
 def test_plain_numbers_are_exact() -> None:
@@ -75,6 +75,6 @@ def test_both_ends_know_the_same_and_the_reference_follows_the_centre(wire: str)
 
 def test_a_dtype_without_that_wire_is_sent_as_it_is() -> None:
     x, c = torch.randn(5).bfloat16(), torch.randn(5).bfloat16()
-    codings = [Coding("bfloat16", one, {1: torch.zeros(5).bfloat16()}) for one in (True, False)]
+    codings = [Coding("bfloat16", is_worker, {1: torch.zeros(5).bfloat16()}) for is_worker in (True, False)]
     (mine, its, x_there, _), _ = swapped(*codings, x, c)
     assert torch.equal(mine, x) and torch.equal(x_there, x) and torch.equal(its, c)

@@ -117,7 +117,7 @@ def test_each_exchange_moves_the_centre(tmp_path: Path) -> None:
     """0 ─▶ (0 + 1) / 2 ─▶ (0.5 + 3) / 2 for workers that send 1 and 3."""
     server, port, _ = served(tmp_path, [0, None, 2, None, *END])
     assert all(torch.equal(flat, torch.full((3,), 1.75)) for flat in server.centre.flats.values())
-    assert [float(one[0]) for worker, one in port.sent[:4]] == [0.0, 0.0, 0.5, 0.5]  # before it has moved
+    assert [float(centre[0]) for worker, centre in port.sent[:4]] == [0.0, 0.0, 0.5, 0.5]  # before it has moved
     assert read_order(tmp_path, 0) == [0, 2]
     assert [event["stale"] for event in read_events(tmp_path, 0)] == [0, 1]
 
@@ -255,15 +255,15 @@ def test_any_order_of_arrival_gives_the_recorded_one(recorded: list[int], seed: 
     replay, generator = Replay(recorded), random.Random(seed)
     left, waiting, served = list(recorded), list[int](), list[int]()
     while left or waiting:
-        found, applied = replay.choose(waiting)
-        if found is None:  # workers have one exchange at a time
+        chosen, applied = replay.choose(waiting)
+        if chosen is None:  # workers have one exchange at a time
             come = sorted(set(left) - set(waiting))
             worker = generator.choice(come)
             left.remove(worker)
             waiting.append(worker)
             continue
         assert applied
-        waiting.remove(found)
-        served.append(found)
+        waiting.remove(chosen)
+        served.append(chosen)
         replay.popleft()
     assert served == recorded

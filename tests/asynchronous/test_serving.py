@@ -31,12 +31,12 @@ def headers(state: RunState, worker: int, request: Request = Request.NONE) -> Wo
 
 def play(workers: Sequence[int], budget: Budget, requests: dict[int, Request] | None = None) -> list[Reply]:
     """Return the replies to workers that come in this order; `requests` by the number of the exchange."""
-    state, found = begin(max(workers) + 1), []
-    for number, worker in enumerate(workers):
-        header = headers(state, worker, (requests or {}).get(number, Request.NONE))
-        state, reply = answer(state, worker, header, budget, elapsed=float(number))
-        found.append(reply)
-    return found
+    state, replies = begin(max(workers) + 1), []
+    for exchange, worker in enumerate(workers):
+        header = headers(state, worker, (requests or {}).get(exchange, Request.NONE))
+        state, reply = answer(state, worker, header, budget, elapsed=float(exchange))
+        replies.append(reply)
+    return replies
 
 
 def test_the_first_to_come_is_served() -> None:
@@ -54,7 +54,7 @@ def test_a_bound_lets_the_others_wait_for_the_slowest() -> None:
 
 
 def come_at_random(
-    chance: random.Random, last: list[int], number: int, bound: int, steps: int, dead: Collection[int] = ()
+    chance: random.Random, last: list[int], exchange: int, bound: int, steps: int, dead: Collection[int] = ()
 ) -> list[int]:
     """Serve workers that come at random, one of them more rarely; somebody can always go on.
 
@@ -62,26 +62,26 @@ def come_at_random(
     that the living have missed at the end.
     """
     workers, waiting = [worker for worker in range(len(last)) if worker not in dead], list[int]()
-    found = list[int]()
+    misses = list[int]()
     for _ in range(steps):
         absent = [worker for worker in workers if worker not in waiting]
         if absent and (not waiting or chance.random() < 0.5):
             waiting.append(chance.choice(absent if chance.random() < 0.3 else absent[:1]))
-        worker = next_worker(waiting, last, number, bound, workers)
+        worker = next_worker(waiting, last, exchange, bound, workers)
         if worker is None:
             assert len(waiting) < len(workers)  # with all of them there, one is served
             continue
         waiting.remove(worker)
-        found.append(missed(number, last[worker]))
-        last[worker], number = number, number + 1
-    return [*found, *(missed(number, last[worker]) for worker in workers)]
+        misses.append(missed(exchange, last[worker]))
+        last[worker], exchange = exchange, exchange + 1
+    return [*misses, *(missed(exchange, last[worker]) for worker in workers)]
 
 
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
 def test_no_worker_misses_more_than_the_bound(workers: int, slack: int, seed: int, steps: int) -> None:
-    found = come_at_random(random.Random(seed), [-1] * workers, 0, workers - 1 + slack, steps)
-    assert max(found) <= workers - 1 + slack
-    assert (len(found) > workers) == (steps > 0)  # the first to come is served
+    misses = come_at_random(random.Random(seed), [-1] * workers, 0, workers - 1 + slack, steps)
+    assert max(misses) <= workers - 1 + slack
+    assert (len(misses) > workers) == (steps > 0)  # the first to come is served
 
 
 @given(st.data(), st.integers(1, 5), st.integers(0, 3), st.integers(0, 1 << 20), st.integers(0, 60))
@@ -94,11 +94,11 @@ def test_the_bound_holds_where_workers_begin_afresh(
     dead = data.draw(st.sets(st.integers(0, workers - 1), max_size=workers - 1))
     assert max(come_at_random(chance, last, max(last) + 1, bound, steps, dead)) <= bound
     others = data.draw(st.sets(st.integers(0, workers - 1)))
-    number = max(last) + 1
-    state = RunState(tuple(WorkerProgress(one + 1, one) for one in last), number)
+    next_exchange = max(last) + 1
+    state = RunState(tuple(WorkerProgress(exchange + 1, exchange) for exchange in last), next_exchange)
     again = afresh(state, dead | others)
-    assert [one.step for one in again.workers] == [one.step for one in state.workers]
-    assert max(come_at_random(chance, [one.exchange for one in again.workers], number, bound, 60)) <= bound
+    assert [worker.step for worker in again.workers] == [worker.step for worker in state.workers]
+    assert max(come_at_random(chance, [worker.exchange for worker in again.workers], next_exchange, bound, 60)) <= bound
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 1 << 20), st.integers(0, 60))
@@ -107,32 +107,32 @@ def test_the_bound_holds_with_other_numbers_of_workers(
 ) -> None:
     chance, last = random.Random(seed), [-1] * before
     assert max(come_at_random(chance, last, 0, before, steps)) <= before
-    number = max(last) + 1
-    state = RunState(tuple(WorkerProgress(7 * one + 7, one) for one in last), number, samples=90)
-    found = resized([state], workers, servers)
-    assert [one.exchanges for one in found] == [number] + [0] * (servers - 1)
-    assert {(one.steps, one.samples) for one in found} == {(state.steps, 90)}  # names of checkpoints go on
-    for one in found:
-        exchanges, bound = [worker.exchange for worker in one.workers], max(1, workers - 1)
-        assert max(come_at_random(chance, exchanges, one.exchanges, bound, 60)) <= bound
+    next_exchange = max(last) + 1
+    state = RunState(tuple(WorkerProgress(7 * exchange + 7, exchange) for exchange in last), next_exchange, samples=90)
+    resumed = resized([state], workers, servers)
+    assert [server.exchanges for server in resumed] == [next_exchange] + [0] * (servers - 1)
+    assert {(server.steps, server.samples) for server in resumed} == {(state.steps, 90)}  # names of checkpoints go on
+    for server in resumed:
+        exchanges, bound = [worker.exchange for worker in server.workers], max(1, workers - 1)
+        assert max(come_at_random(chance, exchanges, server.exchanges, bound, 60)) <= bound
 
 
 def test_the_first_exchanges_after_a_change_are_hardly_stale() -> None:
     (state,) = resized([RunState((WorkerProgress(50, 99),), 100)], 2, 1)
-    assert [missed(100, one.exchange) for one in state.workers] == [0, 0]
+    assert [missed(100, worker.exchange) for worker in state.workers] == [0, 0]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 12), st.integers(1, 4))
 def test_each_epoch_ends_once_and_the_budget_stops_all(order: list[int], steps: int, epochs: int) -> None:
     budget = Budget(steps * BATCH, epochs)
     replies = play([*order, 0, 1, 2], budget)
-    ended = [one.ended for one in replies if one.ended]
+    ended = [reply.ended for reply in replies if reply.ended]
     assert ended == list(range(1, len(ended) + 1))
-    for number, one in enumerate(replies):
-        made = (number + 1) * BATCH
-        assert one.samples == made and one.samples_before == made - BATCH
-        assert bool(one.orders & Order.STOP) == (made >= budget.samples * epochs)
-        assert bool(one.orders & Order.CENTRE) == bool(one.ended)
+    for index, reply in enumerate(replies):
+        made = (index + 1) * BATCH
+        assert reply.samples == made and reply.samples_before == made - BATCH
+        assert bool(reply.orders & Order.STOP) == (made >= budget.samples * epochs)
+        assert bool(reply.orders & Order.CENTRE) == bool(reply.ended)
     assert len(ended) == min(epochs - 1, len(replies) // steps)  # the last one ends with the final centre
 
 
@@ -141,16 +141,16 @@ def test_each_worker_saves_once_for_a_request(order: list[int], at: int) -> None
     order = [*order, 0, 1, 2, 3]
     at = min(at, len(order) - 1)
     replies = play(order, Budget(10**6, 1), {at: Request.SAVE})
-    saved = [worker for worker, one in zip(order, replies, strict=True) if one.orders & Order.SAVE]
+    saved = [worker for worker, reply in zip(order, replies, strict=True) if reply.orders & Order.SAVE]
     assert sorted(saved) == sorted(set(order[at:]))
-    assert [number for number, one in enumerate(replies) if one.orders & Order.CENTRE] == [at]
-    assert not any(one.orders & Order.STOP for one in replies)
-    assert len({one.cut for one in replies[at:]}) == 1
+    assert [index for index, reply in enumerate(replies) if reply.orders & Order.CENTRE] == [at]
+    assert not any(reply.orders & Order.STOP for reply in replies)
+    assert len({reply.cut for reply in replies[at:]}) == 1
 
 
 def test_a_request_to_stop_saves_and_stops_everyone() -> None:
     replies = play([0, 1, 0, 1], Budget(10**6, 1), {1: Request.STOP})
-    orders = [one.orders for one in replies]
+    orders = [reply.orders for reply in replies]
     assert orders[0] == Order.NONE
     assert orders[1] == Order.SAVE | Order.CENTRE | Order.STOP
     assert orders[2] == Order.SAVE | Order.STOP
@@ -159,8 +159,8 @@ def test_a_request_to_stop_saves_and_stops_everyone() -> None:
 
 def test_checkpoints_within_an_epoch() -> None:
     replies = play([0, 1] * 6, Budget(10**6, 1, checkpoint_samples=4 * BATCH))
-    assert [number for number, one in enumerate(replies) if one.orders & Order.CENTRE] == [3, 7, 11]
-    assert [one.cut for one in replies if one.orders & Order.CENTRE] == [4, 8, 12]
+    assert [index for index, reply in enumerate(replies) if reply.orders & Order.CENTRE] == [3, 7, 11]
+    assert [reply.cut for reply in replies if reply.orders & Order.CENTRE] == [4, 8, 12]
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=40), st.integers(3, 9), st.data())
@@ -169,11 +169,11 @@ def test_a_run_resumes_from_a_reply(order: list[int], steps: int, data: st.DataO
     order, budget = [0, 1, 2, *order], Budget(steps * BATCH, 1000)
     at = data.draw(st.integers(0, len(order) - 1))
     state = begin(3)
-    for number, worker in enumerate(order):
+    for index, worker in enumerate(order):
         header = headers(state, worker)
-        after, reply = answer(state, worker, header, budget, elapsed=float(number))
-        if number == at:
-            again, same = answer(resumed_states([reply])[0], worker, header, budget, elapsed=float(number))
+        after, reply = answer(state, worker, header, budget, elapsed=float(index))
+        if index == at:
+            again, same = answer(resumed_states([reply])[0], worker, header, budget, elapsed=float(index))
             assert (again.workers, again.exchanges, again.samples) == (after.workers, after.exchanges, after.samples)
             assert (again.epoch, again.loss, again.loss_samples) == (after.epoch, after.loss, after.loss_samples)
             assert (same.ended, same.cut if same.ended else 0) == (reply.ended, reply.cut if reply.ended else 0)

@@ -49,14 +49,14 @@ def test_each_run_is_one_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return [row("an epoch", 4.0 / len(commands)), row("test accuracy", 97.5)]
 
     monkeypatch.setattr(ablation, "carry_out", carry_out)
-    found = run_variants(["unisono", "train", "x {y}.toml"], {"off": {"a": "1"}, "on": {}}, tmp_path, said.append)
+    variants = run_variants(["unisono", "train", "x {y}.toml"], {"off": {"a": "1"}, "on": {}}, tmp_path, said.append)
     assert commands[0] == f"unisono train 'x {{y}}.toml' --set a=1 --run {tmp_path}"
     assert said == ["off: 4 s an epoch", "on: 2 s an epoch"]
-    assert found == [Variant("off", row("an epoch", 4.0), 97.5), Variant("on", row("an epoch", 2.0), 97.5)]
-    lines = table(found).splitlines()
+    assert variants == [Variant("off", row("an epoch", 4.0), 97.5), Variant("on", row("an epoch", 2.0), 97.5)]
+    lines = table(variants).splitlines()
     assert lines[2] == "| off | 4 | 4 to 4 | 97.5% |  | 1.00 |"
     assert lines[3] == "| on | 2 | 2 to 2 | 97.5% | +100% | 2.00 |"
-    assert [each["name"] for each in json.loads(as_data(found))][:2] == ["off: an epoch", "off: test accuracy"]
+    assert [each["name"] for each in json.loads(as_data(variants))][:2] == ["off: an epoch", "off: test accuracy"]
 
 
 def test_runs_of_another_recipe_are_not_taken_for_those_of_this_one(
@@ -77,8 +77,8 @@ def test_runs_of_another_recipe_are_not_taken_for_those_of_this_one(
 
 @pytest.mark.parametrize("command", ["storage", "ablation digits"])
 def test_a_launcher_is_refused_before_anything_is_written(in_process: Run, tmp_path: Path, command: str) -> None:
-    words = "starts the ranks of each run itself"
-    assert_one_line_error(in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="0"), words)
+    message = "starts the ranks of each run itself"
+    assert_one_line_error(in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="0"), message)
     assert in_process("bench", *command.split(), PMI_SIZE="2", PMI_RANK="1").stderr == ""
     assert list(tmp_path.iterdir()) == []
 

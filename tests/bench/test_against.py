@@ -22,10 +22,10 @@ def test_rows_have_all_rounds_and_the_copy() -> None:
         "ours": [{"library": "A 1", "rows": own}, {"library": "A 1", "rows": own}],
         "mpich": [{"library": "B 2", "rows": [row("mpich", "allreduce", us)]} for us in (4, 6)],
     }
-    found = merge(runs)
-    assert found["libraries"] == {"ours": "A 1", "mpich": "B 2"}
-    assert [(one["collective"], one["bytes"]) for one in found["rows"]] == [("allreduce", 4)]
-    us = found["rows"][0]["us"]
+    merged = merge(runs)
+    assert merged["libraries"] == {"ours": "A 1", "mpich": "B 2"}
+    assert [(entry["collective"], entry["bytes"]) for entry in merged["rows"]] == [("allreduce", 4)]
+    us = merged["rows"][0]["us"]
     assert us["mpich"] == {"after a barrier": [4, 6], "back to back": [2, 3]}
     assert us["ordinary"]["after a barrier"] == [3, 3]
     assert us["copy"]["back to back"] == [0.5, 0.5]
@@ -43,7 +43,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         if turns[name] >= fails.get(name, 99):
             raise UsageError("broken")
         names = ["ordinary", "windows"] if name == "ours" else [name]
-        rows = [row(one, "allreduce", 1.0) for one in names] + [row("copy", "copy", 1)] * (name == "ours")
+        rows = [row(library, "allreduce", 1.0) for library in names] + [row("copy", "copy", 1)] * (name == "ours")
         Path(path).write_text(json.dumps({"library": "", "rows": rows}))
 
     def install(name: str, log: Log) -> None:
@@ -59,9 +59,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_peers_that_fail_are_named_and_left_out(failing: dict[str, int]) -> None:
     failing.update(openmpi=0, intel=2)
     log = list[str]()
-    found = measure_against(["mpich", "openmpi", "intel"], 2, 2, ["allreduce"], [4], log.append)
-    assert set(found["rows"][0]["us"]) == {"ordinary", "windows", "copy", "mpich"}
-    assert list(found["libraries"]) == ["ours", "mpich"]
+    measured = measure_against(["mpich", "openmpi", "intel"], 2, 2, ["allreduce"], [4], log.append)
+    assert set(measured["rows"][0]["us"]) == {"ordinary", "windows", "copy", "mpich"}
+    assert list(measured["libraries"]) == ["ours", "mpich"]
     assert log == [
         "openmpi is left out: no network",
         *("round 1 of 2: ours", "round 1 of 2: mpich", "round 1 of 2: intel"),
@@ -174,5 +174,5 @@ def test_shares_of_cells() -> None:
 def test_the_heat_map_has_the_cells_of_the_table() -> None:
     pytest.importorskip("matplotlib")
     drawn = draw(json.loads(json.dumps(FOUND))).decode()
-    for words in (">0.75 mpich<", ">2.00 gloo<", ">allreduce, 4 B<", "medians of 3 rounds"):
-        assert words in drawn
+    for text in (">0.75 mpich<", ">2.00 gloo<", ">allreduce, 4 B<", "medians of 3 rounds"):
+        assert text in drawn

@@ -45,5 +45,5 @@ def test_on_one_node_the_bound_is_a_copy() -> None:
 def test_the_plot_has_times_beside_multiples_of_the_bound() -> None:
     pytest.importorskip("matplotlib")
     drawn = draw(json.loads(json.dumps(FOUND))).decode()
-    for words in (">ring<", ">bound<", ">time<", ">time over the bound<", ">1 MiB<", "µs<"):
-        assert words in drawn
+    for text in (">ring<", ">bound<", ">time<", ">time over the bound<", ">1 MiB<", "µs<"):
+        assert text in drawn

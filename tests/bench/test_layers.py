@@ -39,11 +39,11 @@ def network() -> nn.Sequential:
 
 def test_layers_are_found_without_computing() -> None:
     model = network()
-    found = layers_of(model, (2, 3, 6, 6))
-    assert [layer.name for layer in found] == ["0", "1", "2", "3", "4", "5", "7"]
-    assert found[0].module is model[0]
-    assert (found[0].inputs, found[0].outputs) == ((2, 3, 6, 6), (2, 4, 6, 6))
-    assert (found[-1].inputs, found[-1].outputs) == ((2, 144), (2, 5))
+    listed = layers_of(model, (2, 3, 6, 6))
+    assert [layer.name for layer in listed] == ["0", "1", "2", "3", "4", "5", "7"]
+    assert listed[0].module is model[0]
+    assert (listed[0].inputs, listed[0].outputs) == ((2, 3, 6, 6), (2, 4, 6, 6))
+    assert (listed[-1].inputs, listed[-1].outputs) == ((2, 144), (2, 5))
     assert next(model.parameters()).device.type == "cpu"
 
 
@@ -167,17 +167,17 @@ def test_medians_are_of_convolutions_alone() -> None:
 
 
 def test_data_names_the_bound() -> None:
-    found = json.loads(json.dumps(as_data(ROWS, PEAK, {"model": "small"})))
-    assert found["model"] == "small"
-    assert [row["bound"] for row in found["rows"]] == ["products", "products", "memory", "memory"]
-    assert found["rows"][0]["share_of_bound"] == 0.5
+    data = json.loads(json.dumps(as_data(ROWS, PEAK, {"model": "small"})))
+    assert data["model"] == "small"
+    assert [row["bound"] for row in data["rows"]] == ["products", "products", "memory", "memory"]
+    assert data["rows"][0]["share_of_bound"] == 0.5
 
 
 def test_a_bar_chart() -> None:
     pytest.importorskip("matplotlib")
     drawn = draw(ROWS, PEAK, "small").decode()
-    for words in (">small<", ">second<", ">grad_weight<", ">bound<", "ms<"):
-        assert words in drawn
+    for text in (">small<", ">second<", ">grad_weight<", ">bound<", "ms<"):
+        assert text in drawn
 
 
 BOTH = Peak(operations_per_second=100.0, bytes_per_second=10.0)
@@ -199,9 +199,9 @@ def test_a_measured_peak_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     small = [(partial(nn.Linear, 16, 16), (32, 16)), (partial(nn.Conv2d, 4, 4, 3, padding=1), (1, 4, 8, 8))]
     monkeypatch.setattr(layers, "PEAK_LAYERS", small)
     monkeypatch.setattr(layers, "COPY_BYTES", 1 << 16)
-    found = measure_peak(torch.bfloat16)
-    assert found.operations_per_second > 0
-    assert found.bytes_per_second > 0
+    peak = measure_peak(torch.bfloat16)
+    assert peak.operations_per_second > 0
+    assert peak.bytes_per_second > 0
 
 
 def test_the_best_of_products_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,9 @@ def test_the_best_of_products_is_the_peak(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(layers, "PEAK_LAYERS", sizes)
     monkeypatch.setattr(layers, "fastest", lambda work: next(seconds))
     monkeypatch.setattr(layers, "COPY_BYTES", 1 << 10)
-    found = measure_peak(torch.float32)
-    assert found.operations_per_second == 2 * 100 * 30 * 30 / 10
-    assert found.bytes_per_second == 2 * 1024 / 2
+    peak = measure_peak(torch.float32)
+    assert peak.operations_per_second == 2 * 100 * 30 * 30 / 10
+    assert peak.bytes_per_second == 2 * 1024 / 2
 
 
 def test_reads_writes_and_copies_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

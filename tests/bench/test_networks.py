@@ -29,20 +29,20 @@ def test_the_first_steps_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     two = STOCK, OURS
     monkeypatch.setattr(networks, "CONTENDERS", two)
     logged = list[str]()
-    found = measure_networks(["small_convnet"], 2, 3, ConvolutionPlan(), logged.append)
-    assert {name: len(seconds) for name, seconds in found[0]["seconds"].items()} == dict.fromkeys(two, 3)
-    assert all(seconds > 0 for each in found[0]["seconds"].values() for seconds in each)
-    assert all(0 < found[0]["scoring"][name][-1] < 10 for name in two)
-    assert all(len(found[0]["scoring"][name]) == 3 for name in two)
-    assert all(100e6 < peak < 4e9 for peak in found[0]["peak_bytes"].values()), "PyTorch alone takes 200 MB"
+    results = measure_networks(["small_convnet"], 2, 3, ConvolutionPlan(), logged.append)
+    assert {name: len(seconds) for name, seconds in results[0]["seconds"].items()} == dict.fromkeys(two, 3)
+    assert all(seconds > 0 for each in results[0]["seconds"].values() for seconds in each)
+    assert all(0 < results[0]["scoring"][name][-1] < 10 for name in two)
+    assert all(len(results[0]["scoring"][name]) == 3 for name in two)
+    assert all(100e6 < peak < 4e9 for peak in results[0]["peak_bytes"].values()), "PyTorch alone takes 200 MB"
     assert logged[-2:] == [f"small_convnet: step 3 of 3, {name}" for name in two]
 
 
 def test_a_contender_returns_its_timings_of_algorithms() -> None:
     known = {"1x1: a layer": {"library": 0.5}}
-    with ContenderProcess("small_convnet", "ours", 2, known) as one:
-        one.step()
-        assert one.plan() == known, "no layer of it is large enough to be timed"
+    with ContenderProcess("small_convnet", "ours", 2, known) as contender:
+        contender.step()
+        assert contender.plan() == known, "no layer of it is large enough to be timed"
 
 
 def test_a_contender_leaves_no_shared_memory() -> None:
@@ -53,18 +53,18 @@ def test_a_contender_leaves_no_shared_memory() -> None:
 
 def test_a_contender_that_ends_early_is_reported() -> None:
     with (
-        ContenderProcess("no_such_network", "ours", 2, {}) as one,
+        ContenderProcess("no_such_network", "ours", 2, {}) as contender,
         pytest.raises(UsageError, match="ours of no_such_network ended"),
     ):
-        one.step()
+        contender.step()
 
 
 def test_table() -> None:
     seconds = {"stock": [4.0, 2.0, 3.0], "tuned": [6.0], "kept": [4.5], "ours": [1.5]}
     peak = {"stock": 4e9, "tuned": 3e9, "kept": 3.5e9, "ours": 2.5e9}
     scoring = {"scoring": {"stock": [3.0], "ours": [0.5, 1.0, 0.75]}}
-    found = {"network": "vgg16", "batch": 6, "seconds": seconds, "peak_bytes": peak}
-    lines = as_markdown([found | scoring, found]).splitlines()
+    result = {"network": "vgg16", "batch": 6, "seconds": seconds, "peak_bytes": peak}
+    lines = as_markdown([result | scoring, result]).splitlines()
     rates = "2.00 (1.50-3.00) | 1.00 (1.00-1.00) | 1.33 (1.33-1.33) | 4.00 (4.00-4.00)"
     start = f"| vgg16 | 6 | {rates} | 2.00 | 4.00 | 3.00 | 4.00 GB | 3.00 GB | 3.50 GB | 2.50 GB |"
     assert lines[2] == f"{start} 2.00 (2.00-2.00) | 8.00 (6.00-12.00) |"
@@ -109,7 +109,7 @@ def test_all_make_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weights(contender: Contender) -> torch.Tensor:
     """All parameters as one vector."""
-    return torch.cat([one.detach().flatten() for one in contender.model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in contender.model.parameters()])
 
 
 def test_the_peak_of_memory_can_be_reset() -> None:

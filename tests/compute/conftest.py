@@ -42,13 +42,13 @@ def tensors(geometry: Geometry, seed: int) -> Given:
     )
     gradient = torch.randn(geometry.samples, geometry.out_channels, *geometry.output_size, generator=generator)
     if seed % 2:
-        inputs, gradient = (one.contiguous(memory_format=torch.channels_last) for one in (inputs, gradient))
+        inputs, gradient = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (inputs, gradient))
     return {Pass.FORWARD: (inputs, weight), Pass.GRAD_INPUT: (gradient, weight), Pass.GRAD_WEIGHT: (inputs, gradient)}
 
 
 def expected(geometry: Geometry, given: Given) -> dict[Pass, Tensor]:
     """The three results in float64."""
-    inputs, weight = (one.double().contiguous().requires_grad_() for one in given[Pass.FORWARD])
+    inputs, weight = (tensor.double().contiguous().requires_grad_() for tensor in given[Pass.FORWARD])
     outputs = torch.nn.functional.conv2d(
         inputs, weight, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
     )
@@ -65,12 +65,12 @@ def check_algorithm(algorithm: ConvolutionAlgorithm, geometry: Geometry, seed: i
     added = expected(geometry, {which: (first.abs(), second.abs()) for which, (first, second) in given.items()})
     for which, pair in given.items():
         if algorithm.fits(geometry):
-            before = [one.clone() for one in pair]
-            found = algorithm.compute(which, geometry, *pair)
-            assert found.shape == right[which].shape
-            assert found.dtype == geometry.dtype
-            assert float((found.double() - right[which]).abs().max()) <= tolerance * float(added[which].max())
-            assert all(torch.equal(one, other) for one, other in zip(pair, before, strict=True))
+            before = [tensor.clone() for tensor in pair]
+            result = algorithm.compute(which, geometry, *pair)
+            assert result.shape == right[which].shape
+            assert result.dtype == geometry.dtype
+            assert float((result.double() - right[which]).abs().max()) <= tolerance * float(added[which].max())
+            assert all(torch.equal(tensor, old) for tensor, old in zip(pair, before, strict=True))
 
 
 class Layers:

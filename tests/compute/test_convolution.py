@@ -31,7 +31,11 @@ def gradients(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
     outputs = model(inputs)
     outputs.square().mean().backward()
     assert inputs.grad is not None
-    return [outputs.detach(), inputs.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
+    return [
+        outputs.detach(),
+        inputs.grad,
+        *(parameter.grad for parameter in model.parameters() if parameter.grad is not None),
+    ]
 
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["autotuned", "small"])
@@ -42,10 +46,10 @@ def test_a_planned_model_is_the_model(monkeypatch: pytest.MonkeyPatch, small: in
     assert plan_convolutions(planned, plan) == 5
     inputs = torch.randn(2, 3, 9, 9, requires_grad=True)
     for _ in range(2):
-        for found, right in zip(
+        for actual, right in zip(
             gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
         ):
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
     assert bool(plan.measured) == (small == 0)
     assert list(planned.state_dict()) == list(plain.state_dict())
 
@@ -71,10 +75,10 @@ def test_every_algorithm_trains(name: str) -> None:
     plan = Only(name)
     plan_convolutions(planned, plan)
     inputs = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last).requires_grad_()
-    for found, right in zip(
+    for actual, right in zip(
         gradients(planned, inputs), gradients(plain, inputs.clone().detach().requires_grad_()), strict=True
     ):
-        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
     assert plan.taken == set(Pass)
 
 
@@ -94,8 +98,8 @@ def test_the_next_layer_may_change_outputs_in_place(name: str, dtype: torch.dtyp
         outputs.float().sum().backward()
         right.float().sum().backward()
     torch.testing.assert_close(outputs, right, rtol=0.05, atol=0.5)
-    found, exact = (next(model.parameters()).grad for model in (planned, plain))
-    torch.testing.assert_close(found, exact, rtol=0.1, atol=0.5)
+    gradient, exact = (next(model.parameters()).grad for model in (planned, plain))
+    torch.testing.assert_close(gradient, exact, rtol=0.1, atol=0.5)
     if (name, dtype) != ("shifted", torch.bfloat16):  # which would round each of its sums
         assert Pass.FORWARD in plan.taken
 
@@ -140,10 +144,10 @@ def test_autocast_computes_in_sixteen_bits() -> None:
     plan_convolutions(layer, ConvolutionPlan())
     inputs = torch.randn(2, 2, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
-        found, right = layer(inputs), plain(inputs)
-    assert found.dtype == right.dtype == torch.bfloat16
-    torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
-    found.float().sum().backward()
+        outputs, right = layer(inputs), plain(inputs)
+    assert outputs.dtype == right.dtype == torch.bfloat16
+    torch.testing.assert_close(outputs, right, rtol=2e-2, atol=2e-2)
+    outputs.float().sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
 

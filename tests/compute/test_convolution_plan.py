@@ -135,8 +135,8 @@ def test_small_layers_use_the_library() -> None:
         raise AssertionError("nothing is timed")
 
     plan = ConvolutionPlan(clock=clock)
-    found = plan.compute(Pass.FORWARD, LAYER, torch.ones(1, 4, 8, 8), torch.ones(4, 4, 3, 3))
-    assert found[0, 0, 4, 4] == 36
+    outputs = plan.compute(Pass.FORWARD, LAYER, torch.ones(1, 4, 8, 8), torch.ones(4, 4, 3, 3))
+    assert outputs[0, 0, 4, 4] == 36
     assert plan.measured == {}
 
 
@@ -173,7 +173,7 @@ for number in range(200):
     path = tmp_path / "plan.json"
     runs = [Watched([sys.executable, "-c", program, str(path), own]) for own in ("first", "second")]
     done = [run.finish() for run in runs]
-    assert [one.returncode for one in done] == [0, 0], done
+    assert [process.returncode for process in done] == [0, 0], done
     assert "199" in {**read_plan(path, {"processor": "first"}), **read_plan(path, {"processor": "second"})}
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
@@ -236,17 +236,17 @@ def test_a_resumed_run_computes_as_it_began(tmp_path: Path) -> None:
     own, shared = tmp_path / "own.json", tmp_path / "shared.json"
     write_plan(own, HERE, {"a": {DEFAULT: 1.0}})
     write_plan(shared, HERE, {"b": {DEFAULT: 1.0}})
-    found = load_plan(str(shared), own, WORLD)
-    assert found.measured == {"a": {DEFAULT: 1.0}}
-    assert not found.frozen, "layers that have become others are tried"
+    loaded = load_plan(str(shared), own, WORLD)
+    assert loaded.measured == {"a": {DEFAULT: 1.0}}
+    assert not loaded.frozen, "layers that have become others are tried"
 
 
 def test_what_several_runs_share_is_taken_up_and_added_to(tmp_path: Path) -> None:
     shared = tmp_path / "shared.json"
     write_plan(shared, HERE, {"b": {DEFAULT: 1.0}})
-    found = load_plan(str(shared), tmp_path / "none.json", WORLD)
-    assert found.measured == {"b": {DEFAULT: 1.0}}
-    assert not found.frozen
+    loaded = load_plan(str(shared), tmp_path / "none.json", WORLD)
+    assert loaded.measured == {"b": {DEFAULT: 1.0}}
+    assert not loaded.frozen
 
 
 def test_a_plan_of_another_machine_is_made_anew(tmp_path: Path) -> None:

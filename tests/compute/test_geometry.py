@@ -16,14 +16,14 @@ def test_the_output_size_is_pytorchs(layers: Any, data: st.DataObject) -> None:
 
 
 def test_operations_and_bytes() -> None:
-    one = Geometry(2, 64, 128, (56, 56), (3, 3), (2, 2), (1, 1), (1, 1), 2, torch.float32)
-    assert one.operations == 2 * 2 * 28 * 28 * 128 * 32 * 9
-    assert one.least_bytes == 4 * (2 * 64 * 56 * 56 + 2 * 128 * 28 * 28 + 128 * 32 * 9)
+    geometry = Geometry(2, 64, 128, (56, 56), (3, 3), (2, 2), (1, 1), (1, 1), 2, torch.float32)
+    assert geometry.operations == 2 * 2 * 28 * 28 * 128 * 32 * 9
+    assert geometry.least_bytes == 4 * (2 * 64 * 56 * 56 + 2 * 128 * 28 * 28 + 128 * 32 * 9)
 
 
 def test_a_name_holds_all_sizes() -> None:
-    one = Geometry(2, 64, 128, (56, 56), (3, 3), (2, 2), (1, 1), (1, 1), 2, torch.float32)
-    assert one.name == "2x64x56x56-128-kernel3x3-stride2x2-padding1x1-dilation1x1-groups2-float32"
+    geometry = Geometry(2, 64, 128, (56, 56), (3, 3), (2, 2), (1, 1), (1, 1), 2, torch.float32)
+    assert geometry.name == "2x64x56x56-128-kernel3x3-stride2x2-padding1x1-dilation1x1-groups2-float32"
 
 
 def test_nhwc_and_nchw() -> None:
@@ -37,6 +37,6 @@ def test_nhwc_and_nchw() -> None:
 
 def test_padding() -> None:
     inputs = torch.ones(1, 2, 2, 1)
-    found = padded(inputs, (1, 0), (5, 3))
-    assert found[0, :, :, 0].tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    result = padded(inputs, (1, 0), (5, 3))
+    assert result[0, :, :, 0].tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert padded(inputs, (0, 0), (2, 1)) is inputs

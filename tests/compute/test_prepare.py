@@ -20,13 +20,13 @@ from unisono.processor import Processor
 
 def test_layers_change_and_parameters_stay() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LocalResponseNorm(3), nn.Sequential(nn.Conv2d(4, 4, 1)))
-    before = {name: (one, one.stride()) for name, one in model.named_parameters()}
+    before = {name: (parameter, parameter.stride()) for name, parameter in model.named_parameters()}
     inputs = torch.randn(2, 3, 6, 6)
     right = model(inputs)
     prepare(model, ConvolutionPlan())
-    assert [type(one) for one in model[:2]] == [PlannedConvolution, ResponseNorm]
+    assert [type(layer) for layer in model[:2]] == [PlannedConvolution, ResponseNorm]
     assert isinstance(model[2][0], PlannedConvolution)
-    assert {name: (one, one.stride()) for name, one in model.named_parameters()} == before
+    assert {name: (parameter, parameter.stride()) for name, parameter in model.named_parameters()} == before
     torch.testing.assert_close(model(inputs), right)
 
 
@@ -104,7 +104,7 @@ print(kept >> 20, (held() - before) >> 20, int(last.sum()) == 1 << 20)
 def test_free_memory_is_released() -> None:
     done = run([sys.executable, "-c", PROGRAM], env={**os.environ, **MALLOC_ENVIRONMENT})
     assert done.returncode == 0, done.stderr
-    kept, after, whole = done.stdout.split()
+    kept, after, intact = done.stdout.split()
     assert int(kept) >= 250
     assert int(after) < 50
-    assert whole == "True"
+    assert intact == "True"

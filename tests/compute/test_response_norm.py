@@ -25,12 +25,12 @@ def test_it_is_pytorchs(size: int, shape: tuple[int, int, int, int], beta: float
     memory = torch.channels_last if last else torch.contiguous_format
     inputs = torch.randn(shape, dtype=torch.float64).contiguous(memory_format=memory)
     slope = torch.randn(shape, dtype=torch.float64)
-    found, right = (one.requires_grad_() for one in (inputs.clone(), inputs.clone()))
-    outputs, expected = own(found), plain(right)
+    actual, right = (leaf.requires_grad_() for leaf in (inputs.clone(), inputs.clone()))
+    outputs, expected = own(actual), plain(right)
     torch.testing.assert_close(outputs, expected)
     outputs.backward(slope)
     expected.backward(slope)
-    torch.testing.assert_close(found.grad, right.grad)
+    torch.testing.assert_close(actual.grad, right.grad)
 
 
 def test_the_next_layer_may_change_outputs_in_place() -> None:
@@ -58,13 +58,13 @@ def test_numbers_of_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
     own = copy.deepcopy(plain)
     use_response_norms(own)
     exact = torch.randn(2, 32, 7, 7, generator=torch.Generator().manual_seed(0)).to(dtype).double().requires_grad_()
-    found = exact.detach().to(dtype).requires_grad_()
-    outputs, expected = own(found), plain(exact)
+    leaf = exact.detach().to(dtype).requires_grad_()
+    outputs, expected = own(leaf), plain(exact)
     for result in (outputs, expected):
         result.sum().backward()
-    assert found.grad is not None
+    assert leaf.grad is not None
     half_a_unit = torch.finfo(dtype).eps / 2
-    for rounded, right in ((outputs, expected), (found.grad, exact.grad)):
+    for rounded, right in ((outputs, expected), (leaf.grad, exact.grad)):
         assert rounded.dtype == dtype
         torch.testing.assert_close(rounded.double(), right, rtol=half_a_unit, atol=1e-6)  # 1e-6: float32's own error
 

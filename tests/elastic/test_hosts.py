@@ -59,11 +59,11 @@ def test_silence_to_which_all_answer_is_twice_as_long_the_next_time(
     hosts: Hosts, up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "MAX_SILENT_SECONDS", 0.03)
-    found = [hosts.patience]
+    patience = [hosts.patience]
     while hosts.patience < 0.03:
         assert not hosts.look(math.inf)
-        found += [hosts.patience] * (hosts.patience > found[-1])
-    assert found == [0.01, 0.02, 0.03]
+        patience += [hosts.patience] * (hosts.patience > patience[-1])
+    assert patience == [0.01, 0.02, 0.03]
     (up / "b").unlink()
     assert until_changed(hosts, math.inf) == ["a"]
     assert hosts.patience == 0.03

@@ -33,7 +33,7 @@ PROGRAM, READING = (Path(__file__).with_name(name) for name in ("summing.py", "r
 def alone() -> Any:
     """World of one rank, as far as a loop needs it."""
     world = SimpleNamespace(rank=0, size=1, placement=SimpleNamespace(nodes=((0,),), node_of=lambda _: 0))
-    world.all_gather_object, world.call_on_root = lambda one: [one], lambda action, _root=0: action()
+    world.all_gather_object, world.call_on_root = lambda value: [value], lambda action, _root=0: action()
     world.allreduce, world.broadcast = lambda tensor, op: tensor, lambda tensor: tensor
     return world
 
@@ -96,8 +96,8 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
 
 @pytest.mark.launches
 def test_a_loop_goes_on_from_the_state_that_was_kept(tmp_path: Path, unisono: Run, mpiexec: Run) -> None:
-    disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
-    for folder in (disturbed, whole):
+    disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "whole"
+    for folder in (disturbed, undisturbed):
         folder.mkdir()
     done = unisono("run", "--elastic", "--ranks", "2", str(PROGRAM), str(disturbed), "8")
     assert done.returncode == 0, done.stderr
@@ -106,24 +106,24 @@ def test_a_loop_goes_on_from_the_state_that_was_kept(tmp_path: Path, unisono: Ru
     assert steps[: steps.index(8) + 1] == list(range(9))
     assert steps[steps.index(8) + 1] in range(1, 9), "a copy was kept after the first step at the latest"
     assert steps[-1] == 11
-    plain = mpiexec(1, str(PROGRAM), str(whole), "-1")
+    plain = mpiexec(1, str(PROGRAM), str(undisturbed), "-1")
     assert plain.returncode == 0, plain.stderr
-    assert (disturbed / "hash").read_text() == (whole / "hash").read_text()
+    assert (disturbed / "hash").read_text() == (undisturbed / "hash").read_text()
 
 
 @pytest.mark.launches
 def test_samples_are_handed_over_to_the_next_ranks(tmp_path: Path, unisono: Run, mpiexec: Run) -> None:
-    disturbed, whole, pack = tmp_path / "disturbed", tmp_path / "whole", tmp_path / "pack"
-    for folder in (disturbed, whole):
+    disturbed, undisturbed, pack = tmp_path / "disturbed", tmp_path / "whole", tmp_path / "pack"
+    for folder in (disturbed, undisturbed):
         folder.mkdir()
-    samples = [np.random.default_rng(number).integers(0, 256, 64, np.uint8).tobytes() for number in range(60)]
+    samples = [np.random.default_rng(index).integers(0, 256, 64, np.uint8).tobytes() for index in range(60)]
     for name in ("train", "test"):
         known(samples, pack / name, RAW, (8, 8))
     done = unisono("run", "--elastic", "--ranks", "2", str(READING), str(pack), str(disturbed), "8")
     assert done.returncode == 0, done.stderr
     assert "goes on" in done.stderr
     assert (disturbed / "notes").read_text() == "storage: 60 of 60 samples were left in memory"
-    plain = mpiexec(1, str(READING), str(pack), str(whole), "-1")
+    plain = mpiexec(1, str(READING), str(pack), str(undisturbed), "-1")
     assert plain.returncode == 0, plain.stderr
-    assert (whole / "notes").read_text() == ""
-    assert (disturbed / "hash").read_text() == (whole / "hash").read_text()
+    assert (undisturbed / "notes").read_text() == ""
+    assert (disturbed / "hash").read_text() == (undisturbed / "hash").read_text()

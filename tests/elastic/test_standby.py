@@ -23,14 +23,14 @@ def test_a_request_has_all_that_makes_a_process_a_rank(monkeypatch: pytest.Monke
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with here, there:
         attach.send_rank(here, ["train", "--set", "x=1"])
-        found = standby.receive_request(there)
-        for descriptor in found.descriptors:
+        request = standby.receive_request(there)
+        for descriptor in request.descriptors:
             os.close(descriptor)
-    assert len(found.descriptors) == 4
-    assert found.content["arguments"] == ["train", "--set", "x=1"]
-    assert found.content["environment"] == dict(os.environ)
-    assert found.content["folder"] == str(Path.cwd())
-    assert found.content["cores"] == sorted(os.sched_getaffinity(0))
+    assert len(request.descriptors) == 4
+    assert request.content["arguments"] == ["train", "--set", "x=1"]
+    assert request.content["environment"] == dict(os.environ)
+    assert request.content["folder"] == str(Path.cwd())
+    assert request.content["cores"] == sorted(os.sched_getaffinity(0))
 
 
 def test_a_request_that_is_cut_off_is_refused() -> None:

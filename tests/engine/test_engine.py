@@ -45,21 +45,21 @@ class State:
     def __init__(self) -> None:
         self.values = list(range(6))
 
-    def carry_out(self, number: int, step: Step) -> None:
+    def carry_out(self, index: int, step: Step) -> None:
         if step.fails:
-            raise ValueError(f"step {number}")
+            raise ValueError(f"step {index}")
         seen = tuple(self.values[place] for place in sorted(step.read | step.mutate))
         for place in sorted(step.mutate):
             before = self.values[place]
-            if number % 3 == 0:
+            if index % 3 == 0:
                 time.sleep(0)  # an invitation to others that should wait
-            self.values[place] = hash((number, place, seen, before))
+            self.values[place] = hash((index, place, seen, before))
 
 
 def serially(steps: list[Step]) -> State:
     state = State()
-    for number, step in enumerate(steps):
-        state.carry_out(number, step)
+    for index, step in enumerate(steps):
+        state.carry_out(index, step)
     return state
 
 
@@ -68,9 +68,9 @@ def test_a_random_graph_ends_as_its_serial_execution(steps: list[Step], threads:
     state = State()
     variables = [Variable(str(place)) for place in range(6)]
     with Engine(dict.fromkeys(KINDS, threads)) as engine:
-        for number, step in enumerate(steps):
+        for index, step in enumerate(steps):
             engine.push(
-                lambda number=number, step=step: state.carry_out(number, step),
+                lambda index=index, step=step: state.carry_out(index, step),
                 [variables[place] for place in step.read],
                 [variables[place] for place in step.mutate],
                 step.kind,
@@ -84,16 +84,16 @@ def test_a_failure_spoils_only_dependent_operations(steps: list[Step], threads: 
     with Engine(dict.fromkeys(KINDS, threads)) as engine:
         handles = [
             engine.push(
-                lambda number=number, step=step: state.carry_out(number, step),
+                lambda index=index, step=step: state.carry_out(index, step),
                 [variables[place] for place in step.read],
                 [variables[place] for place in step.mutate],
                 step.kind,
-                f"step {number}",
+                f"step {index}",
             )
-            for number, step in enumerate(steps)
+            for index, step in enumerate(steps)
         ]
     spoilt, kept = [False] * 6, State()
-    for number, (step, handle) in enumerate(zip(steps, handles, strict=True)):
+    for index, (step, handle) in enumerate(zip(steps, handles, strict=True)):
         failed = step.fails or any(spoilt[place] for place in step.read | step.mutate)
         if failed:
             with pytest.raises(OperationError, match="failed: ValueError: step"):
@@ -102,7 +102,7 @@ def test_a_failure_spoils_only_dependent_operations(steps: list[Step], threads: 
                 spoilt[place] = True
         else:
             assert handle.wait()
-            kept.carry_out(number, step)
+            kept.carry_out(index, step)
     assert state.values == kept.values
     assert [variable.failure is not None for variable in variables] == spoilt
 
@@ -118,8 +118,8 @@ def test_a_failure_names_the_operation_that_failed_first() -> None:
         engine.push(lambda: None, [sums], [weights], name="the update of bucket 3")
         with pytest.raises(OperationError, match=r"^the exchange of bucket 3 failed: Conn.*: rank 2 has gone$"):
             first.wait()
-        words = "^the exchange of bucket 3, needed by a wait for weights, failed: ConnectionError: rank 2 has gone$"
-        with pytest.raises(OperationError, match=words) as raised:
+        message = "^the exchange of bucket 3, needed by a wait for weights, failed: ConnectionError: rank 2 has gone$"
+        with pytest.raises(OperationError, match=message) as raised:
             engine.wait(weights)
         assert isinstance(raised.value.__cause__, ConnectionError)
 
@@ -259,7 +259,7 @@ def test_a_block_is_reported_with_its_thread_and_its_times() -> None:
     thread.start()
     thread.join()
     part, whole = spans
-    assert [(one.name, one.kind, one.thread, one.about) for one in spans] == [
+    assert [(span.name, span.kind, span.thread, span.about) for span in spans] == [
         ("part", "decoding", "decoding_3", None),
         ("whole", "loading", "decoding_3", None),
     ]

@@ -28,8 +28,8 @@ def hold(pool: ThreadPool) -> threading.Event:
 def test_actions_run_in_order_of_submission() -> None:
     pool, seen = ThreadPool("update", 1), list[int]()
     go = hold(pool)
-    for number in range(9):
-        pool.submit(lambda number=number: seen.append(number))
+    for index in range(9):
+        pool.submit(lambda index=index: seen.append(index))
     go.set()
     pool.close()
     assert seen == list(range(9))
@@ -46,7 +46,7 @@ def test_a_pool_runs_as_many_actions_as_threads() -> None:
     for _ in range(3):
         pool.submit(meet)
     pool.close()
-    assert sorted(names) == [f"unisono communication {number}" for number in range(3)]
+    assert sorted(names) == [f"unisono communication {index}" for index in range(3)]
 
 
 def test_no_thread_before_the_first_action() -> None:
@@ -61,8 +61,8 @@ def test_closing_waits_for_all_and_a_closed_pool_starts_again(threads: int, acti
     before, pool = threading.active_count(), ThreadPool("update", threads)
     for _ in range(rounds):
         seen = list[int]()
-        for number in range(actions):
-            pool.submit(lambda number=number, seen=seen: seen.append(number))
+        for index in range(actions):
+            pool.submit(lambda index=index, seen=seen: seen.append(index))
         pool.close()
         assert sorted(seen) == list(range(actions))
         assert threading.active_count() == before
@@ -94,8 +94,8 @@ def test_an_unreferenced_pool_ends_its_threads() -> None:
     for _ in range(2):
         pool.submit(work)
     there.wait()
-    for number in range(5):
-        pool.submit(lambda number=number: seen.append(number))
+    for index in range(5):
+        pool.submit(lambda index=index: seen.append(index))
     assert len(workers) == 2 and all(thread.is_alive() for thread in workers)
     del pool
     gc.collect()

@@ -24,12 +24,12 @@ def payload(rank: int, length: int) -> torch.Tensor:
 
 def check(world: World, length: int) -> None:
     """Every collective of `length` numbers, against the numbers of all ranks."""
-    rank, ranks, whole = world.rank, world.size, payload(0, length)
+    rank, ranks, full = world.rank, world.size, payload(0, length)
     start, stop = length * rank // ranks, length * (rank + 1) // ranks
-    total = ranks * whole + sum(range(ranks))
+    total = ranks * full + sum(range(ranks))
     assert torch.equal(world.allreduce(payload(rank, length)), total)
     assert torch.equal(world.reduce_scatter(payload(rank, length)), total[start:stop])
-    assert torch.equal(world.all_gather(whole[start:stop].clone(), torch.empty(length)), whole)
+    assert torch.equal(world.all_gather(full[start:stop].clone(), torch.empty(length)), full)
     assert torch.equal(world.broadcast(payload(rank, length), ranks - 1), payload(ranks - 1, length))
     mine = payload(rank, length)
     world.reduce(mine, 1)

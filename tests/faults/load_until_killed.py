@@ -35,13 +35,13 @@ def main(pack: str, folder: str, last: int, killed: int) -> None:
     """Load up to step `last`, or to the end of rank 1."""
     world, home, about = unisono.init(), Path(folder), read_index(Path(pack) / "train").about
     state = home / "state.json"
-    found = json.loads(state.read_text()) if state.exists() else {"step": 0, "loaders": {}}
+    saved = json.loads(state.read_text()) if state.exists() else {"step": 0, "loaders": {}}
     loaders = {name: Loader(pack, world, BATCH, seed=5, **options) for name, options in STORAGES.items()}
     for name, loader in loaders.items():
-        if name in found["loaders"]:
-            loader.load_state_dict(found["loaders"][name])
+        if name in saved["loaders"]:
+            loader.load_state_dict(saved["loaders"][name])
     batches = {name: iter(loader) for name, loader in loaders.items()}
-    for step in range(found["step"], last):
+    for step in range(saved["step"], last):
         for name, loader in loaders.items():
             batch = next(batches[name], None)
             if batch is None:  # the next epoch

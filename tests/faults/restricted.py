@@ -31,8 +31,8 @@ def refuse(*names: str) -> None:
     """Have the kernel refuse these system calls to this process, with EPERM, as a container's seccomp profile does."""
     numbers = [SYSTEM_CALLS[platform.machine()][name] for name in names]
     instructions = [struct.pack("HBBI", LOAD, 0, 0, 0)]  # the number of the system call
-    for number in numbers:
-        instructions += [struct.pack("HBBI", EQUAL, 0, 1, number), struct.pack("HBBI", RETURN, 0, 0, REFUSE)]
+    for call in numbers:
+        instructions += [struct.pack("HBBI", EQUAL, 0, 1, call), struct.pack("HBBI", RETURN, 0, 0, REFUSE)]
     instructions.append(struct.pack("HBBI", RETURN, 0, 0, ALLOW))
     program = _Program(len(instructions), b"".join(instructions))
     _prctl(SET_NO_NEW_PRIVILEGES, 1)

@@ -22,9 +22,9 @@ def rows(ranks: int, length: int) -> list[torch.Tensor]:
 
 def fill(world: World) -> None:
     if world.rank == 0:
-        found = os.statvfs("/dev/shm")
+        filesystem = os.statvfs("/dev/shm")
         with FILLER.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, found.f_bavail * found.f_frsize - LEFT))
+            os.posix_fallocate(file.fileno(), 0, max(1, filesystem.f_bavail * filesystem.f_frsize - LEFT))
     world.comm.Barrier()
 
 
@@ -41,8 +41,8 @@ def check(world: World) -> None:
         start, stop = length * world.rank // world.size, length * (world.rank + 1) // world.size
         shard = world.reduce_scatter(every[world.rank])
         torch.testing.assert_close(shard, expected[start:stop], rtol=1e-5, atol=1e-5)
-        whole = world.all_gather(shard, torch.empty(length))
-        torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-5)
+        gathered = world.all_gather(shard, torch.empty(length))
+        torch.testing.assert_close(gathered, expected, rtol=1e-5, atol=1e-5)
         rooted = every[world.rank].clone()
         world.reduce(rooted, 1)
         torch.testing.assert_close(rooted, expected if world.rank == 1 else every[world.rank], rtol=1e-5, atol=1e-5)

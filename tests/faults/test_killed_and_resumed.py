@@ -26,7 +26,7 @@ def numbered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a pack whose samples have their number in their first two pixels, in many blocks."""
     monkeypatch.setattr(packing, "BATCH_BYTES", 64)
     for part, count in (("train", SAMPLES), ("test", 20)):
-        samples = [bytes([number % 256, number // 256, 0, 255]) for number in range(count)]
+        samples = [bytes([index % 256, index // 256, 0, 255]) for index in range(count)]
         labels, sizes, keys = np.arange(count) * 3 // count, np.full(count, 4), [str(each) for each in range(count)]
         source = Source(RAW, ("a", "b", "c"), keys, labels, sizes, samples.__getitem__, (2, 2))
         pack(source, folder / part, PackOptions(stripes=8), 1, lambda: None)
@@ -36,7 +36,7 @@ def numbered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def seen(home: Path, name: str, ranks: int, steps: range) -> list[int]:
     """Return the samples of these steps on all ranks."""
     files = [home / f"{step}.{name}.{rank}" for step in steps for rank in range(ranks)]
-    return [number for file in files for number in json.loads(file.read_text())]
+    return [sample for file in files for sample in json.loads(file.read_text())]
 
 
 def test_each_sample_once_an_epoch(mpiexec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_each_sample_once_an_epoch(mpiexec: Run, tmp_path: Path, monkeypatch: py
     home.mkdir()
     script = str(Path(__file__).parent / "load_until_killed.py")
     steps = steps_of(SAMPLES, BATCH)
-    last, found = EPOCHS * steps, {name: list[int]() for name in STORAGES}
+    last, delivered = EPOCHS * steps, {name: list[int]() for name in STORAGES}
     first = 0
     for ranks, killed in ((4, steps // 2), (2, steps + steps // 3), (4, -1)):
         done = mpiexec(ranks, script, str(folder), str(home), str(last), str(killed))
@@ -53,8 +53,8 @@ def test_each_sample_once_an_epoch(mpiexec: Run, tmp_path: Path, monkeypatch: py
         stop = last if killed < 0 else json.loads((home / "state.json").read_text())["step"]
         assert killed < 0 or 0 <= killed - stop < EVERY, done.stderr
         for name in STORAGES:
-            found[name] += seen(home, name, ranks, range(first, stop))
+            delivered[name] += seen(home, name, ranks, range(first, stop))
         first = stop
-    for numbers in found.values():
+    for numbers in delivered.values():
         assert sorted(numbers[:SAMPLES]) == sorted(numbers[SAMPLES:]) == list(range(SAMPLES))
         assert numbers[:SAMPLES] != numbers[SAMPLES:]

@@ -32,9 +32,9 @@ def unused_files() -> set[str]:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # the process has ended, or is another user's
             mapped += "".join(line for line in maps.open(errors="replace") if "mpich_" in line)
-    found = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("mpich_")}
-    found |= {path.name for path in Path("/tmp").iterdir() if path.name.startswith("hydra_hwloc_")}
-    return {name for name in found if name not in mapped}
+    names = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("mpich_")}
+    names |= {path.name for path in Path("/tmp").iterdir() if path.name.startswith("hydra_hwloc_")}
+    return {name for name in names if name not in mapped}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 def have_ended(processes: Iterable[int]) -> bool:
     """Return whether all processes end: whatever they write and map goes with them."""
-    existing = lambda: [one for one in processes if Path(f"/proc/{one}/exe").exists()]  # noqa: E731 - a zombie has none
+    existing = lambda: [process for process in processes if Path(f"/proc/{process}/exe").exists()]  # noqa: E731 - a zombie has none
     return not poll_until(existing, lambda left: not left)
 
 
@@ -136,10 +136,10 @@ def test_the_launcher_is_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "ranks"), [("library", "ring", 2), ("ring", "library", 2), ("hierarchical", "library", 4)]
+    ("algorithm", "other", "ranks"), [("library", "ring", 2), ("ring", "library", 2), ("hierarchical", "library", 4)]
 )
 def test_ranks_that_differ_inside_the_library_are_told_and_ended(
-    mpiexec: Run, one: str, other: str, ranks: int
+    mpiexec: Run, algorithm: str, other: str, ranks: int
 ) -> None:
     """On two nodes, of one rank or of two."""
     program = f"""
@@ -148,10 +148,10 @@ from unisono.placement import place
 from unisono.world import World
 world = unisono.init()
 spread = World(world.comm.Dup(), place([2 * rank // world.size for rank in range(world.size)]), world.table)
-spread.allreduce(torch.zeros(30_000), {other!r} if world.rank == world.size - 1 else {one!r})
+spread.allreduce(torch.zeros(30_000), {other!r} if world.rank == world.size - 1 else {algorithm!r})
 """
     done = mpiexec(ranks, "-c", program)
     assert done.returncode != 0
-    assert f"allreduce(30000 x float32, {one})" in done.stderr
+    assert f"allreduce(30000 x float32, {algorithm})" in done.stderr
     assert f"allreduce(30000 x float32, {other})" in done.stderr
     assert "MismatchError" in done.stderr

@@ -45,6 +45,6 @@ def test_collectives_with_little_or_no_room(left: int, reported: list[str]) -> N
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} fine" for rank in range(3)]
     lines = [line for line in done.stderr.splitlines() if line.startswith("unisono: /dev/shm")]
-    for words in reported:
-        assert sum(words in line for line in lines) == 1, "once"
+    for message in reported:
+        assert sum(message in line for line in lines) == 1, "once"
     assert all("docker run --shm-size=1g" in line for line in lines)

@@ -78,9 +78,9 @@ else:
     two.barrier()
 """)
     assert done.returncode != 0
-    one, two = (f"barrier(), call 1 of dup ({number}) of world" for number in (1, 2))
-    assert f"in {two}, at <string>:16; missing: rank 1, which waits in {one}, at <string>:14" in done.stderr
-    assert f"in {one}, at <string>:14; missing: rank 0, which waits in {two}, at <string>:16" in done.stderr
+    first, second = (f"barrier(), call 1 of dup ({index}) of world" for index in (1, 2))
+    assert f"in {second}, at <string>:16; missing: rank 1, which waits in {first}, at <string>:14" in done.stderr
+    assert f"in {first}, at <string>:14; missing: rank 0, which waits in {second}, at <string>:16" in done.stderr
     assert "StallError" in done.stderr
 
 

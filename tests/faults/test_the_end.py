@@ -28,9 +28,9 @@ def network(classes, channels):
 
 
 @pytest.mark.usefixtures("mpiexec")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, None), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGKILL, None), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_rank_that_dies_while_it_ends_is_named(
-    tmp_path: Path, recipe: str, number: signal.Signals, code: int | None
+    tmp_path: Path, recipe: str, signum: signal.Signals, code: int | None
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     own = ["--set", "model.name=slow:network", "--set", f"model.folder={tmp_path}", "--set", "training.epochs=1"]
@@ -38,7 +38,7 @@ def test_a_rank_that_dies_while_it_ends_is_named(
     with Watched(command, cwd=tmp_path, env=clean_environment()) as watched:
         watched.until((tmp_path / "ending").exists)
         watched.until(lambda: (tmp_path / "ending").read_text() != "")
-        os.kill(int((tmp_path / "ending").read_text()), number)
+        os.kill(int((tmp_path / "ending").read_text()), signum)
         done = watched.finish()
     assert done.returncode != 0 if code is None else done.returncode == code
     assert "rank 1 of 2" in done.stderr, done.stdout + done.stderr

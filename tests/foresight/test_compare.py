@@ -21,17 +21,17 @@ TIMES = st.floats(0, 1)
 
 
 def test_parts_add_up_to_the_step() -> None:
-    found = measured(0.05, 0.02, 0.01)
-    every = errors_of(PREDICTION, found)
-    assert list(every) == ["step", "computing", "waiting", "loading", "exchanges", "updates"]
-    parts, whole = [every[name] for name in IN_TURN], every["step"]
-    assert sum(one.predicted for one in parts) == pytest.approx(whole.predicted)
-    assert sum(one.measured for one in parts) == pytest.approx(whole.measured)
-    assert [one.relative for one in parts] == [pytest.approx(0.25), pytest.approx(2 / 3), None]
+    measurement = measured(0.05, 0.02, 0.01)
+    errors = errors_of(PREDICTION, measurement)
+    assert list(errors) == ["step", "computing", "waiting", "loading", "exchanges", "updates"]
+    parts, step = [errors[name] for name in IN_TURN], errors["step"]
+    assert sum(part.predicted for part in parts) == pytest.approx(step.predicted)
+    assert sum(part.measured for part in parts) == pytest.approx(step.measured)
+    assert [part.relative for part in parts] == [pytest.approx(0.25), pytest.approx(2 / 3), None]
 
 
 @pytest.mark.parametrize(
-    ("found", "part"),
+    ("measurement", "part"),
     [
         (measured(0.0525, 0.012), "computing"),
         (measured(0.030, 0.012), "computing"),
@@ -45,8 +45,8 @@ def test_parts_add_up_to_the_step() -> None:
         (measured(0.040, 0.0125), None),
     ],
 )
-def test_the_part_that_explains_most_of_the_error(found: Measurement, part: str | None) -> None:
-    wrong = wrong_part(errors_of(PREDICTION, found))
+def test_the_part_that_explains_most_of_the_error(measurement: Measurement, part: str | None) -> None:
+    wrong = wrong_part(errors_of(PREDICTION, measurement))
     assert (None if wrong is None else wrong.part) == part
 
 
@@ -54,19 +54,19 @@ def test_the_part_that_explains_most_of_the_error(found: Measurement, part: str 
 def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
     computing: float, waiting: float, loading: float, exchanges: float, updates: float
 ) -> None:
-    found = measured(computing, waiting, loading, exchanges, updates)
-    parts = errors_of(PREDICTION, found)
+    measurement = measured(computing, waiting, loading, exchanges, updates)
+    parts = errors_of(PREDICTION, measurement)
     step, wrong = parts["step"], wrong_part(parts)
     assert (wrong is None) == (abs(step.off) <= 0.02 * step.predicted)
     if wrong is not None:
         assert wrong.off * step.off > 0
-        largest = max(abs(one.off) for one in (parts[name] for name in IN_TURN) if one.off * step.off > 0)
+        largest = max(abs(part.off) for part in (parts[name] for name in IN_TURN) if part.off * step.off > 0)
         assert abs(wrong.off) >= largest / 2
-        assert explain(PREDICTION, found).startswith(f"{wrong.part} took ")
+        assert explain(PREDICTION, measurement).startswith(f"{wrong.part} took ")
 
 
 @pytest.mark.parametrize(
-    ("prediction", "found", "sentence"),
+    ("prediction", "measurement", "sentence"),
     [
         (
             PREDICTION,
@@ -144,8 +144,8 @@ def test_the_wrong_part_is_wrong_in_the_direction_of_the_step(
         (PREDICTION, measured(0.040, 0.0121), "the step was right: it took 52.1 ms, predicted 52 ms"),
     ],
 )
-def test_sentences(prediction: SealedPrediction, found: Measurement, sentence: str) -> None:
-    assert explain(prediction, found).startswith(sentence)
+def test_sentences(prediction: SealedPrediction, measurement: Measurement, sentence: str) -> None:
+    assert explain(prediction, measurement).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +162,17 @@ def test_sentences(prediction: SealedPrediction, found: Measurement, sentence: s
     ],
 )
 def test_a_line_says_why_a_prediction_missed(prediction: SealedPrediction, taken: float, sentence: str) -> None:
-    found = replace(measured(0.060, 0.012), processor=ProcessorUse(others=taken))
+    measurement = replace(measured(0.060, 0.012), processor=ProcessorUse(others=taken))
     assert (
-        summarize(prediction, found) == f"measured 72 ms a step, predicted 52 ms (48.1 ms - 55.9 ms), +38%: {sentence}"
+        summarize(prediction, measurement)
+        == f"measured 72 ms a step, predicted 52 ms (48.1 ms - 55.9 ms), +38%: {sentence}"
     )
-    assert (taken > 0.1) is ("the machine was disturbed (other processes took 45%" in explain(prediction, found))
+    assert (taken > 0.1) is ("the machine was disturbed (other processes took 45%" in explain(prediction, measurement))
 
 
 def test_a_line_about_a_prediction_that_was_right() -> None:
-    found = replace(measured(0.0425, 0.012), processor=ProcessorUse(others=0.5))
-    assert summarize(TUNED, found) == "measured 54.5 ms a step, predicted 52 ms (48.1 ms - 55.9 ms)"
+    measurement = replace(measured(0.0425, 0.012), processor=ProcessorUse(others=0.5))
+    assert summarize(TUNED, measurement) == "measured 54.5 ms a step, predicted 52 ms (48.1 ms - 55.9 ms)"
 
 
 def test_milliseconds() -> None:
@@ -183,9 +184,11 @@ def test_milliseconds() -> None:
 def test_a_run_on_shared_cores() -> None:
     """Both records of the run have what others took: the seal during the trials, the measurement afterwards."""
     doubted = replace(PREDICTION, doubt="a doubt", processor=ProcessorUse(others=0.4))
-    found = replace(measured(0.0524, 0.012), processor=ProcessorUse(others=0.3))
+    measurement = replace(measured(0.0524, 0.012), processor=ProcessorUse(others=0.3))
     lines = list(
-        check_lines(from_json(SealedPrediction, as_json(doubted), "a"), from_json(Measurement, as_json(found), "b"))
+        check_lines(
+            from_json(SealedPrediction, as_json(doubted), "a"), from_json(Measurement, as_json(measurement), "b")
+        )
     )
     assert "trials decided nothing: a doubt" in lines
     assert "shared: other processes took 30% of the ranks' cores" in lines
@@ -193,8 +196,8 @@ def test_a_run_on_shared_cores() -> None:
 
 
 def test_a_run_part_by_part() -> None:
-    found = replace(measured(0.0524, 0.012), disturbed="a sign")
-    lines = list(check_lines(PREDICTION, found))
+    measurement = replace(measured(0.0524, 0.012), disturbed="a sign")
+    lines = list(check_lines(PREDICTION, measurement))
     assert lines[0] == (
         "digits: small_convnet, bsp, 64 samples a step, 4 ranks on 2 nodes, ours; sealed before the first step, "
         "measured over 200 steps after the first 30"
@@ -212,7 +215,7 @@ def test_a_run_part_by_part() -> None:
     )
     assert lines[12] == "disturbed: a sign"
     assert lines[13].startswith("computing took 31% longer than the machine file says")
-    content = {name: value for name, value in asdict(found).items() if name != "timed"}
+    content = {name: value for name, value in asdict(measurement).items() if name != "timed"}
     older = from_json(Measurement, json.dumps(content).encode(), "the file of an older release")
     assert "all steps took 58.00 s; the run 60.00 s with its start, tests and checkpoints" in check_lines(
         PREDICTION, older
@@ -222,7 +225,7 @@ def test_a_run_part_by_part() -> None:
 def test_the_form_of_a_runs_json() -> None:
     data = json.loads(json.dumps(check_data(PREDICTION, measured(0.0524, 0.012))))
     assert list(data) == ["prediction", "measurement", "parts", "wrong", "explanation"]
-    assert [one["part"] for one in data["parts"]] == [
+    assert [part["part"] for part in data["parts"]] == [
         *("step", "computing", "waiting", "loading", "exchanges", "updates"),
     ]
     assert data["wrong"] == "computing"

@@ -34,15 +34,15 @@ from unisono.tables import as_json
 
 ROOT = Path(__file__).parents[2]
 
-ENTRIES = [entry(0.05 + number / 1000, number=str(number), note='"{}\n') for number in range(3)]
+ENTRIES = [entry(0.05 + index / 1000, number=str(index), note='"{}\n') for index in range(3)]
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The lines of three entries, each with its line feed."""
     path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
-    for one in ENTRIES:
-        append(path, one)
+    for run in ENTRIES:
+        append(path, run)
     assert read(path) == (ENTRIES, [])
     return path.read_bytes().splitlines(keepends=True)
 
@@ -51,7 +51,7 @@ def reread(path: Path, content: bytes) -> tuple[list[str], list[str]]:
     """The numbers of the entries, and the complaints, of a ledger with this content."""
     path.write_bytes(content)
     entries, complaints = read(path)
-    return [one.labels["number"] for one in entries], complaints
+    return [run.labels["number"] for run in entries], complaints
 
 
 @given(data=st.data())
@@ -66,13 +66,13 @@ def test_bytes_torn_in_the_middle_of_a_line_lose_that_line_alone(
     changed = line[:begin] + put + line[end:]
     path = tmp_path_factory.getbasetemp() / "torn.jsonl"
     numbers, complaints = reread(path, b"".join([*lines[:victim], changed + b"\n", *lines[victim + 1 :]]))
-    others = [str(number) for number in range(3) if number != victim]
+    others = [str(index) for index in range(3) if index != victim]
     assert [number for number in numbers if number != str(victim)] == others
     if str(victim) in numbers:  # the same content in other bytes, such as another space
         assert read(path)[0][victim] == ENTRIES[victim]
     elif changed.strip():
         assert complaints
-        assert all(one.startswith(f"{path}, line {victim + 1}") or put.count(b"\n") for one in complaints)
+        assert all(complaint.startswith(f"{path}, line {victim + 1}") or put.count(b"\n") for complaint in complaints)
 
 
 @given(cut=st.integers(1, 200))
@@ -89,7 +89,7 @@ def test_a_line_that_a_dying_process_left_torn_stays_alone(
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         (b"{", "it is torn, or no JSON"),
         (b'{"step": 3}', "it is no entry of a ledger"),
@@ -99,13 +99,13 @@ def test_a_line_that_a_dying_process_left_torn_stays_alone(
     ],
 )
 def test_a_foreign_line_is_named_by_file_and_number(
-    tmp_path: Path, lines: list[bytes], line: bytes, words: str
+    tmp_path: Path, lines: list[bytes], line: bytes, message: str
 ) -> None:
     path = tmp_path / "ledger.jsonl"
     numbers, complaints = reread(path, lines[0] + line + b"\n\n" + lines[1])
     assert numbers == ["0", "1"]
     (complaint,) = complaints
-    assert complaint.startswith(f"{path}, line 2, is not used: {words}")
+    assert complaint.startswith(f"{path}, line 2, is not used: {message}")
 
 
 def test_a_step_of_no_time_is_not_used(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ def test_processes_that_append_at_the_same_time_tear_nothing(tmp_path: Path) -> 
         subprocess.Popen([sys.executable, "-c", code, str(path), str(process)], env={**os.environ, "PYTHONPATH": paths})
         for process in range(count)
     ]
-    assert [one.wait() for one in started] == [0] * count
+    assert [process.wait() for process in started] == [0] * count
     entries, complaints = read(path)
     assert complaints == []
-    found = [(one.labels["process"], int(one.labels["number"])) for one in entries]
-    assert sorted(found) == [(str(process), number) for process in range(count) for number in range(each)]
+    labels = [(run.labels["process"], int(run.labels["number"])) for run in entries]
+    assert sorted(labels) == [(str(process), index) for process in range(count) for index in range(each)]
     for process in range(count):
-        mine = [number for who, number in found if who == str(process)]
+        mine = [index for who, index in labels if who == str(process)]
         assert mine == sorted(mine), "in the order in which they were appended"
 
 
@@ -150,7 +150,7 @@ def test_an_entry_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     writes, write = [], os.write
     monkeypatch.setattr(module.os, "write", lambda file, content: writes.append(content) or write(file, content))
     append(tmp_path / "ledger.jsonl", ENTRIES[0])
-    assert [one.count(b"\n") for one in writes] == [1]
+    assert [write.count(b"\n") for write in writes] == [1]
 
 
 def test_a_full_disk_is_reported_and_the_next_line_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,11 +223,11 @@ def test_a_seal_that_was_changed_after_the_run_is_found_out(tmp_path: Path) -> N
     ledger = tmp_path / "ledger.jsonl"
     assert changed_seals(ledger, entries) == []
     change(seal)
-    words = f"{seal.path} was changed after the run: its SHA-256 is "
-    with pytest.raises(UsageError, match=words):
+    message = f"{seal.path} was changed after the run: its SHA-256 is "
+    with pytest.raises(UsageError, match=message):
         ended_run(tmp_path / "run")
     (complaint,) = changed_seals(ledger, entries)
-    assert complaint.startswith(words)
+    assert complaint.startswith(message)
     assert seal.digest[:12] in complaint
     seal.path.write_text("{")
     (complaint,) = changed_seals(ledger, entries)
@@ -247,21 +247,21 @@ def test_a_seal_of_a_later_run_in_the_same_folder_is_not_a_changed_one(tmp_path:
 def test_errors_and_cover_of_each_version() -> None:
     """The example of the module, and a version whose predictions have no interval."""
     entries = [entry(0.052), entry(0.054), entry(0.065)]
-    (found,) = calibrate(entries)
-    assert (found.group, found.runs, found.intervals, found.covered, found.share) == ("1.0", 3, 3, 2, 0.96)
-    assert found.median == pytest.approx(0.002 / 0.054)
-    assert found.high == pytest.approx(0.2 - 0.1 * (0.2 - 0.002 / 0.054))
+    (version,) = calibrate(entries)
+    assert (version.group, version.runs, version.intervals, version.covered, version.share) == ("1.0", 3, 3, 2, 0.96)
+    assert version.median == pytest.approx(0.002 / 0.054)
+    assert version.high == pytest.approx(0.2 - 0.1 * (0.2 - 0.002 / 0.054))
     later = entry(0.104, "1.1")
     later = replace(later, prediction=replace(later.prediction, low=0.052, high=0.052))
     first, second = calibrate([later, *entries])
-    assert first == found
+    assert first == version
     assert (second.group, second.median, second.intervals, second.share) == ("1.1", pytest.approx(0.5), 0, 0.0)
 
 
 def test_groups_by_labels_and_by_facts() -> None:
     entries = [entry(links="fast"), entry(links="slow"), entry()]
-    assert [one.group for one in calibrate(entries, "links")] == ["-", "fast", "slow"]
-    assert [(one.group, one.runs) for one in calibrate(entries, "rule")] == [("bsp", 3)]
+    assert [calibration.group for calibration in calibrate(entries, "links")] == ["-", "fast", "slow"]
+    assert [(calibration.group, calibration.runs) for calibration in calibrate(entries, "rule")] == [("bsp", 3)]
     assert group_of(entry(rule="mine"), "rule") == "mine"
     assert facts_of(entry())["sealed"] == "before"
     for by in ("links", "machine"):
@@ -278,10 +278,10 @@ def test_the_worst_come_first() -> None:
 
 
 def test_errors_of_parts_are_shares_of_the_measured_step() -> None:
-    found = part_errors(entry(0.065))
-    assert list(found) == ["step", "computing", "waiting", "loading", "exchanges", "updates"]
-    assert found["step"] == pytest.approx(-0.2)
-    assert found["computing"] + found["waiting"] + found["loading"] == pytest.approx(found["step"])
+    errors = part_errors(entry(0.065))
+    assert list(errors) == ["step", "computing", "waiting", "loading", "exchanges", "updates"]
+    assert errors["step"] == pytest.approx(-0.2)
+    assert errors["computing"] + errors["waiting"] + errors["loading"] == pytest.approx(errors["step"])
 
 
 def test_the_table_of_a_ledger() -> None:
@@ -298,9 +298,9 @@ def test_the_table_of_a_ledger() -> None:
 
 
 def test_runs_without_intervals() -> None:
-    one = entry()
-    one = replace(one, prediction=replace(one.prediction, low=0.052, high=0.052))
-    assert next(line for line in ledger_lines([one], "rule") if line.startswith("bsp")).endswith("no intervals")
+    run = entry()
+    run = replace(run, prediction=replace(run.prediction, low=0.052, high=0.052))
+    assert next(line for line in ledger_lines([run], "rule") if line.startswith("bsp")).endswith("no intervals")
 
 
 def test_the_form_of_a_ledgers_json() -> None:

@@ -27,21 +27,21 @@ MIB = 1 << 20
 def test_a_planned_prediction_is_the_plan(rule: BaseRule, nodes: int) -> None:
     run = replace(PLANNED, rule=rule, nodes=nodes, ranks_per_node=2)
     (plan,) = plan_run(run, (nodes,))
-    found = planned_prediction(run, RUN)
-    assert found.sealed == "before the first step"
-    assert found.step == pytest.approx(plan.step)
-    parts = found.parts
+    prediction = planned_prediction(run, RUN)
+    assert prediction.sealed == "before the first step"
+    assert prediction.step == pytest.approx(plan.step)
+    parts = prediction.parts
     assert (parts.computing, parts.communication, parts.update) == (plan.computing, plan.communication, plan.update)
-    assert (found.low, found.high, found.communicating) == (plan.low, plan.high, plan.communicating)
-    program = found.program
+    assert (prediction.low, prediction.high, prediction.communicating) == (plan.low, plan.high, plan.communicating)
+    program = prediction.program
     assert (program.overlap, program.bucket_bytes, program.schedule) == (plan.overlap, plan.bucket_bytes, plan.schedule)
     assert (program.period, program.wire) == (rule.traits.period, rule.exchange.wire or "")
     assert program.nbytes == pytest.approx(sum(layer.parameter_bytes for layer in network()), rel=1e-3), "padding"
-    assert (found.costs.per_byte > 0) == (nodes > 1)
+    assert (prediction.costs.per_byte > 0) == (nodes > 1)
     if rule == BSP():
-        assert (found.costs.latency, found.costs.per_byte) == exchange_cost(MACHINE, nodes, 2).cost
-    assert found.updating > 0
-    assert found.run == RUN
+        assert (prediction.costs.latency, prediction.costs.per_byte) == exchange_cost(MACHINE, nodes, 2).cost
+    assert prediction.updating > 0
+    assert prediction.run == RUN
 
 
 def inputs(update: float = 0.0) -> PredictionInputs:
@@ -57,26 +57,26 @@ def searched(update: float = 0.0) -> Candidate:
 @pytest.mark.parametrize("update", [0.0, 1e-9])
 def test_a_searched_prediction_has_the_parts_of_its_own_step(update: float) -> None:
     chosen = searched(update)
-    found = tuned_prediction(TrialChoice(chosen), RUN, 24)
-    assert found.sealed == "after 24 tuning steps"
-    assert found.step == pytest.approx(chosen.prediction.step)
-    assert found.parts.computing == NETWORK.whole
-    assert (found.parts.update > 1e-9) == (update > 0)
-    assert found.high == pytest.approx(found.step * (1 + LARGEST_ERROR))
-    assert NETWORK.whole + found.parts.update <= found.low < found.step
-    assert found.share == NOMINAL_SHARE
+    prediction = tuned_prediction(TrialChoice(chosen), RUN, 24)
+    assert prediction.sealed == "after 24 tuning steps"
+    assert prediction.step == pytest.approx(chosen.prediction.step)
+    assert prediction.parts.computing == NETWORK.whole
+    assert (prediction.parts.update > 1e-9) == (update > 0)
+    assert prediction.high == pytest.approx(prediction.step * (1 + LARGEST_ERROR))
+    assert NETWORK.whole + prediction.parts.update <= prediction.low < prediction.step
+    assert prediction.share == NOMINAL_SHARE
     total = sum(bucket.nbytes for bucket in loads(chosen.setting.bucket_bytes, chosen.setting.end_ratio))
-    assert found.updating == pytest.approx(total * update)
+    assert prediction.updating == pytest.approx(total * update)
 
 
 def test_a_prediction_of_shared_cores_says_so_and_is_less_certain() -> None:
     use = ProcessorUse(others=0.5)
     choice = TrialChoice(searched(), "others", use, [0.9, 1.0, 1.3])
-    found, alone = tuned_prediction(choice, RUN, 24), tuned_prediction(choice._replace(doubt=""), RUN, 24)
-    assert (found.doubt, found.processor, found.share) == ("others", use, WIDER_SHARE)
+    shared, alone = tuned_prediction(choice, RUN, 24), tuned_prediction(choice._replace(doubt=""), RUN, 24)
+    assert (shared.doubt, shared.processor, shared.share) == ("others", use, WIDER_SHARE)
     assert (alone.doubt, alone.share) == ("", NOMINAL_SHARE)
-    assert found.low < alone.low < alone.high < found.high
-    assert found.step == alone.step
+    assert shared.low < alone.low < alone.high < shared.high
+    assert shared.step == alone.step
 
 
 def test_programs_are_told_apart_by_their_digests() -> None:
@@ -90,12 +90,12 @@ def test_programs_are_told_apart_by_their_digests() -> None:
         predicted(inputs()._replace(rule=LocalSGD(every=2)), Setting("none", 4 * MIB)),
         predicted(inputs()._replace(clip=1.0), Setting("none", 4 * MIB)),
     ]
-    assert len({facts.digest, *(program_of(one)[0].digest for one in others)}) == 5
+    assert len({facts.digest, *(program_of(variant)[0].digest for variant in others)}) == 5
 
 
 def test_a_sharded_step_updates_a_share() -> None:
-    whole, share = (
+    full, share = (
         program_of(predicted(inputs(1e-9)._replace(rule=rule), Setting("chain", 8 * MIB)))[1]
         for rule in (BSP(), Sharded())
     )
-    assert 0 < share < whole
+    assert 0 < share < full

@@ -47,7 +47,7 @@ def test_a_further_seal_stays_beside_the_first(tmp_path: Path) -> None:
     first = write_seal(tmp_path, PREDICTION)
     before = first.path.read_bytes()
     seconds = [write_seal(tmp_path, replace(PREDICTION, low=low)) for low in (0.01, 0.02)]
-    assert [one.path.name for one in seconds] == ["prediction-2.json", "prediction-3.json"]
+    assert [seal.path.name for seal in seconds] == ["prediction-2.json", "prediction-3.json"]
     assert seconds[0].measurement.name == "measurement-2.json"
     assert first.path.read_bytes() == before
     assert [read_seal(path).prediction.low for path in seals_of(tmp_path)] == [PREDICTION.low, 0.01, 0.02]
@@ -78,31 +78,31 @@ def steps_of(*ranks: list[tuple[float, ...]]) -> Seconds:
 
 
 def taken(seconds: Seconds, skip: int = 0, period: int = 1) -> Measurement:
-    found = measure(seconds, KINDS, skip, period)
-    assert found is not None
-    return found
+    measurement = measure(seconds, KINDS, skip, period)
+    assert measurement is not None
+    return measurement
 
 
 def test_parts_are_those_of_the_rank_that_computes_longest() -> None:
     """The example of the module."""
     fast, slow = (0.0, 0.040, 0.014, 0.03, 0.002), (0.0, 0.044, 0.010, 0.03, 0.002)
-    found = taken(steps_of([fast] * 8, [fast] * 8, [fast] * 8, [slow] * 8))
-    assert (found.slowest, found.steps) == (3, 8)
-    assert found.step.median == pytest.approx(0.054)
-    assert found.computing.median == pytest.approx(0.044)
-    assert found.waiting.median == pytest.approx(0.010)
-    assert found.communicating.median == pytest.approx(0.03)
-    assert found.updating.median == pytest.approx(0.002)
-    assert found.mean_computing == pytest.approx(0.041)
+    measurement = taken(steps_of([fast] * 8, [fast] * 8, [fast] * 8, [slow] * 8))
+    assert (measurement.slowest, measurement.steps) == (3, 8)
+    assert measurement.step.median == pytest.approx(0.054)
+    assert measurement.computing.median == pytest.approx(0.044)
+    assert measurement.waiting.median == pytest.approx(0.010)
+    assert measurement.communicating.median == pytest.approx(0.03)
+    assert measurement.updating.median == pytest.approx(0.002)
+    assert measurement.mean_computing == pytest.approx(0.041)
 
 
 def test_first_steps_and_a_part_of_a_period_are_left_out() -> None:
     rows = [(0.0, 9.0, 0.0, 0.0, 0.0)] * 3
     rows += [(0.0, 1.0, wait, 0.0, 0.0) for wait in (0.0, 0.0, 3.0)] * 3 + [(0.0, 7.0, 7.0, 0.0, 0.0)]
-    found = taken(steps_of(rows), skip=3, period=3)
-    assert (found.steps, found.skipped, found.period) == (9, 3, 3)
-    assert found.waiting.median == pytest.approx(1.0), "the mean over a period"
-    assert found.step == found.step.__class__(*[pytest.approx(2.0)] * 3)
+    measurement = taken(steps_of(rows), skip=3, period=3)
+    assert (measurement.steps, measurement.skipped, measurement.period) == (9, 3, 3)
+    assert measurement.waiting.median == pytest.approx(1.0), "the mean over a period"
+    assert measurement.step == measurement.step.__class__(*[pytest.approx(2.0)] * 3)
 
 
 def test_without_a_whole_period_there_is_no_measurement() -> None:
@@ -115,8 +115,8 @@ def test_without_a_whole_period_there_is_no_measurement() -> None:
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=40))
 def test_a_spread_is_in_order_and_within_the_times(times: list[float]) -> None:
-    found = spread(times)
-    assert min(times) <= found.low <= found.median <= found.high <= max(times)
+    interval = spread(times)
+    assert min(times) <= interval.low <= interval.median <= interval.high <= max(times)
 
 
 @given(st.floats(1e-3, 10), st.integers(1, 50))
@@ -137,9 +137,9 @@ def test_even_steps_are_not_disturbed(seconds: float, count: int) -> None:
     ],
 )
 def test_signs_of_a_disturbed_machine(step: list[float], sign: str) -> None:
-    found = disturbance(step)
-    assert found.startswith(sign)
-    assert bool(found) == bool(sign)
+    reason = disturbance(step)
+    assert reason.startswith(sign)
+    assert bool(reason) == bool(sign)
 
 
 def test_a_measurement_is_read_back(tmp_path: Path) -> None:
@@ -167,15 +167,15 @@ def test_keys_of_later_releases_are_ignored_and_older_files_get_defaults() -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"run": 3}, "file: prediction.run is a table of keys, not the value 3"),
         ({"version": 1}, "file: prediction.version = 1 is not a string"),
         ({"program": {"buckets": 1.5}}, "file: prediction.program.buckets = 1.5 is not a whole number"),
     ],
 )
-def test_keys_inside_are_named_with_their_tables(change: dict[str, object], words: str) -> None:
+def test_keys_inside_are_named_with_their_tables(change: dict[str, object], message: str) -> None:
     data = json.loads(as_json(entry()))
     data["prediction"] |= change
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         parse(LedgerEntry, data, "file", UsageError, strict=False)

@@ -73,18 +73,18 @@ def test_the_worked_example() -> None:
 
 
 def test_a_node_has_the_best_rate_and_efficiencies_are_shares_of_it() -> None:
-    found = facts()
-    assert found.node == replace(SYSTEM, cores=2, flops=1.5e11, memory_bandwidth=6e9)
-    assert found.products[1].kernel == 9
-    assert found.efficiency.linear == 1
-    assert found.efficiency.convolution == pytest.approx(found.products[1].step / 1.5e11, rel=1e-4)
+    machine = facts()
+    assert machine.node == replace(SYSTEM, cores=2, flops=1.5e11, memory_bandwidth=6e9)
+    assert machine.products[1].kernel == 9
+    assert machine.efficiency.linear == 1
+    assert machine.efficiency.convolution == pytest.approx(machine.products[1].step / 1.5e11, rel=1e-4)
 
 
 def test_disks_are_read_by_one_rank_of_a_node_and_images_decoded_by_each() -> None:
-    found = facts()
-    assert found.disk.bandwidth == (9e6 + 3e6) / 2  # the largest file
-    assert found.decoding.pixels == 1e8
-    assert found.measured["disk.bandwidth"].startswith("file of 0 MiB: median of 2")
+    machine = facts()
+    assert machine.disk.bandwidth == (9e6 + 3e6) / 2  # the largest file
+    assert machine.decoding.pixels == 1e8
+    assert machine.measured["disk.bandwidth"].startswith("file of 0 MiB: median of 2")
 
 
 def test_accelerators_are_those_of_the_ranks_of_a_node() -> None:
@@ -115,8 +115,8 @@ def test_accelerators_are_those_of_the_ranks_of_a_node() -> None:
 
 
 def test_rows_have_the_slowest_of_each_trial() -> None:
-    found = facts()
-    assert found.collectives == (CollectiveRow("allreduce", "ring", "bfloat16", 2, 4, 4096, 2.0, 0.0),)
+    machine = facts()
+    assert machine.collectives == (CollectiveRow("allreduce", "ring", "bfloat16", 2, 4, 4096, 2.0, 0.0),)
 
 
 def test_the_file_says_where_and_what_was_not_measured() -> None:
@@ -126,8 +126,8 @@ def test_the_file_says_where_and_what_was_not_measured() -> None:
 
 
 def test_it_is_read_as_it_was_found_with_and_without_readings() -> None:
-    for found in (facts(), facts(None, ()), facts(None, READINGS[:1])):
-        assert parse_machine(tomllib.loads(file_of(found)), "x.toml") == found
+    for machine in (facts(), facts(None, ()), facts(None, READINGS[:1])):
+        assert parse_machine(tomllib.loads(file_of(machine)), "x.toml") == machine
 
 
 def four(speeds: dict[tuple[int, int], float], groups: tuple[int, ...], uplink: float | None) -> MachineFacts:
@@ -136,29 +136,29 @@ def four(speeds: dict[tuple[int, int], float], groups: tuple[int, ...], uplink: 
     return machine_facts(findings, SITES, one_rank_per_node(4), "2026-01-02", "1.0", "ours")
 
 
-PAIRS = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+PAIRS = [(node, peer) for node in range(4) for peer in range(node + 1, 4)]
 
 
 def test_a_slow_link_is_no_supernode() -> None:
-    found = four({pair: 2.5e5 if 3 in pair else 1e6 for pair in PAIRS}, (0, 0, 0, 1), 4e-6)
-    assert found.slow_links == {3: 4.0}
-    assert (found.topology.supernode, found.topology.oversubscription) == (0, 1)
+    machine = four({pair: 2.5e5 if 3 in pair else 1e6 for pair in PAIRS}, (0, 0, 0, 1), 4e-6)
+    assert machine.slow_links == {3: 4.0}
+    assert (machine.topology.supernode, machine.topology.oversubscription) == (0, 1)
 
 
 def test_supernodes_of_one_size_have_an_uplink() -> None:
     speeds = {pair: 1e6 if pair in ((0, 1), (2, 3)) else 2.5e5 for pair in PAIRS}
-    found = four(speeds, (0, 0, 1, 1), 2e-6)
-    assert (found.topology.supernode, found.topology.oversubscription) == (2, 4)
-    assert found.slow_links == {}
-    assert found.network().uplink_beta == pytest.approx(2e-6)
-    assert found.link.bandwidth == 1e6
+    machine = four(speeds, (0, 0, 1, 1), 2e-6)
+    assert (machine.topology.supernode, machine.topology.oversubscription) == (2, 4)
+    assert machine.slow_links == {}
+    assert machine.network().uplink_beta == pytest.approx(2e-6)
+    assert machine.link.bandwidth == 1e6
 
 
 def test_supernodes_of_unlike_sizes_are_left_out_with_a_reason() -> None:
-    found = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
-    assert found.topology.supernode == 0
-    assert found.probe.left_out[0] == "topology: supernodes of 3, 1 nodes; a file has one size"
-    assert found.choices.network.uplink_beta == 2e-6
+    machine = four(dict.fromkeys(PAIRS, 1e6), (0, 0, 0, 1), 2e-6)
+    assert machine.topology.supernode == 0
+    assert machine.probe.left_out[0] == "topology: supernodes of 3, 1 nodes; a file has one size"
+    assert machine.choices.network.uplink_beta == 2e-6
 
 
 def test_choices_have_the_hosts_of_supernodes_unless_two_hosts_have_one_name() -> None:
@@ -201,10 +201,10 @@ def test_sizes_of_caches() -> None:
 def test_a_root_with_files_and_one_without(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(MEMINFO)
-    for number, (level, kind, size) in enumerate(
+    for index, (level, kind, size) in enumerate(
         (("1", "Data", "48K"), ("2", "Unified", "1M"), ("3", "Unified", "32M"))
     ):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{number}"
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
         folder.mkdir(parents=True)
         for name, text in (("level", level), ("type", kind), ("size", size)):
             (folder / name).write_text(f"{text}\n")

@@ -35,9 +35,9 @@ def test_fastest_is_chosen_and_adjacent_sizes_are_joined() -> None:
         16384: exact(ring=2.3, tree=2.9),
         65536: exact(ring=3.0),
     }
-    found = rows(timings, "across nodes")
-    assert [(row.up_to, row.algorithm) for row in found] == [(8192, "tree"), (None, "ring")]
-    assert (found[0].median_us, found[0].interval_us) == (1.2e6, (1.2e6, 1.2e6))
+    table = rows(timings, "across nodes")
+    assert [(row.up_to, row.algorithm) for row in table] == [(8192, "tree"), (None, "ring")]
+    assert (table[0].median_us, table[0].interval_us) == (1.2e6, (1.2e6, 1.2e6))
 
 
 def test_equally_fast_choice_is_kept() -> None:
@@ -50,10 +50,10 @@ def test_equally_fast_choice_is_kept() -> None:
 @given(st.dictionaries(st.integers(1, 10**9), st.sampled_from(["a", "b", "c"]), min_size=1))
 def test_every_size_is_served_by_its_fastest(fastest: dict[int, str]) -> None:
     timings = {size: exact(**{name: 1.0 if name == best else 9.0 for name in "abc"}) for size, best in fastest.items()}
-    found = rows(timings, "across nodes")
-    assert [row.up_to is None for row in found] == [False] * (len(found) - 1) + [True]
+    table = rows(timings, "across nodes")
+    assert [row.up_to is None for row in table] == [False] * (len(table) - 1) + [True]
     for size, best in fastest.items():
-        assert next(row.algorithm for row in found if row.up_to is None or size <= row.up_to) == best
+        assert next(row.algorithm for row in table if row.up_to is None or size <= row.up_to) == best
 
 
 def four_nodes(hosts: list[str]) -> MachineFacts:
@@ -72,10 +72,10 @@ def test_a_machine_file_has_the_table_that_auto_reads(tmp_path: Path) -> None:
 
 
 def test_the_table_alone_is_read_as_well(tmp_path: Path) -> None:
-    machine, alone, whole = four_nodes(["a", "b", "c", "d"]), tmp_path / "alone.toml", tmp_path / "whole.toml"
+    machine, alone, with_machine = four_nodes(["a", "b", "c", "d"]), tmp_path / "alone.toml", tmp_path / "whole.toml"
     alone.write_text(tomli_w.dumps(known(machine.choices)))
-    whole.write_text(machine_text(machine))
-    assert read_table(alone) == read_table(whole)
+    with_machine.write_text(machine_text(machine))
+    assert read_table(alone) == read_table(with_machine)
 
 
 def test_a_node_has_rows_and_no_network() -> None:
@@ -89,16 +89,16 @@ def test_hosts_with_equal_names_have_no_supernodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("[training]\nepochs = 3\n", r"is no machine \(it has no name.*training"),
         ("a =", r"is no machine \(Invalid value.*\); mend it, or name another file"),
         ('name = "ours"\nnodes = 3\n', r"^\S+ is no machine \(unknown key nodes"),
     ],
 )
-def test_a_file_that_is_no_machine_is_not_replaced(tmp_path: Path, content: str, words: str) -> None:
+def test_a_file_that_is_no_machine_is_not_replaced(tmp_path: Path, content: str, message: str) -> None:
     (path := tmp_path / "ours.toml").write_text(content)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         machine_at(path)
     path.write_text("")
     assert machine_at(path) is None

@@ -44,9 +44,9 @@ def test_a_part_that_cannot_be_measured_has_a_reason(nodes: int, ranks: int, dis
 
 def test_collectives_are_those_of_both_rules_in_both_wires() -> None:
     def calls(nodes: int) -> set[tuple[str, str]]:
-        found = next(part.probes for part in plan_probe(60, nodes, 2, False).parts if part.name == "collectives")
-        assert {probe.work for probe in found} > set(MEASURED_BUCKET_BYTES)
-        return {probe.row[:2] for probe in found}
+        probes = next(part.probes for part in plan_probe(60, nodes, 2, False).parts if part.name == "collectives")
+        assert {probe.work for probe in probes} > set(MEASURED_BUCKET_BYTES)
+        return {probe.row[:2] for probe in probes}
 
     narrow = {("allreduce", "bfloat16"), ("reduce_scatter", "bfloat16")}
     assert calls(2) == calls(1) | narrow
@@ -72,7 +72,7 @@ def test_a_device_has_products_of_more_samples() -> None:
         parts = {part.name: part.probes for part in plan_probe(60, 1, 2, False, *of).parts}
         return {probe.row[1] for probe in parts["products"]}
 
-    assert rows(torch.device("cuda:0")) == rows() | {16 * number for number in rows()}
+    assert rows(torch.device("cuda:0")) == rows() | {16 * samples for samples in rows()}
 
 
 def test_the_worked_example() -> None:
@@ -86,8 +86,8 @@ def test_the_worked_example() -> None:
 @given(st.floats(0, 100), st.lists(st.floats(1, 1e12), min_size=1))
 def test_shares_are_never_more_than_what_is_left(remaining: float, works: list[float]) -> None:
     spent = 0.0
-    for number in range(len(works)):
-        spent += share_of(remaining - spent, works[number:])
+    for index in range(len(works)):
+        spent += share_of(remaining - spent, works[index:])
     assert spent == pytest.approx(remaining)
     assert share_of(-1.0, works) == 0
 

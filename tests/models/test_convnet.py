@@ -86,9 +86,9 @@ def test_numbers_of_layers(make: Callable[[int], Convnet], layers: int) -> None:
     with torch.device("meta"):
         model = make(1000)
         assert model.features(torch.zeros(2, 3, 224, 224)).shape == (2, 512, 7, 7)
-    found = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
-    assert len(found) == layers
-    assert all(layer.kernel_size == (3, 3) for layer in found[:-3])
+    weighted = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(weighted) == layers
+    assert all(layer.kernel_size == (3, 3) for layer in weighted[:-3])
 
 
 def test_convolutions_keep_the_size() -> None:
@@ -96,19 +96,19 @@ def test_convolutions_keep_the_size() -> None:
     torch.manual_seed(0)
     model = vgg(10, depths=(2, 2, 4, 4, 4))
     with torch.no_grad():
-        found = model.features(torch.randn(2, 3, 64, 64))
-    assert 0.01 < float(found.std()) < 100
+        outputs = model.features(torch.randn(2, 3, 64, 64))
+    assert 0.01 < float(outputs.std()) < 100
 
 
 def test_the_size_after_each_layer() -> None:
     """As the paper's table has them, and PCL-DNN: convolutions from 512 to 1,024 channels at 12 x 12."""
     with torch.device("meta"):
-        model, found = overfeat_fast(1000), torch.zeros(1, 3, 231, 231)
+        model, outputs = overfeat_fast(1000), torch.zeros(1, 3, 231, 231)
         sizes = [(3, 231)]
         for layer in model.features:
-            found = layer(found)
-            if (found.shape[1], found.shape[2]) != sizes[-1]:
-                sizes.append((found.shape[1], found.shape[2]))
+            outputs = layer(outputs)
+            if (outputs.shape[1], outputs.shape[2]) != sizes[-1]:
+                sizes.append((outputs.shape[1], outputs.shape[2]))
     assert sizes == [(3, 231), (96, 56), (96, 28), (256, 24), (256, 12), (512, 12), (1024, 12), (1024, 6)]
 
 
@@ -128,13 +128,13 @@ def test_a_recording_is_the_mean_of_its_windows_posteriors_in_logarithms() -> No
     torch.manual_seed(0)
     model, windows = CDDNN(3, 5), torch.randn(2, 4, 5)
     with torch.no_grad():
-        found = model(windows)
+        outputs = model(windows)
         expected = torch.zeros(2, 3)
         for sample in range(2):
             for window in range(4):
                 (scores,) = model.layers(windows[sample, window][None])
                 expected[sample] += torch.log(torch.exp(scores) / torch.exp(scores).sum()) / 4
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(outputs, expected)
     assert (expected[0] - expected[1]).abs().max() > 1e-3, "recordings that all look alike agree with anything"
 
 

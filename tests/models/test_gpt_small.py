@@ -11,7 +11,7 @@ def test_modules_have_the_names_of_gpt_2() -> None:
     with torch.device("meta"):
         names = {name for name, _ in GPTSmall(256, 8).named_parameters()}
     block = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    modules = {f"h.{number}.{name}" for number in range(LAYERS) for name in block} | {"ln_f"}
+    modules = {f"h.{index}.{name}" for index in range(LAYERS) for name in block} | {"ln_f"}
     both = {f"{name}.{part}" for name in modules for part in ("weight", "bias")}
     assert names == both | {"wte.weight", "wpe.weight", "lm_head.weight"}
 
@@ -56,13 +56,13 @@ def test_before_training_all_tokens_are_alike_and_the_loss_falls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "words"),
+    ("inputs", "message"),
     [
         (torch.zeros(2, 4), "not tokens"),
         (torch.zeros(2, 4, 4).long(), "not tokens"),
         (torch.zeros(2, 9).long(), "9 tokens, and 8"),
     ],
 )
-def test_other_inputs_are_refused_with_their_shape(inputs: torch.Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_other_inputs_are_refused_with_their_shape(inputs: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         GPTSmall(16, 8)(inputs)

@@ -38,8 +38,8 @@ def test_three_scores_in_training_and_one_after_it() -> None:
 def test_a_module_concatenates_its_branches() -> None:
     with torch.device("meta"):
         for name, sizes in GOOGLENET_MODULES.items():
-            found = Inception(sizes, norm=False)(torch.zeros(1, sizes[0], 7, 7))
-            assert found.shape == (1, sizes[1] + sizes[3] + sizes[5] + sizes[6], 7, 7), name
+            outputs = Inception(sizes, norm=False)(torch.zeros(1, sizes[0], 7, 7))
+            assert outputs.shape == (1, sizes[1] + sizes[3] + sizes[5] + sizes[6], 7, 7), name
 
 
 def test_an_auxiliary_classifier_gives_gradients_to_lower_layers_only() -> None:
@@ -73,12 +73,12 @@ def test_size_with_biases() -> None:
 
 def test_modules_fit_each_other_and_two_halve_the_size() -> None:
     with torch.device("meta"):
-        found, sizes = torch.zeros(1, 192, 28, 28), list[int]()
+        features, sizes = torch.zeros(1, 192, 28, 28), list[int]()
         for row in INCEPTION_MODULES:
-            found = InceptionModule(row)(found)
-            sizes.append(found.shape[2])
+            features = InceptionModule(row)(features)
+            sizes.append(features.shape[2])
     assert sizes == [28, 28, 14, 14, 14, 14, 14, 7, 7, 7]
-    assert found.shape[1] == 1024
+    assert features.shape[1] == 1024
 
 
 def test_a_module_that_halves_the_size_has_a_pool_branch() -> None:

@@ -83,7 +83,7 @@ def test_packages_and_installed_modules(folder: Path) -> None:
 
 @pytest.mark.parametrize("make", [check_user_network, lambda name, folder: make_network(name, folder, 10, 3)])
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("own_net:wide", r"'own_net:wide': there is no module own_net in .*nets, in .*here or on sys.path"),
         ("own_nets:", "a network is named module:function, for example nets:wide"),
@@ -93,14 +93,14 @@ def test_packages_and_installed_modules(folder: Path) -> None:
     ],
 )
 def test_missing_modules_are_reported_without_importing(
-    folder: Path, make: Callable[[str, str], object], name: str, words: str
+    folder: Path, make: Callable[[str, str], object], name: str, message: str
 ) -> None:
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(RecipeError, match=message):
         make(name, str(folder))
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("own_nets.deep:wide", r"there is no module own_nets\.deep in"),
         ("own_nets:wid", r"own_nets\.py has no function wid; did you mean own_nets:wide\?"),
@@ -109,9 +109,9 @@ def test_missing_modules_are_reported_without_importing(
         ("own_nets:number", r"number\(10, 3\) returned int, not a torch\.nn\.Module"),
     ],
 )
-def test_functions_that_return_no_network_are_refused(folder: Path, name: str, words: str) -> None:
+def test_functions_that_return_no_network_are_refused(folder: Path, name: str, message: str) -> None:
     before = list(sys.path)
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(RecipeError, match=message):
         make_network(name, str(folder), 10, 3)
     assert sys.path == before
 
@@ -128,8 +128,8 @@ def test_exceptions_of_the_module_pass_through(folder: Path) -> None:
 
 def test_a_function_with_another_signature_is_refused(folder: Path) -> None:
     (folder / "own_strict.py").write_text("def wide(classes): ...\n")
-    words = r"'own_strict:wide': it is called as wide\(classes, channels\), which gives wide\(\) takes 1 positional"
-    with pytest.raises(RecipeError, match=words):
+    message = r"'own_strict:wide': it is called as wide\(classes, channels\), which gives wide\(\) takes 1 positional"
+    with pytest.raises(RecipeError, match=message):
         make_network("own_strict:wide", str(folder), 10, 3)
     rule = own_rule(RuleRecipe("os:system"))
     with pytest.raises(

@@ -95,17 +95,17 @@ def packs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """
     classes = ("dark", "grey", "bright")
 
-    def picture(number: int, label: int) -> bytes:
-        pixels = np.random.default_rng(number).integers(60 * label, 60 * label + 120, 64).astype(np.uint8)
-        pixels[:2] = number % 256, number // 256
+    def picture(index: int, label: int) -> bytes:
+        pixels = np.random.default_rng(index).integers(60 * label, 60 * label + 120, 64).astype(np.uint8)
+        pixels[:2] = index % 256, index // 256
         return pixels.tobytes()
 
     def make() -> Path:
         folder = tmp_path_factory.mktemp("packs") / "numbered"
         for part, count in (("train", 101), ("test", 37)):
             labels, sizes = np.arange(count) * len(classes) // count, np.full(count, 64)
-            samples = [picture(number, int(label)) for number, label in enumerate(labels)]
-            keys = [str(number) for number in range(count)]
+            samples = [picture(index, int(label)) for index, label in enumerate(labels)]
+            keys = [str(index) for index in range(count)]
             source = Source(RAW, classes, keys, labels, sizes, samples.__getitem__, (8, 8))
             pack(source, folder / part, PackOptions(stripes=3), 1, lambda: None)
         return folder

@@ -20,7 +20,7 @@ def test_each_rank_has_its_share_of_threads(world: World) -> None:
 
     cores = available_cores()
     real = len({*core_locations(cores).values()}) or len(cores)
-    sizes = [real // world.size + (number < real % world.size) for number in range(world.size)]
+    sizes = [real // world.size + (rank < real % world.size) for rank in range(world.size)]
     expected = [max(1, size - (size >= COMMUNICATION_CORE_FROM and world.size > 1)) for size in sizes]
     if "OMP_NUM_THREADS" not in os.environ:  # and all may use the same cores here
         assert sorted(world.all_gather_object(torch.get_num_threads())) == sorted(expected)

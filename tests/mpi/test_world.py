@@ -103,6 +103,6 @@ def test_a_freed_dup_is_not_kept(group: World) -> None:
 
     def left() -> list[object]:
         gc.collect()
-        return [one for one in kept if one() is not None]
+        return [reference for reference in kept if reference() is not None]
 
-    poll_until(left, lambda found: not found)  # another thread may hold it for a moment
+    poll_until(left, lambda references: not references)  # another thread may hold it for a moment

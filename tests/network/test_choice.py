@@ -34,7 +34,9 @@ PLACEMENTS = [one_rank_per_node(2), one_rank_per_node(13), regular(2, 4, 1), reg
 
 
 @pytest.mark.parametrize("network", [FAST, SLOW])
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda one: f"{len(one.nodes)} nodes, {one.ranks} ranks")
+@pytest.mark.parametrize(
+    "placement", PLACEMENTS, ids=lambda placement: f"{len(placement.nodes)} nodes, {placement.ranks} ranks"
+)
 @pytest.mark.parametrize("nbytes", [1 << 10, 1 << 19, 1 << 24])
 def test_it_is_the_first_of_the_cheapest(placement: Placement, network: Network, nbytes: int) -> None:
     def seconds(name: str) -> float:
@@ -129,7 +131,7 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ('"flat"', '"flut"', "row 0: unknown algorithm 'flut'; there are library, tree, tree/binary, halving, "),
         ("up_to = 4096", "up_to = -1", "allreduce row 0.up_to = -1, but it has to be at least 0"),
@@ -174,13 +176,13 @@ def test_a_table_of_an_older_release_is_read(tmp_path: Path) -> None:
         ("[[reduce_scatter]]", "[[reduce_scatter]", "Expected"),
     ],
 )
-def test_errors_of_an_edited_table(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_errors_of_an_edited_table(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = tmp_path / "table.toml"
     assert old in TEXT
     path.write_text(TEXT.replace(old, new, 1))
     with pytest.raises(TableError) as caught:
         read_table(path)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
 
@@ -239,9 +241,9 @@ def test_without_a_table_long_payloads_take_little_more_than_the_bound_on_any_ne
 ) -> None:
     """Nobody has said which hosts share a switch, nor that its uplink is over-subscribed."""
     unknown, real = regular(1, supernodes * hosts, ranks), regular(supernodes, hosts, ranks)
-    found = read_table().choose("allreduce", unknown, megabytes << 20)
-    assert found == Choice("hierarchical" if ranks > 1 else "ring", "messages")
-    assert simulated(found.algorithm, real, megabytes << 20, 4) <= 1.15
+    chosen = read_table().choose("allreduce", unknown, megabytes << 20)
+    assert chosen == Choice("hierarchical" if ranks > 1 else "ring", "messages")
+    assert simulated(chosen.algorithm, real, megabytes << 20, 4) <= 1.15
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "all_gather"])
@@ -251,8 +253,8 @@ def test_without_a_table_payloads_between_short_and_long_go_by_estimated_cost(co
         algorithm = getattr(find(name, one_rank_per_node(ranks)), collective)
         return float(estimate(algorithm, one_rank_per_node(ranks), DEFAULT_NETWORK, 128 << 10))
 
-    found = read_table().choose(collective, one_rank_per_node(ranks), 128 << 10).algorithm
-    assert found == min(candidates(collective, one_rank_per_node(ranks)), key=seconds)
+    algorithm = read_table().choose(collective, one_rank_per_node(ranks), 128 << 10).algorithm
+    assert algorithm == min(candidates(collective, one_rank_per_node(ranks)), key=seconds)
     assert read_table().choose(collective, one_rank_per_node(ranks), LONG_BYTES_PER_RANK * ranks).algorithm == "ring"
 
 

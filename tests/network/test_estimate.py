@@ -94,9 +94,9 @@ def test_the_chain_of_some_is_that_of_all(name: str, ranks: int, chunk: float) -
     algorithm = find(name, placement).allreduce
     everyone = {rank: algorithm(rank, ranks) for rank in range(ranks)}
     some = with_sources(spread(ranks, 16), algorithm, ranks)
-    found, whole = (chain_seconds(each, placement, network, chunk, network.beta, {}) for each in (some, everyone))
-    assert found <= whole
-    assert found == pytest.approx(whole, rel=0.2)
+    of_some, of_all = (chain_seconds(each, placement, network, chunk, network.beta, {}) for each in (some, everyone))
+    assert of_some <= of_all
+    assert of_some == pytest.approx(of_all, rel=0.2)
 
 
 def test_programs_that_are_too_long_have_no_sources() -> None:

@@ -46,7 +46,7 @@ def test_all_others_are_as_the_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "ranks", "words"),
+    ("nodes", "ranks", "message"),
     [
         ({0: 0.5}, {}, "node 0: its link is 0.5 times slower; give 1 or more"),
         ({0: float("nan")}, {}, "node 0"),
@@ -54,8 +54,8 @@ def test_all_others_are_as_the_network() -> None:
         ({}, {3: float("inf")}, "rank 3"),
     ],
 )
-def test_values_that_cannot_be(nodes: dict[int, float], ranks: dict[int, float], words: str) -> None:
-    with pytest.raises(NetworkError, match=words):
+def test_values_that_cannot_be(nodes: dict[int, float], ranks: dict[int, float], message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
         Uneven(nodes, ranks)
 
 

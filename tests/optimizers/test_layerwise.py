@@ -15,7 +15,7 @@ RATE, MOMENTUM, TRUST = 0.5, 0.9, 0.02
 FIRST, SECOND, EPSILON = 0.8, 0.95, 1e-6
 DECAY = 0.1
 
-numbers = st.floats(-3, 3, width=32).map(lambda number: round(number, 3))
+numbers = st.floats(-3, 3, width=32).map(lambda value: round(value, 3))
 rows = st.lists(numbers, min_size=3, max_size=3)
 
 
@@ -79,7 +79,10 @@ def test_steps_follow_the_equations_for_layers_and_norms(
 
 @pytest.mark.parametrize(
     ("make", "last"),
-    [(lambda one: LARS([one], lr=2), 3.99), (lambda one: LAMB([one], lr=0.01, weight_decay=0), 3.95)],
+    [
+        (lambda parameter: LARS([parameter], lr=2), 3.99),
+        (lambda parameter: LAMB([parameter], lr=0.01, weight_decay=0), 3.95),
+    ],
     ids=["lars", "lamb"],
 )
 def test_the_worked_examples(make: Make, last: float) -> None:
@@ -94,15 +97,15 @@ def test_with_lars_the_norm_of_a_layers_gradient_does_not_matter(
     weights: list[float], gradient: list[float], factor: float
 ) -> None:
     """Without decay, a step has the rate times `trust` of the weights' length."""
-    found = []
+    moves = []
     for times in (1.0, factor):
         parameter = torch.nn.Parameter(torch.tensor([weights], dtype=torch.float64))
         parameter.grad = times * torch.tensor([gradient], dtype=torch.float64)
         LARS([parameter], RATE, trust=TRUST).step()
-        found.append(parameter.detach()[0] - torch.tensor(weights, dtype=torch.float64))
+        moves.append(parameter.detach()[0] - torch.tensor(weights, dtype=torch.float64))
     if any(weights) and any(gradient):
-        torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=1e-9)
-        assert float(found[0].norm()) == pytest.approx(RATE * TRUST * math.hypot(*weights), abs=1e-12)
+        torch.testing.assert_close(moves[0], moves[1], atol=1e-12, rtol=1e-9)
+        assert float(moves[0].norm()) == pytest.approx(RATE * TRUST * math.hypot(*weights), abs=1e-12)
 
 
 @given(weights=rows, gradients=st.lists(rows, min_size=1, max_size=3))
@@ -123,21 +126,27 @@ def test_with_lamb_the_rate_sets_the_length_of_a_layers_step(
 @pytest.mark.parametrize(
     ("make", "plain"),
     [
-        (lambda one: LARS([one], RATE, MOMENTUM, DECAY), lambda one: torch.optim.SGD([one], RATE, MOMENTUM)),
-        (lambda one: LAMB([one], RATE, weight_decay=DECAY), lambda one: torch.optim.Adam([one], RATE, eps=1e-6)),
+        (
+            lambda parameter: LARS([parameter], RATE, MOMENTUM, DECAY),
+            lambda parameter: torch.optim.SGD([parameter], RATE, MOMENTUM),
+        ),
+        (
+            lambda parameter: LAMB([parameter], RATE, weight_decay=DECAY),
+            lambda parameter: torch.optim.Adam([parameter], RATE, eps=1e-6),
+        ),
     ],
     ids=["lars", "lamb"],
 )
 def test_norms_and_biases_have_the_plain_step(make: Make, plain: Make) -> None:
     torch.manual_seed(0)
-    one, other = (torch.nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
-    optimizers = make(one), plain(other)
+    actual, expected = (torch.nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
+    optimizers = make(actual), plain(expected)
     for _ in range(5):
-        one.grad = torch.randn(4, dtype=torch.float64)
-        other.grad = one.grad.clone()
+        actual.grad = torch.randn(4, dtype=torch.float64)
+        expected.grad = actual.grad.clone()
         for optimizer in optimizers:
             optimizer.step()
-    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("kind", [LARS, LAMB])
@@ -159,14 +168,14 @@ def test_parameters_without_gradient_stay_and_a_closure_is_called(kind: type[LAR
 @pytest.mark.parametrize("kind", [LARS, LAMB])
 def test_a_complex_parameter_is_two_real_ones(kind: type[LARS] | type[LAMB]) -> None:
     numbers = torch.tensor([[1 + 2j, 3 - 1j], [2j, -1 + 1j]])
-    whole, apart = nn.Parameter(numbers.clone()), nn.Parameter(torch.view_as_real(numbers).clone())
-    optimizers = kind([whole], 0.1), kind([apart], 0.1)
-    for number in range(3):
-        whole.grad = numbers * (number + 1j)
-        apart.grad = torch.view_as_real(whole.grad).clone()
+    as_complex, as_real = nn.Parameter(numbers.clone()), nn.Parameter(torch.view_as_real(numbers).clone())
+    optimizers = kind([as_complex], 0.1), kind([as_real], 0.1)
+    for step in range(3):
+        as_complex.grad = numbers * (step + 1j)
+        as_real.grad = torch.view_as_real(as_complex.grad).clone()
         for optimizer in optimizers:
             optimizer.step()
-        torch.testing.assert_close(torch.view_as_real(whole), apart)
+        torch.testing.assert_close(torch.view_as_real(as_complex), as_real)
 
 
 @pytest.mark.parametrize("kind", [LARS, LAMB])

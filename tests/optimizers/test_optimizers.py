@@ -55,15 +55,15 @@ def test_betas_are_those_of_adamw() -> None:
 
 
 def test_nesterov_momentum_is_pytorchs() -> None:
-    one, other = linear(), linear()
-    mine = make_optimizer("sgd", one, 0.1, 0.9, 0.0, nesterov=True)
-    its = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9, nesterov=True)
+    actual, expected = linear(), linear()
+    mine = make_optimizer("sgd", actual, 0.1, 0.9, 0.0, nesterov=True)
+    its = torch.optim.SGD(expected.parameters(), 0.1, momentum=0.9, nesterov=True)
     for _ in range(5):
-        for model, optimizer in ((one, mine), (other, its)):
+        for model, optimizer in ((actual, mine), (expected, its)):
             optimizer.zero_grad()
             model(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
             optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual.parameters(), expected.parameters(), strict=True))
 
 
 def test_all_optimizers_are_tested() -> None:
@@ -77,14 +77,16 @@ shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
 def test_each_trainable_parameter_is_in_its_group(kinds: list[tuple[tuple[int, ...], bool]]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(shape), requires_grad=learns) for shape, learns in kinds]
     groups = by_decay(parameters, 0.3)
-    found = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
-    assert found == {id(one): 0.3 if one.ndim > 1 else 0.0 for one in parameters if one.requires_grad}
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert decays == {
+        id(parameter): 0.3 if parameter.ndim > 1 else 0.0 for parameter in parameters if parameter.requires_grad
+    }
     assert all(group["params"] for group in groups), "none is empty"
-    assert sum(len(group["params"]) for group in groups) == len(found), "none is there twice"
+    assert sum(len(group["params"]) for group in groups) == len(decays), "none is there twice"
 
 
 def test_a_network_with_norms() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 2))
     decaying, others = by_decay(model.parameters(), 5e-4)
-    assert [tuple(one.shape) for one in decaying["params"]] == [(8, 3, 3, 3), (2, 8)]
-    assert [tuple(one.shape) for one in others["params"]] == [(8,), (8,), (8,), (2,)]
+    assert [tuple(parameter.shape) for parameter in decaying["params"]] == [(8, 3, 3, 3), (2, 8)]
+    assert [tuple(parameter.shape) for parameter in others["params"]] == [(8,), (8,), (8,), (2,)]

@@ -56,29 +56,29 @@ def groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_segments_are_stepped_like_wholes(name: str) -> None:
-    whole, sharded = parameters_of(), parameters_of()
-    plain = OPTIONS[name](groups(whole))
+    unsplit, sharded = parameters_of(), parameters_of()
+    plain = OPTIONS[name](groups(unsplit))
     optimizers = [OPTIONS[name](groups(sharded)) for _ in CUTS]
     for optimizer, segments in zip(optimizers, CUTS, strict=True):
-        for number, parameter in enumerate(sharded):  # Adagrad has a state from the start
+        for index, parameter in enumerate(sharded):  # Adagrad has a state from the start
             if parameter in optimizer.state:
-                mine = [one for one in segments if one.parameter == number]
+                mine = [segment for segment in segments if segment.parameter == index]
                 optimizer.state |= cut(optimizer.state.pop(parameter), parameter, dense_strides(parameter), mine)  # type: ignore[arg-type]
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
-        for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
-            given = torch.randn(one.shape, generator=generator, dtype=torch.float64)
-            one.grad = None if number == 3 and step == 1 else given
-            other.grad = None if one.grad is None else one.grad.clone()
+        for index, (expected, actual) in enumerate(zip(unsplit, sharded, strict=True)):
+            given = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+            expected.grad = None if index == 3 and step == 1 else given
+            actual.grad = None if expected.grad is None else expected.grad.clone()
         plain.step()
         play(optimizers, sharded)
-    for number, (one, other) in enumerate(zip(whole, sharded, strict=True)):
+    for index, (expected, actual) in enumerate(zip(unsplit, sharded, strict=True)):
         exact = not isinstance(plain, LayerwiseOptimizer)
-        torch.testing.assert_close(one, other, rtol=0, atol=0 if exact else 1e-12)
+        torch.testing.assert_close(expected, actual, rtol=0, atol=0 if exact else 1e-12)
         parts = [(key, state) for optimizer in optimizers for key, state in optimizer.state.items()]
-        found = join([(key, state) for key, state in parts if key.parameter == number], other, dense_strides(other))  # type: ignore[attr-defined]
-        for key, value in plain.state[one].items():
-            torch.testing.assert_close(found[key], value, rtol=0, atol=0 if exact else 1e-12)
+        joined = join([(key, state) for key, state in parts if key.parameter == index], actual, dense_strides(actual))  # type: ignore[attr-defined]
+        for key, value in plain.state[expected].items():
+            torch.testing.assert_close(joined[key], value, rtol=0, atol=0 if exact else 1e-12)
 
 
 def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Parameter]) -> None:
@@ -98,8 +98,8 @@ def play(optimizers: list[torch.optim.Optimizer], parameters: list[torch.nn.Para
     if isinstance(optimizers[0], LayerwiseOptimizer):
         squares = torch.zeros(len(parameters), 2, dtype=torch.float64)
         for step, mine in zip(steps, updates, strict=True):
-            for number, *pair in step.measure(mine):
-                squares[number] += torch.stack([part.double().square().sum() for part in pair])
+            for index, *pair in step.measure(mine):
+                squares[index] += torch.stack([part.double().square().sum() for part in pair])
         for step in steps:
             step.set_norms(squares)  # type: ignore[arg-type]
     for step, mine in zip(steps, updates, strict=True):
@@ -145,16 +145,16 @@ def test_what_is_not_known_to_be_elementwise_is_refused() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 9), st.integers(0, 3))
 def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: int) -> None:
     ranges, at = [], 0
-    for number, length in enumerate(lengths):
-        ranges.append((number, at, at + length, 5 * number))
+    for index, length in enumerate(lengths):
+        ranges.append((index, at, at + length, 5 * index))
         at += length + gap
-    found = [one for rank in range(ranks) for one in segments_of(ranges, at, ranks, rank)]
-    elements = [(one.segment.parameter, element) for one in found for element in range(*one.segment[1:])]
-    assert elements == [(number, 5 * number + e) for number, length in enumerate(lengths) for e in range(length)]
-    starts = {number: begin for number, begin, _, _ in ranges}
-    assert all(start - starts[one.parameter] == one.first - 5 * one.parameter for one, start in found)
-    empty = [number for number, length in enumerate(lengths) if not length]
-    assert [one.segment.parameter for one in found if one.segment.first == one.segment.last] == ranks * empty
+    placed = [place for rank in range(ranks) for place in segments_of(ranges, at, ranks, rank)]
+    elements = [(place.segment.parameter, element) for place in placed for element in range(*place.segment[1:])]
+    assert elements == [(index, 5 * index + e) for index, length in enumerate(lengths) for e in range(length)]
+    starts = {index: begin for index, begin, _, _ in ranges}
+    assert all(start - starts[segment.parameter] == segment.first - 5 * segment.parameter for segment, start in placed)
+    empty = [index for index, length in enumerate(lengths) if not length]
+    assert [place.segment.parameter for place in placed if place.segment.first == place.segment.last] == ranks * empty
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_ranks_have_every_element_once(lengths: list[int], ranks: int, gap: 
     ids=["matrix", "channels last", "complex", "no dimension", "transposed"],
 )
 def test_what_is_cut_is_joined_again(parameter: torch.Tensor) -> None:
-    whole: dict[str, Any] = {
+    state: dict[str, Any] = {
         "exp_avg": torch.randn_like(parameter),
         "step": torch.tensor(4.0),
         "momentum_buffer": None,
@@ -177,14 +177,14 @@ def test_what_is_cut_is_joined_again(parameter: torch.Tensor) -> None:
     }
     length = parameter.numel() * (2 if parameter.is_complex() else 1)
     parts = cut(
-        whole, parameter, dense_strides(parameter), [Segment(0, 0, length // 3), Segment(0, length // 3, length)]
+        state, parameter, dense_strides(parameter), [Segment(0, 0, length // 3), Segment(0, length // 3, length)]
     )
     assert [state["exp_avg"].shape for state in parts.values()] == [(length // 3,), (length - length // 3,)]
-    found = join(list(parts.items()), parameter, dense_strides(parameter))
-    assert found.keys() == whole.keys()
-    assert torch.equal(found["exp_avg"], whole["exp_avg"])
-    assert found["exp_avg"].stride() == torch.empty_like(parameter).stride()
-    assert (found["step"], found["momentum_buffer"], found["rate"]) == (torch.tensor(4.0), None, 0.5)
+    joined = join(list(parts.items()), parameter, dense_strides(parameter))
+    assert joined.keys() == state.keys()
+    assert torch.equal(joined["exp_avg"], state["exp_avg"])
+    assert joined["exp_avg"].stride() == torch.empty_like(parameter).stride()
+    assert (joined["step"], joined["momentum_buffer"], joined["rate"]) == (torch.tensor(4.0), None, 0.5)
 
 
 def test_nothing_is_joined_to_nothing() -> None:

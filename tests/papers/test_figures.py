@@ -59,7 +59,9 @@ def test_every_figure_has_a_value_or_a_claim_and_says_how_it_was_read() -> None:
 
 
 def test_every_figure_has_ours_or_the_reason_why_not() -> None:
-    without = [name for name, one in all_figures().items() if not (one.measure or one.none or _is_predicted(name))]
+    without = [
+        name for name, figure in all_figures().items() if not (figure.measure or figure.none or _is_predicted(name))
+    ]
     assert without == []
 
 
@@ -99,13 +101,13 @@ def test_no_value_is_an_input_of_its_own_prediction() -> None:
 def test_commands_are_those_that_there_are(name: str) -> None:
     figure, commands = find_figure(name), typer.main.get_command(app)
     for text in (figure.predict, *(run.command for run in runs_of(figure))):
-        words = shlex.split(text.replace("{out}", "OUT"))
-        for start in (at for at, word in enumerate(words) if word == "unisono"):
-            rest = words[start + 1 :]
-            found = commands.commands[rest[0]]
+        arguments = shlex.split(text.replace("{out}", "OUT"))
+        for start in (at for at, word in enumerate(arguments) if word == "unisono"):
+            rest = arguments[start + 1 :]
+            command = commands.commands[rest[0]]
             if rest[0] == "bench":
-                found, rest = found.commands[rest[1]], rest[1:]
-            known = {option for parameter in found.params for option in parameter.opts}
+                command, rest = command.commands[rest[1]], rest[1:]
+            known = {option for parameter in command.params for option in parameter.opts}
             own = rest[1 : rest.index("--")] if "--" in rest else rest[1:]
             assert {word for word in own if word.startswith("--")} <= known, text
 
@@ -113,10 +115,10 @@ def test_commands_are_those_that_there_are(name: str) -> None:
 @pytest.mark.parametrize("name", all_figures())
 def test_changes_of_recipes_are_those_that_there_are(name: str) -> None:
     for run in runs_of(find_figure(name)):
-        words = shlex.split(run.command)
-        if "train" in words:
-            changes = [value for option, value in pairwise(words) if option == "--set"]
-            read_recipe(find_recipe(Path(words[words.index("train") + 1])), changes)
+        arguments = shlex.split(run.command)
+        if "train" in arguments:
+            changes = [value for option, value in pairwise(arguments) if option == "--set"]
+            read_recipe(find_recipe(Path(arguments[arguments.index("train") + 1])), changes)
 
 
 def test_an_unknown_figure_is_answered_with_the_nearest() -> None:
@@ -137,10 +139,10 @@ def test_a_ratio_a_bound_and_what_is_near() -> None:
 
 
 def test_a_measured_value_is_a_row_or_a_ratio_of_two() -> None:
-    found = PaperMeasurement(
+    measurement = PaperMeasurement(
         "2026-01-01", "a machine", "", tuple(MeasuredRow(n, "s", v, v, v) for n, v in (("a", 6), ("b", 3)))
     )
-    assert found.value(("a",)) == 6
-    assert found.value(("a", "b")) == 2
-    assert found.value(("a", "c")) is None
-    assert found.value(()) is None
+    assert measurement.value(("a",)) == 6
+    assert measurement.value(("a", "b")) == 2
+    assert measurement.value(("a", "c")) is None
+    assert measurement.value(()) is None

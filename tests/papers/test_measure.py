@@ -24,8 +24,8 @@ def test_runs_are_the_grid_of_the_axes() -> None:
 
 
 def test_figures_with_the_same_command_share_a_run(tmp_path: Path) -> None:
-    one, other = (runs_of(find_figure(name))[0] for name in ("dimd-figure-13", "dimd-figure-15"))
-    assert one.folder(tmp_path) == other.folder(tmp_path)
+    first, second = (runs_of(find_figure(name))[0] for name in ("dimd-figure-13", "dimd-figure-15"))
+    assert first.folder(tmp_path) == second.folder(tmp_path)
 
 
 @pytest.mark.launches
@@ -39,11 +39,11 @@ def test_a_figure_is_measured_once(tmp_path: Path) -> None:
     assert is_done(run, tmp_path)
     assert not (run.folder(tmp_path) / "half").exists()
     collect(COUNTED, tmp_path)
-    found = with_own(COUNTED, tmp_path).measurement
-    assert found is not None
-    assert found.command == COUNTED.measure
-    assert next(row.name for row in found.rows) == "reads of 4 KiB"
-    assert all(row.unit == "GB/s" and 0 < row.low <= row.value <= row.high for row in found.rows)
+    measurement = with_own(COUNTED, tmp_path).measurement
+    assert measurement is not None
+    assert measurement.command == COUNTED.measure
+    assert next(row.name for row in measurement.rows) == "reads of 4 KiB"
+    assert all(row.unit == "GB/s" and 0 < row.low <= row.value <= row.high for row in measurement.rows)
 
 
 @pytest.mark.launches
@@ -102,8 +102,8 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
     }
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    found = {row.name: (row.unit, row.value, row.low, row.high) for row in read_rows(tmp_path)}
-    assert found == {
+    rows = {row.name: (row.unit, row.value, row.low, row.high) for row in read_rows(tmp_path)}
+    assert rows == {
         "an epoch": ("s", 2, 2, 2),
         "computing in an epoch": ("s", 1, 1, 1),
         "exchange in an epoch": ("s", 0.5, 0.5, 0.5),
@@ -132,5 +132,5 @@ def test_rows_of_each_file(tmp_path: Path) -> None:
 
 def test_messages_of_a_probe(tmp_path: Path) -> None:
     (tmp_path / "probe.toml").write_text('name = "n"\n[node]\ncores = 1\n[link]\nbandwidth = 1e9\nlatency = 1e-6\n')
-    found = {row.name: (row.unit, row.value) for row in read_rows(tmp_path)}
-    assert found == {"latency of 4 bytes": ("ms", 0.001), "bandwidth of long messages": ("MB/s", 1000)}
+    rows = {row.name: (row.unit, row.value) for row in read_rows(tmp_path)}
+    assert rows == {"latency of 4 bytes": ("ms", 0.001), "bandwidth of long messages": ("MB/s", 1000)}

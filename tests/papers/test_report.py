@@ -110,5 +110,5 @@ def test_a_picture_has_theirs_and_ours_by_unit(tmp_path: Path) -> None:
         ("", 3.0, 3),
     ]
     drawn = draw(FIGURE).decode()
-    for words in ("speedup", "theirs", "measured here", "12"):
-        assert words in drawn
+    for text in ("speedup", "theirs", "measured here", "12"):
+        assert text in drawn

@@ -68,7 +68,7 @@ def test_a_rank_has_its_share_of_an_earlier_sum_once() -> None:
     accumulation = summed(memory)
     for _ in range(2):  # before a gradient is added to it, and after
         assert not accumulation.take_share(0, contributes=True)
-    assert [set(one.grad.tolist()) for one in memory.parameters] == [{3.0}, {6.0}]
+    assert [set(parameter.grad.tolist()) for parameter in memory.parameters] == [{3.0}, {6.0}]
     accumulation.end_average()
     accumulation.take_share(0, contributes=True)
     assert set(memory.parameters[0].grad.tolist()) == {1.5}
@@ -84,7 +84,7 @@ def test_a_rank_without_samples_has_its_share_alone_until_a_step() -> None:
         memory.parameters[0].add_(1)
     assert accumulation.changes() == 1
     assert not accumulation.take_share(1, contributes=False)  # the others have made new ones since
-    assert [set(one.grad.tolist()) for one in memory.parameters] == [{3.0}, {6.0}]
+    assert [set(parameter.grad.tolist()) for parameter in memory.parameters] == [{3.0}, {6.0}]
 
 
 def test_means_and_removed_gradients_have_no_shares() -> None:

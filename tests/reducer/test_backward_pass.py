@@ -123,9 +123,9 @@ class Passes:
     def ready(self, *numbers: int, last: bool = True) -> list[str]:
         """Mark gradients as ready; return what is played meanwhile."""
         before = len(self.player.played)
-        for number in numbers:
-            self.parameters[number].grad = torch.full((16,), float(number))
-            self.begun.mark_ready(number, last)
+        for index in numbers:
+            self.parameters[index].grad = torch.full((16,), float(index))
+            self.begun.mark_ready(index, last)
         return self.player.played[before:]
 
     @property
@@ -157,7 +157,7 @@ def test_parameters_without_a_gradient_are_added_at_the_end() -> None:
     begun = passes.begin()
     passes.ready(3)
     assert passes.end() == [*FIRST[1:], *SECOND]
-    assert {number for number, gradient in begun.replica.gradients.items() if gradient is None} == {0, 1, 2}
+    assert {index for index, gradient in begun.replica.gradients.items() if gradient is None} == {0, 1, 2}
 
 
 def test_a_gradient_that_hooks_may_change_waits_for_the_next_one() -> None:
@@ -244,7 +244,7 @@ def test_the_tasks_behind_the_users_step_wait_for_it() -> None:
     before = len(passes.player.played)
     passes.runner.finish_step()
     assert not passes.runner.awaits_step
-    assert any(one.startswith("allreduce") for one in passes.player.played[before:])
+    assert any(task.startswith("allreduce") for task in passes.player.played[before:])
 
 
 def test_the_main_thread_plays_what_another_thread_makes_ready() -> None:
@@ -283,7 +283,7 @@ def is_full(begun: BackwardPass) -> list[int]:
 
 def test_a_bucket_is_full_when_all_its_gradients_are_ready() -> None:
     begun = begin([1, 1, 16], [0, 1, 2], 128)
-    assert [one.parameters for one in begun.replica.layout.buckets] == [(0, 1), (2,)]
+    assert [bucket.parameters for bucket in begun.replica.layout.buckets] == [(0, 1), (2,)]
     begun.add(0, ONE)
     assert is_full(begun) == []
     begun.add(2, None)  # it has no gradient
@@ -295,7 +295,7 @@ def test_a_bucket_is_full_when_all_its_gradients_are_ready() -> None:
 
 def test_a_split_parameter_fills_all_its_buckets() -> None:
     begun = begin([48, 1], [0, 1])
-    assert [one.parameters for one in begun.replica.layout.buckets] == [(0,), (0,), (0,), (1,)]
+    assert [bucket.parameters for bucket in begun.replica.layout.buckets] == [(0,), (0,), (0,), (1,)]
     begun.add(0, torch.ones(48))
     assert is_full(begun) == [1, 2, 3]
 
@@ -331,8 +331,8 @@ def test_a_bucket_is_full_with_its_last_gradient_in_any_order(data: st.DataObjec
     numbers = range(len(lengths))
     begun = begin(lengths, data.draw(st.permutations(numbers)), data.draw(st.integers(1, 1000)))
     came = data.draw(st.permutations(numbers))
-    for count, number in enumerate(came, 1):
-        begun.add(number, torch.ones(lengths[number]))
+    for count, index in enumerate(came, 1):
+        begun.add(index, torch.ones(lengths[index]))
         there = set(came[:count])
         assert is_full(begun) == [
             key for key in begun.replica.layout.keys if set(begun.replica.layout.bucket(key).parameters) <= there
@@ -340,7 +340,7 @@ def test_a_bucket_is_full_with_its_last_gradient_in_any_order(data: st.DataObjec
     for key in begun.replica.layout.keys:
         begun.replica.pack(key)
     assert begun.order == came
-    assert all(begun.replica.gradients[number] is None for number in numbers)
+    assert all(begun.replica.gradients[index] is None for index in numbers)
 
 
 @pytest.mark.parametrize("called", [True, False])
@@ -419,14 +419,14 @@ def test_a_wait_is_for_all_tasks_then_for_buffers_then_for_the_control_message()
 
 
 def test_buffers_are_copied_once_and_not_on_rank_0() -> None:
-    for number in (0, 1):
-        rank = Rank(number)
+    for index in (0, 1):
+        rank = Rank(index)
         last = rank.receive(3.0)
         rank.runner.wait_for_buffers()
         rank.runner.wait_for_buffers()
         assert rank.player.waits == [(BUFFERS,)]
         assert not last.replica.buffers_pending
-        assert rank.model.running_mean.tolist() == [3.0 * number] * 2  # type: ignore[union-attr]
+        assert rank.model.running_mean.tolist() == [3.0 * index] * 2  # type: ignore[union-attr]
 
 
 def test_buffers_are_not_waited_for_while_a_pass_runs_nor_taken_from_one_that_failed() -> None:
@@ -445,7 +445,7 @@ def test_a_parameter_is_waited_for_when_it_is_read() -> None:
     rank.player.pending = {weights(0), weights(1)}
     rank.runner.wait_for(rank.parameters[1])
     assert rank.player.pending == {weights(0)}
-    assert [one.name for one in rank.spans] == ["wait for weights"]
+    assert [span.name for span in rank.spans] == ["wait for weights"]
     rank.runner.wait_for(rank.parameters[1])
     rank.runner.wait_for(torch.zeros(2))  # not one of the model's
     rank.runner.current = SimpleNamespace()  # type: ignore[assignment]

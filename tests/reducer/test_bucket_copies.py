@@ -53,7 +53,7 @@ def train(world: World, rule: BaseRule, device: str, steps: int = 3) -> list[tor
         optimizer.zero_grad()
         model(inputs.to(device)).square().sum().backward()
         optimizer.step()
-    return [one.detach().cpu() for one in model.state_dict().values()]
+    return [tensor.detach().cpu() for tensor in model.state_dict().values()]
 
 
 def step_in_parts(world: World, device: str) -> list[torch.Tensor]:
@@ -66,7 +66,7 @@ def step_in_parts(world: World, device: str) -> list[torch.Tensor]:
         inputs = torch.arange(20.0, dtype=torch.float64).view(5, 4).sin() + step
         trainer.step(inputs.to(device), torch.zeros(1).to(device))
     trainer.wait()
-    return [one.detach().cpu() for one in model.state_dict().values()]
+    return [tensor.detach().cpu() for tensor in model.state_dict().values()]
 
 
 def double_on_the_host(_: World, device: str) -> list[torch.Tensor]:
@@ -107,7 +107,9 @@ def pack(world: World, device: str) -> list[torch.Tensor]:
     parameters = [nn.Parameter(torch.zeros(size, device=device)) for size in (300, 500)]
     memory = bucket_memory.BucketMemory(parameters, world)
     memory.lay_out([1, 0], 1 << 20)
-    fresh: dict[int, torch.Tensor | None] = {number: one.detach() + number + 1 for number, one in enumerate(parameters)}
+    fresh: dict[int, torch.Tensor | None] = {
+        index: parameter.detach() + index + 1 for index, parameter in enumerate(parameters)
+    }
     memory.record_progress(1)
     memory.pack(1, fresh, 0.5)
     fresh.clear()
@@ -127,9 +129,9 @@ def lend_weights(world: World, device: str) -> list[torch.Tensor]:
     weights, seen = trainer.reducer.weights, list[torch.Tensor]()
     other = {key: flat.mul(3) for key, flat in weights.flats().items()}
     with weights.centre(other, None):
-        seen += [one.detach().square() for one in model.parameters()]
-    seen += [one.detach().square() for one in model.parameters()]
-    return [one.cpu() for one in seen]
+        seen += [parameter.detach().square() for parameter in model.parameters()]
+    seen += [parameter.detach().square() for parameter in model.parameters()]
+    return [tensor.cpu() for tensor in seen]
 
 
 SCENES: dict[str, Callable[[World, str], list[torch.Tensor]]] = {
@@ -149,10 +151,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets that are copied to the host though there is no other rank, and are halved there, as by a sum."""
     monkeypatch.setattr(BSP, "exchanges_nothing", lambda *_: False)
     monkeypatch.setattr(bucket_memory, "BucketCopies", lambda device, host, _: BucketCopies(device, host, False))
-    whole = World.allreduce
+    allreduce = World.allreduce
 
     def halving(world: World, tensor: torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
-        return tensor.mul_(0.5) if options else whole(world, tensor, **named)  # a bucket's call has options
+        return tensor.mul_(0.5) if options else allreduce(world, tensor, **named)  # a bucket's call has options
 
     monkeypatch.setattr(World, "allreduce", halving)
 
@@ -161,8 +163,10 @@ def wrong_orders(world: World, pretend: Order, scene: str, orders: int, enough: 
     """Number of seeds, `enough` at most, with other numbers than on the host."""
     right, wrong = SCENES[scene](world, "cpu"), 0
     for seed in range(orders):
-        found = SCENES[scene](world, str(pretend(seed)))
-        wrong += not all(torch.allclose(one, other, 1e-12, 1e-12) for one, other in zip(found, right, strict=True))
+        results = SCENES[scene](world, str(pretend(seed)))
+        wrong += not all(
+            torch.allclose(result, other, 1e-12, 1e-12) for result, other in zip(results, right, strict=True)
+        )
         if wrong == enough:
             break
     return wrong
@@ -259,7 +263,7 @@ REMOVED: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
 
 
 @pytest.mark.usefixtures("sent")
-@pytest.mark.parametrize(("removed", "scene"), REMOVED, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(("removed", "scene"), REMOVED, ids=lambda value: getattr(value, "__name__", value))
 def test_a_missing_synchronization_is_seen(
     world: World,
     pretend: Order,

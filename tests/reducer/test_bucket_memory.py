@@ -41,7 +41,7 @@ def pack(memory: BucketMemory, *gradients: torch.Tensor | None, weight: float = 
 
 def presence(memory: BucketMemory) -> dict[int, bool]:
     """Return for which gradients any rank had one."""
-    return {number: there for key in memory.keys for number, there in memory.present(key).items()}
+    return {index: there for key in memory.keys for index, there in memory.present(key).items()}
 
 
 def test_gradients_are_packed_times_their_weight() -> None:
@@ -60,22 +60,22 @@ def test_a_view_has_the_shape_and_strides_of_its_parameter() -> None:
     every_other = nn.Parameter(torch.zeros(6, 8)[::2, ::2])
     parameters = [parameter(), parameter(7), parameter(2, 3), parameter(0, 3), last, turned, spread, every_other]
     memory = lay_out(*parameters)
-    for one, view in zip(parameters, memory.views, strict=True):
-        assert view.shape == one.shape
-        assert view.dtype is one.dtype
-    for one, view in zip(parameters[:6], memory.views, strict=False):
-        assert view.stride() == one.stride()
+    for tensor, view in zip(parameters, memory.views, strict=True):
+        assert view.shape == tensor.shape
+        assert view.dtype is tensor.dtype
+    for tensor, view in zip(parameters[:6], memory.views, strict=False):
+        assert view.stride() == tensor.stride()
     assert [view.stride() for view in memory.views[6:]] == [(4, 1), (4, 1)]
 
 
 def test_views_match_the_layout() -> None:
     memory = lay_out(parameter(2, 3), parameter(4), parameter(5, dtype=torch.float64))
-    for number, view in enumerate(memory.views):
-        view.fill_(number + 1)
+    for index, view in enumerate(memory.views):
+        view.fill_(index + 1)
     for key in memory.keys:
-        for number in memory.place(key).parameters:
-            start = memory.starts[number] - memory.place(key).start
-            assert (memory.bucket(key)[start : start + memory.views[number].numel()] == number + 1).all()
+        for index in memory.place(key).parameters:
+            start = memory.starts[index] - memory.place(key).start
+            assert (memory.bucket(key)[start : start + memory.views[index].numel()] == index + 1).all()
 
 
 def test_gradients_with_other_strides_than_the_parameter() -> None:
@@ -161,7 +161,7 @@ def test_another_layout_begins_with_zeros_and_fits() -> None:
     assert memory.buckets != before
     assert all(not memory.bucket(key).any() for key in memory.keys)
     buckets = plan_memory([(40, torch.float32), (3, torch.float32)], [0, 1], WHOLE).buckets
-    assert list(memory.buckets) == planned == [Bucket(one.nbytes, one.parameters) for one in buckets]
+    assert list(memory.buckets) == planned == [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
 
 def test_an_average_moves_with_its_place_when_buckets_change() -> None:
@@ -201,14 +201,14 @@ def test_all_gradients_are_packed_with_any_strides_and_nothing_else(
     memory.lay_out(data.draw(st.permutations(range(len(shapes)))), largest)
     gradients = [data.draw(st.sampled_from([None, turned(shape)])) for shape in shapes]
     pack(memory, *gradients, weight=weight)
-    for one, view, gradient in zip(parameters, memory.views, gradients, strict=True):
-        assert view.stride() == one.stride() or not one.numel()
-        assert torch.equal(view, torch.zeros_like(one) if gradient is None else weight * gradient)
+    for tensor, view, gradient in zip(parameters, memory.views, gradients, strict=True):
+        assert view.stride() == tensor.stride() or not tensor.numel()
+        assert torch.equal(view, torch.zeros_like(tensor) if gradient is None else weight * gradient)
     travels = sum(memory.bucket(key).sum(dtype=torch.float64).item() for key in memory.keys)
     there = [gradient for gradient in gradients if gradient is not None]
     own = sum(weight * gradient.sum(dtype=torch.float64).item() for gradient in there)
     assert travels == pytest.approx(own + len(there))
-    assert presence(memory) == {number: one is not None for number, one in enumerate(gradients)}
+    assert presence(memory) == {index: gradient is not None for index, gradient in enumerate(gradients)}
 
 
 @pytest.mark.parametrize("largest", [WHOLE, 256])
@@ -217,15 +217,15 @@ def test_weights_are_sent_and_returned_as_their_mean(largest: int) -> None:
     turned, every_other = nn.Parameter(torch.randn(3, 40).t()), nn.Parameter(torch.randn(6, 8)[::2, ::2])
     conjugate = nn.Parameter(torch.randn(5, dtype=torch.complex64).conj())
     parameters = [nn.Parameter(torch.randn(7)), last, turned, every_other, conjugate]
-    before = [one.detach().clone() for one in parameters]
+    before = [tensor.detach().clone() for tensor in parameters]
     memory = lay_out(*parameters, largest=largest)
     for key in memory.keys:
         memory.pack_weights(key, 2)
         memory.bucket(key).mul_(4)  # the sum of two ranks, one of which has three times as much
     for key in reversed(memory.keys):
         memory.unpack_weights(key)
-    for one, old in zip(parameters, before, strict=True):
-        torch.testing.assert_close(one.detach(), 2 * old)
+    for tensor, old in zip(parameters, before, strict=True):
+        torch.testing.assert_close(tensor.detach(), 2 * old)
 
 
 def test_buckets_have_their_keys_by_the_order_in_which_they_are_sent() -> None:
@@ -235,27 +235,28 @@ def test_buckets_have_their_keys_by_the_order_in_which_they_are_sent() -> None:
     memory.lay_out([2, 1, 0], 192, (2, 0, 1))
     assert memory.buckets == (buckets[2], buckets[0], buckets[1])
     assert memory.filled == (2, 3, 1)
-    assert [memory.place(key).parameters for key in memory.keys] == [one.parameters for one in memory.buckets]
+    assert [memory.place(key).parameters for key in memory.keys] == [bucket.parameters for bucket in memory.buckets]
 
 
 @given(st.sampled_from([2, 3, 4]), st.integers(1, 3), st.booleans(), st.data())
 def test_a_sample_counts_once(size: int, groups: int, declared: bool, data: st.DataObject) -> None:
     ranks = size * groups
     samples = data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any))
-    weights = [float(one) if declared else 1.0 for one in samples]
-    messages = [ControlMessage(float(one) if declared else None) for one in samples]
+    weights = [float(count) if declared else 1.0 for count in samples]
+    messages = [ControlMessage(float(count) if declared else None) for count in samples]
     sums = [
-        sum(column) for column in zip(*(encode(one, rank, ranks) for rank, one in enumerate(messages)), strict=True)
+        sum(column)
+        for column in zip(*(encode(message, rank, ranks) for rank, message in enumerate(messages)), strict=True)
     ]
     result, partition = decode(sums), model_groups(one_rank_per_node(ranks), size)
     parts = ParameterParts((), {size: partition})
-    expected = [one / sum(weights) for one in weights]
-    assert [result.weight_of(one) for one in messages] == pytest.approx(expected)
+    expected = [weight / sum(weights) for weight in weights]
+    assert [result.weight_of(message) for message in messages] == pytest.approx(expected)
     for group in partition:  # a member's gradient is that of the group's mean, in which each rank has its share
         total = sum(weights[rank] for rank in group)
         factor = parts.weight(weights, group[-1], size, mean=True)
-        found = [factor * weights[rank] / total if total else 0.0 for rank in group]
-        assert found == pytest.approx([expected[rank] for rank in group])
+        shares = [factor * weights[rank] / total if total else 0.0 for rank in group]
+        assert shares == pytest.approx([expected[rank] for rank in group])
 
 
 def test_the_ranks_that_hold_a_part() -> None:

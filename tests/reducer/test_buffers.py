@@ -20,10 +20,10 @@ class Mixed(nn.Module):
 
 
 def send(source: nn.Module, target: nn.Module) -> None:
-    one, other = Buffers(source), Buffers(target)
-    one.pack()
-    other.flat.copy_(one.flat)
-    other.unpack()
+    sender, receiver = Buffers(source), Buffers(target)
+    sender.pack()
+    receiver.flat.copy_(sender.flat)
+    receiver.unpack()
 
 
 def test_floating_point_buffers_are_sent_bit_for_bit_and_integers_are_not() -> None:
@@ -41,23 +41,23 @@ def test_floating_point_buffers_are_sent_bit_for_bit_and_integers_are_not() -> N
 @pytest.mark.parametrize("at", ["source", "target"])
 def test_a_buffer_of_another_shape_or_dtype_is_not_sent(changed: torch.Tensor, at: str) -> None:
     source, target = Mixed(1), Mixed(7)
-    one, other = Buffers(source), Buffers(target)
+    sender, receiver = Buffers(source), Buffers(target)
     (source if at == "source" else target).wide = changed
     before = target.wide.clone()
-    one.pack()
-    other.flat.copy_(one.flat)
-    other.unpack()
+    sender.pack()
+    receiver.flat.copy_(sender.flat)
+    receiver.unpack()
     assert torch.equal(target.wide, before)
     assert torch.equal(target.norm.running_mean, torch.ones(3))
 
 
 def test_a_replaced_buffer_is_sent() -> None:
     source, target = Mixed(1), Mixed(7)
-    one, other = Buffers(source), Buffers(target)
+    sender, receiver = Buffers(source), Buffers(target)
     source.wide, target.wide = source.wide * 5, target.wide + 1
-    one.pack()
-    other.flat.copy_(one.flat)
-    other.unpack()
+    sender.pack()
+    receiver.flat.copy_(sender.flat)
+    receiver.unpack()
     assert target.wide.tolist() == [[5.0, 5.0], [5.0, 5.0]]
 
 

@@ -29,17 +29,17 @@ UNSAID = st.builds(ControlMessage, first_dimension=st.none() | st.integers(0, 10
 ABSENT = st.builds(ControlMessage, absent=st.just(value=True), requests=REQUESTS)
 
 
-def agree(words: list[ControlMessage]) -> ControlResult:
+def agree(messages: list[ControlMessage]) -> ControlResult:
     """What all ranks have, after one sum of floats in the order of ranks."""
-    total = [0.0] * len(encode(words[0], 0, len(words)))
-    for rank, message in enumerate(words):
-        total = [one + other for one, other in zip(total, encode(message, rank, len(words)), strict=True)]
+    total = [0.0] * len(encode(messages[0], 0, len(messages)))
+    for rank, message in enumerate(messages):
+        total = [partial + value for partial, value in zip(total, encode(message, rank, len(messages)), strict=True)]
     return decode(total)
 
 
-def weights(words: list[ControlMessage]) -> list[float]:
-    agreed = agree(words)
-    return [agreed.weight_of(message) for message in words]
+def weights(messages: list[ControlMessage]) -> list[float]:
+    agreed = agree(messages)
+    return [agreed.weight_of(message) for message in messages]
 
 
 def test_weights_are_shares_of_the_given_samples() -> None:
@@ -93,7 +93,7 @@ def test_ranks_that_have_compared_their_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "before", "warned"),
+    ("messages", "before", "warned"),
     [
         ([ControlMessage(first_dimension=8), ControlMessage(first_dimension=8)], False, None),
         (
@@ -108,10 +108,12 @@ def test_ranks_that_have_compared_their_weights() -> None:
         ([ControlMessage(first_dimension=8)], True, None),
     ],
 )
-def test_a_warning_if_batch_sizes_seem_to_differ(words: list[ControlMessage], before: bool, warned: str | None) -> None:
-    found = agree(words).warning(before)
-    assert (found is None) == (warned is None)
-    assert warned is None or (warned in str(found) and "unisono.add_samples(model, n)" in str(found))
+def test_a_warning_if_batch_sizes_seem_to_differ(
+    messages: list[ControlMessage], before: bool, warned: str | None
+) -> None:
+    warning = agree(messages).warning(before)
+    assert (warning is None) == (warned is None)
+    assert warned is None or (warned in str(warning) and "unisono.add_samples(model, n)" in str(warning))
 
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=70))
@@ -126,22 +128,22 @@ def test_first_dimensions_too_large_to_compare_give_no_warning() -> None:
 
 
 @given(st.lists(SAID | UNSAID | ABSENT, min_size=1, max_size=3 * RANKS_PER_NUMBER))
-def test_control_messages_of_any_number_of_ranks(words: list[ControlMessage]) -> None:
-    agreed = agree(words)
+def test_control_messages_of_any_number_of_ranks(messages: list[ControlMessage]) -> None:
+    agreed = agree(messages)
     samples_given, without_samples = (
-        [message for message in words if message.samples is not None],
-        [message for message in words if message.samples is None and not message.absent],
+        [message for message in messages if message.samples is not None],
+        [message for message in messages if message.samples is None and not message.absent],
     )
     assert agreed.samples_given == len(samples_given)
-    assert agreed.without_samples == tuple(rank for rank, message in enumerate(words) if message in without_samples)
-    assert set(agreed.requests) == frozenset().union(*(message.requests for message in words))
+    assert agreed.without_samples == tuple(rank for rank, message in enumerate(messages) if message in without_samples)
+    assert set(agreed.requests) == frozenset().union(*(message.requests for message in messages))
     for kind, who in agreed.requests.items():
-        ranks = [rank for rank, message in enumerate(words) if kind in message.requests]
+        ranks = [rank for rank, message in enumerate(messages) if kind in message.requests]
         assert who == (f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks")
     assert (agreed.error() is not None) == bool(samples_given and without_samples)
     if not (samples_given and without_samples):
-        total = sum(agreed.weight_of(message) for message in words)
-        assert total == pytest.approx(1.0 if any(message.contributes for message in words) else 0.0)
+        total = sum(agreed.weight_of(message) for message in messages)
+        assert total == pytest.approx(1.0 if any(message.contributes for message in messages) else 0.0)
 
 
 @pytest.mark.parametrize("samples", [-1, -0.5, float("nan"), float("inf"), float("-inf")])
@@ -153,8 +155,8 @@ def test_invalid_numbers_of_samples(samples: float) -> None:
 def arrive(agreement: Agreement, *others: ControlMessage) -> None:
     """Let the messages of the other ranks arrive, from rank 1 on."""
     messages = [agreement.message, *others]
-    words = [encode(one, rank, len(messages)) for rank, one in enumerate(messages)]
-    agreement.result = decode([sum(column) for column in zip(*words, strict=True)])
+    encoded = [encode(message, rank, len(messages)) for rank, message in enumerate(messages)]
+    agreement.result = decode([sum(column) for column in zip(*encoded, strict=True)])
 
 
 def begin(control: StepControl) -> Agreement:

@@ -22,8 +22,8 @@ class Record:
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
 
-    def mark_ready(self, number: int, last: bool) -> None:
-        self.calls.append((number, last))
+    def mark_ready(self, index: int, last: bool) -> None:
+        self.calls.append((index, last))
 
 
 def test_each_complete_gradient_is_reported_once() -> None:
@@ -90,7 +90,7 @@ class Late:
 
     def seen(self, *parameters: nn.Parameter) -> bool:
         """Whether just these were needed."""
-        return {id(one) for one in self.needed} == {id(one) for one in parameters}
+        return {id(parameter) for parameter in self.needed} == {id(parameter) for parameter in parameters}
 
 
 class Tied(nn.Module):
@@ -226,7 +226,7 @@ def test_missing_parameters_behave_as_in_pytorch() -> None:
 def test_reading_all_parameters_waits_for_all(read: Callable[[nn.Module], list[torch.Tensor]]) -> None:
     model = Tied()
     late = Late(model)
-    assert all(not one.isnan().any() for one in read(model))
+    assert all(not tensor.isnan().any() for tensor in read(model))
     assert late.seen(*late.parameters)
 
 
@@ -258,8 +258,8 @@ def test_a_copy_does_not_wait(copied: Callable[[nn.Module], nn.Module]) -> None:
     expected = model(inputs)
     late = Late(model)
     duplicate = copied(model)
-    assert all(isinstance(one._parameters, WaitOnAccess) == bool(one._parameters) for one in model.modules())
-    assert all(type(one._parameters) is dict for one in duplicate.modules())
+    assert all(isinstance(module._parameters, WaitOnAccess) == bool(module._parameters) for module in model.modules())
+    assert all(type(module._parameters) is dict for module in duplicate.modules())
     late.spoil()
     assert torch.equal(duplicate(inputs), expected)
     assert late.needed == []

@@ -56,47 +56,47 @@ OWN = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0, "num
 
 
 def test_flats_are_copies_as_buckets_hold_them() -> None:
-    one = Weights()
-    flats = one.weights.flats()
+    rank = Weights()
+    flats = rank.weights.flats()
     assert [flat[:4].tolist() for flat in flats.values()] == [[0.0] * 4, [1.0] * 4]
-    assert one.waits == [None]
+    assert rank.waits == [None]
     flats[2].fill_(9.0)
-    assert one.now() == OWN
+    assert rank.now() == OWN
 
 
 def test_ranks_with_equal_weights_have_nothing_to_average() -> None:
-    one = Weights(differs=False)
-    with one.weights.averaged():
-        assert one.now() == OWN
-    assert one.waits == [None]
+    rank = Weights(differs=False)
+    with rank.weights.averaged():
+        assert rank.now() == OWN
+    assert rank.waits == [None]
 
 
 def test_the_mean_of_all_ranks_is_there_within_the_block() -> None:
-    one = Weights()
-    with pytest.raises(ValueError, match="evaluation"), one.weights.averaged():
-        assert one.now() == {**{name: value + 1 for name, value in OWN.items()}, "num_batches_tracked": 0.0}
+    rank = Weights()
+    with pytest.raises(ValueError, match="evaluation"), rank.weights.averaged():
+        assert rank.now() == {**{name: value + 1 for name, value in OWN.items()}, "num_batches_tracked": 0.0}
         raise ValueError("evaluation")
-    assert one.now() == OWN
+    assert rank.now() == OWN
 
 
 def test_the_anchor_takes_the_place_of_the_mean_of_the_weights() -> None:
-    one = Weights(anchor=7.0)
-    with one.weights.averaged():
-        assert one.now() == {**OWN, "weight": 7.0, "bias": 7.0, "running_mean": 1.0, "running_var": 2.0}
-    assert one.now() == OWN
+    rank = Weights(anchor=7.0)
+    with rank.weights.averaged():
+        assert rank.now() == {**OWN, "weight": 7.0, "bias": 7.0, "running_mean": 1.0, "running_var": 2.0}
+    assert rank.now() == OWN
 
 
 def test_a_centre_is_there_within_the_block() -> None:
-    one, other = Weights(), Weights()
+    rank, other = Weights(), Weights()
     with torch.no_grad():
         for tensor in (*other.model.parameters(), *other.model.buffers()):
             tensor.fill_(5)
     buffers = Buffers(other.model)
     buffers.pack()
-    with pytest.raises(ValueError, match="evaluation"), one.weights.centre(other.weights.flats(), buffers.flat):
-        assert one.now() == {**dict.fromkeys(OWN, 5.0), "num_batches_tracked": 0.0}
+    with pytest.raises(ValueError, match="evaluation"), rank.weights.centre(other.weights.flats(), buffers.flat):
+        assert rank.now() == {**dict.fromkeys(OWN, 5.0), "num_batches_tracked": 0.0}
         raise ValueError("evaluation")
-    assert one.now() == OWN
-    with one.weights.centre(other.weights.flats(), None, wait=False):
-        assert one.now() == {**OWN, "weight": 5.0, "bias": 5.0}
-    assert one.waits == [None]
+    assert rank.now() == OWN
+    with rank.weights.centre(other.weights.flats(), None, wait=False):
+        assert rank.now() == {**OWN, "weight": 5.0, "bias": 5.0}
+    assert rank.waits == [None]

@@ -107,8 +107,8 @@ class Pair:
         step = self.optimizing.begin()
         settled = self.engine.begin(step)
         for key, numbers in enumerate(self.parts, 1):
-            for number in numbers:
-                self.engine.parameters[number].grad = _copy(gradients[number])
+            for index in numbers:
+                self.engine.parameters[index].grad = _copy(gradients[index])
             settled(key)
         if step.updates is Updates.WHOLE:
             self.engine.wait()
@@ -123,31 +123,31 @@ class Pair:
 
     def check(self) -> None:
         """Weights, state and options are the same to the last bit."""
-        for number, (mine, plain) in enumerate(zip(self.engine.parameters, self.parameters, strict=True)):
-            assert torch.equal(mine, plain), f"parameter {number} of shape {SHAPES[number]}"
+        for index, (mine, plain) in enumerate(zip(self.engine.parameters, self.parameters, strict=True)):
+            assert torch.equal(mine, plain), f"parameter {index} of shape {SHAPES[index]}"
         same(self.optimizer.state_dict(), self.plain.state_dict())
 
 
-def same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            same(one[key], other[key])
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
+def same(actual: Any, expected: Any) -> None:
+    assert type(actual) is type(expected)
+    if isinstance(actual, torch.Tensor):
+        assert torch.equal(actual, expected)
+    elif isinstance(actual, dict):
+        assert actual.keys() == expected.keys()
+        for key in actual:
+            same(actual[key], expected[key])
+    elif isinstance(actual, list):
+        assert len(actual) == len(expected)
+        for mine, its in zip(actual, expected, strict=True):
             same(mine, its)
     else:
-        assert one == other
+        assert actual == expected
 
 
 def random_gradients(seed: int, missing: frozenset[int] = frozenset()) -> Given:
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    return [None if number in missing else gradient for number, gradient in enumerate(drawn)]
+    return [None if index in missing else gradient for index, gradient in enumerate(drawn)]
 
 
 def _groups(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def test_each_part_is_made_as_soon_as_possible() -> None:
     for parameter, gradient in zip(pair.engine.parameters[3:], random_gradients(0)[3:], strict=True):
         parameter.grad = gradient
     settled(1)
-    stayed = [torch.equal(one, other) for one, other in zip(pair.engine.parameters, before, strict=True)]
+    stayed = [torch.equal(parameter, old) for parameter, old in zip(pair.engine.parameters, before, strict=True)]
     assert stayed == [True, True, True, False, False]
 
 
@@ -209,9 +209,9 @@ def test_parameters_without_a_gradient_do_not_change(make: Callable[..., torch.o
     pair = Pair(make)
     before = [parameter.detach().clone() for parameter in pair.engine.parameters]
     pair.step(random_gradients(0, frozenset({1, 2})))
-    stayed = [torch.equal(one, other) for one, other in zip(pair.engine.parameters, before, strict=True)]
+    stayed = [torch.equal(parameter, old) for parameter, old in zip(pair.engine.parameters, before, strict=True)]
     assert stayed == [False, True, True, False, False]
-    assert not {pair.engine.parameters[number] for number in (1, 2)} & set(pair.optimizer.state)
+    assert not {pair.engine.parameters[index] for index in (1, 2)} & set(pair.optimizer.state)
     pair.step([None] * len(SHAPES))
     pair.check()
 
@@ -223,7 +223,7 @@ def test_a_scheduler_sets_the_rate_of_each_step(make: Callable[..., torch.optim.
     pair = Pair(make, at_once=at_once)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that the optimizer has made no step, or another one than the scheduler's
-        schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (pair.optimizer, pair.plain)]
+        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (pair.optimizer, pair.plain)]
         for seed in range(4):
             pair.step(random_gradients(seed))
             for scheduler in schedulers:
@@ -265,10 +265,10 @@ def whole(pair: Pair) -> bool:
     pair.engine.pushed.clear()
     pair.step(random_gradients(1))
     pair.check()
-    found = pair.engine.pushed
-    if found == [("update", 4, list(range(len(SHAPES))))]:
+    pushed = pair.engine.pushed
+    if pushed == [("update", 4, list(range(len(SHAPES))))]:
         return True
-    assert found == [("update", 1, [3, 4]), ("update", 3, [2]), ("update", 4, [0, 1])]
+    assert pushed == [("update", 1, [3, 4]), ("update", 3, [2]), ("update", 4, [0, 1])]
     return False
 
 
@@ -374,15 +374,15 @@ def test_a_custom_optimizer_is_clipped() -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_run_resumes_from_the_state_after_split_steps(name: str) -> None:
     """What a checkpoint keeps, another optimizer takes up."""
-    one, other = Pair(MAKERS[name]), Pair(MAKERS[name], ((0,), (1, 2, 3), (4,)))
+    first, second = Pair(MAKERS[name]), Pair(MAKERS[name], ((0,), (1, 2, 3), (4,)))
     for seed in range(2):
-        one.step(random_gradients(seed))
+        first.step(random_gradients(seed))
     with torch.no_grad():
-        for pair in zip((*other.engine.parameters, *other.parameters), one.parameters * 2, strict=True):
+        for pair in zip((*second.engine.parameters, *second.parameters), first.parameters * 2, strict=True):
             pair[0].copy_(pair[1])
-    other.optimizer.load_state_dict(deepcopy(one.optimizer.state_dict()))
-    other.plain.load_state_dict(deepcopy(one.optimizer.state_dict()))
-    for pair in (one, other):
+    second.optimizer.load_state_dict(deepcopy(first.optimizer.state_dict()))
+    second.plain.load_state_dict(deepcopy(first.optimizer.state_dict()))
+    for pair in (first, second):
         pair.step(random_gradients(2))
         pair.check()
-    same(one.optimizer.state_dict(), other.optimizer.state_dict())
+    same(first.optimizer.state_dict(), second.optimizer.state_dict())

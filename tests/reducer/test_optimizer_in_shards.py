@@ -52,7 +52,7 @@ class Rank:
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
         self.lay_out((1, 0))
         self.runner = Runner()
-        collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda one: [one])
+        collectives = SimpleNamespace(rank=0, size=1, all_gather_object=lambda value: [value])
         self.programs = SimpleNamespace(
             memory=self.memory,
             buffers=Buffers(torch.nn.Identity()),
@@ -98,7 +98,7 @@ def test_state_is_kept_for_the_segments_of_the_buckets() -> None:
     assert rank.programs.layer_norms is False
     assert rank.sharded is not None
     sharded = rank.sharded
-    assert sorted(one.parameter for one in sharded._segments) == [0, 1]
+    assert sorted(segment.parameter for segment in sharded._segments) == [0, 1]
     rank.shard(optimizer, own_loop=False)
     assert rank.sharded is sharded
 
@@ -122,10 +122,10 @@ def test_shards_follow_the_buckets() -> None:
     rank = Rank()
     rank.shard(rank.sgd(), own_loop=False)
     assert rank.sharded is not None
-    before = [one.parameter for one in rank.sharded._segments]
+    before = [segment.parameter for segment in rank.sharded._segments]
     rank.lay_out((0, 1))
     rank.sharded.lay_out()
-    assert [one.parameter for one in rank.sharded._segments] == before[::-1]
+    assert [segment.parameter for segment in rank.sharded._segments] == before[::-1]
 
 
 def test_the_program_continues_with_a_step_of_the_users_loop() -> None:
@@ -215,13 +215,13 @@ def test_changes_of_grad_before_a_step(change: Callable[[torch.nn.Parameter], No
     begun = rank.begin()
     rank.optimizer.hide_gradients(begun)
     change(rank.parameters[0])
-    found = rank.parameters[0].grad
+    gradient = rank.parameters[0].grad
     if message is None:
         optimizer.step()
     else:
         with pytest.raises(UsageError, match=message):
             optimizer.step()
-    assert rank.parameters[0].grad is found
+    assert rank.parameters[0].grad is gradient
     for key in rank.layout.keys:
         begun.update_shard(key)
         begun.unpack_shards(key)

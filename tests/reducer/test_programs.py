@@ -25,7 +25,7 @@ class Ranks:
     def __init__(self, size: int, rank: int = 0) -> None:
         self.size, self.rank, self.nodes, self.user = size, rank, 1, ""
         self.placement = place([0] * size)
-        self.pool = SimpleNamespace(worlds=lambda number: [self] * number)
+        self.pool = SimpleNamespace(worlds=lambda count: [self] * count)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -54,24 +54,24 @@ class Laid(BucketMemory):
 
 
 def test_a_rule_alone_has_its_first_setting() -> None:
-    one = One(BSP(**CHAIN))
-    assert (one.programs.tuning.setting.overlap, one.programs.tuning.setting.bucket_bytes) == ("chain", 64)
-    assert (one.programs.tuning.chosen, one.programs.tuning.choice) == (None, None)
-    assert not one.programs.next_step(deferred=False)
-    assert one.memory.count == 1
+    rank = One(BSP(**CHAIN))
+    assert (rank.programs.tuning.setting.overlap, rank.programs.tuning.setting.bucket_bytes) == ("chain", 64)
+    assert (rank.programs.tuning.chosen, rank.programs.tuning.choice) == (None, None)
+    assert not rank.programs.next_step(deferred=False)
+    assert rank.memory.count == 1
     setting = ["chain", 64, (), 2, (), 1]
-    assert one.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "others": []}
+    assert rank.programs.tuning.state() == {"ranks": 1, "order": [2, 1, 0], "setting": setting, "others": []}
 
 
 def test_buckets_follow_the_order_of_the_first_step() -> None:
-    one = One(BSP(overlap="chain", exchange=Exchange(bucket_bytes=64)), ranks=2)
-    assert one.programs.tuning.state() is None
-    one.programs.next_step(deferred=False)
-    one.programs.tuning.recorded_order = [1, 0, 2]
-    assert one.programs.next_step(deferred=False)
-    assert one.memory.count == 2
-    assert one.memory.buckets[0].parameters == (1,)
-    state = one.programs.tuning.state()
+    rank = One(BSP(overlap="chain", exchange=Exchange(bucket_bytes=64)), ranks=2)
+    assert rank.programs.tuning.state() is None
+    rank.programs.next_step(deferred=False)
+    rank.programs.tuning.recorded_order = [1, 0, 2]
+    assert rank.programs.next_step(deferred=False)
+    assert rank.memory.count == 2
+    assert rank.memory.buckets[0].parameters == (1,)
+    state = rank.programs.tuning.state()
     assert state is not None
     assert state["order"] == [1, 0, 2]
 
@@ -89,10 +89,10 @@ def test_a_run_resumes_with_the_setting_that_it_had() -> None:
 
 
 def test_a_state_is_continued() -> None:
-    one = One(DiLoCo(every=8, **CHAIN))
-    one.programs.next_step(deferred=False)
-    one.programs.first = 2
-    state = one.programs.rule_state()
+    rank = One(DiLoCo(every=8, **CHAIN))
+    rank.programs.next_step(deferred=False)
+    rank.programs.first = 2
+    state = rank.programs.rule_state()
     assert (state["cycle"][0], state["first"]) == (8, 2)
     again = One(DiLoCo(every=8, **CHAIN))
     again.programs.resume(6, {**state, "period": 8})  # older checkpoints have it
@@ -109,9 +109,9 @@ def test_another_period_begins_anew() -> None:
 
 def test_without_a_state_only_a_rule_with_an_anchor_begins_a_period() -> None:
     for rule, first in ((DiLoCo(every=8, **CHAIN), 6), (LocalSGD(every=4, **CHAIN), 0)):
-        one = One(rule)
-        one.programs.resume(6)
-        assert (one.programs.step, one.programs.first) == (6, first)
+        rank = One(rule)
+        rank.programs.resume(6)
+        assert (rank.programs.step, rank.programs.first) == (6, first)
 
 
 def test_too_few_buckets_for_the_fragments_are_reported_by_rank_0() -> None:

@@ -45,11 +45,11 @@ def filled(memory: BucketMemory, rank: int, in_flight: set[int]) -> RuleState:
 
 def by_parameter(segments: Segments, name: str) -> dict[int, torch.Tensor]:
     """Flat parameters, with zeros where nothing is kept."""
-    found = {}
-    for number, begin, tensor in segments.get(name, ()):
-        whole = found.setdefault(number, torch.zeros(torch.Size(SHAPES[number]).numel(), dtype=torch.float64))
-        whole[begin : begin + len(tensor)] = tensor
-    return found
+    flats = {}
+    for index, begin, tensor in segments.get(name, ()):
+        flat = flats.setdefault(index, torch.zeros(torch.Size(SHAPES[index]).numel(), dtype=torch.float64))
+        flat[begin : begin + len(tensor)] = tensor
+    return flats
 
 
 orders = st.permutations(range(len(SHAPES)))
@@ -88,11 +88,11 @@ def test_another_layout_keeps_what_belongs_to_parameters(
     for name in (ANCHOR, MOMENTUM, SENT, SUM):
         old, new = by_parameter(before, name), by_parameter(after, name)
         assert old.keys() == new.keys()
-        assert all(torch.equal(old[number], new[number]) for number in old)
-    for number in range(len(SHAPES)):  # a part of the sum's residual may belong to another shard now
+        assert all(torch.equal(old[index], new[index]) for index in old)
+    for index in range(len(SHAPES)):  # a part of the sum's residual may belong to another shard now
         old_sum, new_sum = (
-            by_parameter(one, RESIDUAL)[number] + by_parameter(one, SUM_RESIDUAL).get(number, 0)
-            for one in (before, after)
+            by_parameter(segments, RESIDUAL)[index] + by_parameter(segments, SUM_RESIDUAL).get(index, 0)
+            for segments in (before, after)
         )
         torch.testing.assert_close(old_sum, new_sum, rtol=0, atol=1e-12)
 
@@ -110,8 +110,8 @@ def test_a_change_in_flight_that_is_not_whole_is_dropped() -> None:
 
 def test_a_new_period_has_no_change_in_flight() -> None:
     state = filled(memory_of(256, [0, 1, 2, 3, 4]), 0, {1, 2})
-    found = without_changes(state.segments())
-    assert set(found) == {ANCHOR, MOMENTUM, RESIDUAL, SUM_RESIDUAL}
+    kept = without_changes(state.segments())
+    assert set(kept) == {ANCHOR, MOMENTUM, RESIDUAL, SUM_RESIDUAL}
 
 
 def test_an_anchor_is_made_once() -> None:
@@ -119,14 +119,14 @@ def test_an_anchor_is_made_once() -> None:
     state = RuleState(memory, 0, RANKS)
     assert not state.write_anchor()
     state.lay_out(keeps_anchor=True)
-    begin = [one.detach().clone() for one in memory.parameters]
+    begin = [parameter.detach().clone() for parameter in memory.parameters]
     with torch.no_grad():
-        for one in memory.parameters:
-            one.add_(1)
+        for parameter in memory.parameters:
+            parameter.add_(1)
     state.lay_out(keeps_anchor=True)
     assert state.write_anchor()
-    for one, old in zip(memory.parameters, begin, strict=True):
-        assert torch.equal(one, old)
+    for parameter, old in zip(memory.parameters, begin, strict=True):
+        assert torch.equal(parameter, old)
 
 
 @pytest.mark.parametrize("keeps_anchor", [True, False])

@@ -88,15 +88,15 @@ def test_a_backward_pass_adds_to_it_and_makes_it_stale() -> None:
 def test_placeholders_mark_the_gradients_that_there_are() -> None:
     parameters = [torch.nn.Parameter(torch.ones(size)) for size in (3, 2, 1)]
     parameters[1].grad = torch.ones(2)
-    scatter(parameters, "abc", lambda number: number != 1)
-    assert [type(one.grad) for one in parameters] == [ScatteredGradient, type(None), ScatteredGradient]
+    scatter(parameters, "abc", lambda index: index != 1)
+    assert [type(parameter.grad) for parameter in parameters] == [ScatteredGradient, type(None), ScatteredGradient]
     first = parameters[0].grad
-    scatter(parameters, "abc", lambda number: number == 1)
+    scatter(parameters, "abc", lambda index: index == 1)
     assert parameters[0].grad is first
     assert isinstance(parameters[1].grad, ScatteredGradient)
     parameters[2].grad = torch.ones(1)
     clear(parameters)
-    assert [type(one.grad) for one in parameters] == [type(None), type(None), torch.Tensor]
+    assert [type(parameter.grad) for parameter in parameters] == [type(None), type(None), torch.Tensor]
 
 
 PARAMETERS = 4
@@ -111,7 +111,7 @@ LEFT_OUT = None
 def agreed(messages: Sequence[Uses | None]) -> StepResult:
     """Return the result of the ranks' messages."""
     ranks = len(messages)
-    numbers = [step_numbers(one, PARAMETERS, rank, ranks) for rank, one in enumerate(messages)]
+    numbers = [step_numbers(message, PARAMETERS, rank, ranks) for rank, message in enumerate(messages)]
     return step_result(torch.tensor(numbers).double().sum(0).tolist(), PARAMETERS, ranks)
 
 
@@ -121,11 +121,11 @@ MESSAGES = st.none() | st.dictionaries(st.integers(0, PARAMETERS - 1), st.sample
 @given(st.lists(MESSAGES, min_size=1, max_size=100))
 def test_messages_add_up(messages: list[Uses | None]) -> None:
     result = agreed(messages)
-    assert result.missing == tuple(rank for rank, one in enumerate(messages) if one is None)
-    for number in range(PARAMETERS):
+    assert result.missing == tuple(rank for rank, message in enumerate(messages) if message is None)
+    for parameter in range(PARAMETERS):
         for use in GradientUse:
-            count = sum(one is not None and one.get(number) == use for one in messages)
-            assert result.uses.get(number, (0,) * len(GradientUse))[use] == count
+            count = sum(message is not None and message.get(parameter) == use for message in messages)
+            assert result.uses.get(parameter, (0,) * len(GradientUse))[use] == count
 
 
 def test_a_step_of_all_ranks_is_made() -> None:
@@ -141,7 +141,7 @@ def test_a_step_that_all_ranks_leave_out_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "kind", "words"),
+    ("messages", "kind", "message"),
     [
         ([{}, LEFT_OUT, {}], MismatchError, "rank 1 of 3 has left out the optimizer.step"),
         ([{}, LEFT_OUT, LEFT_OUT], MismatchError, "ranks 1 and 2 of 3 have left out the optimizer.step"),
@@ -150,10 +150,10 @@ def test_a_step_that_all_ranks_leave_out_is_no_error() -> None:
         ([{}, {0: GradientUse.REPLACED}], UsageError, "parameter a .* Sharded has not summed"),
     ],
 )
-def test_other_steps_are_made_on_no_rank(messages: list[Uses | None], kind: type[Exception], words: str) -> None:
+def test_other_steps_are_made_on_no_rank(messages: list[Uses | None], kind: type[Exception], message: str) -> None:
     result = agreed(messages)
     assert not result.is_made()
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         raise result.error(NAMES) or AssertionError
 
 

@@ -31,9 +31,9 @@ def test_the_order_in_memory_is_compared_where_it_matters() -> None:
         "the models of ranks 0 and 1 differ: rank 0 has parameter weight, (4, 3, 3, 3) of float32, rank 1 has "
         "parameter weight, (4, 3, 3, 3) of float32 with strides (27, 1, 9, 3)"
     )
-    for one in (nn.Conv2d(1, 4, 3), nn.Conv2d(3, 4, 1)):  # a dimension of one element has no order
-        before = describe(one)
-        assert describe(one.to(memory_format=torch.channels_last)) == before
+    for layer in (nn.Conv2d(1, 4, 3), nn.Conv2d(3, 4, 1)):  # a dimension of one element has no order
+        before = describe(layer)
+        assert describe(layer.to(memory_format=torch.channels_last)) == before
 
 
 def test_added_replaced_or_unfrozen_parameters_are_named() -> None:
@@ -113,11 +113,11 @@ def test_weights_that_functional_call_lends_are_no_parameters() -> None:
     model = make()
     structure = Structure(model)
     lent = {name: 2 * parameter for name, parameter in model.named_parameters()}
-    found: list[str | None] = []
-    model.register_forward_pre_hook(lambda *_: found.append(structure.added(model)))
+    added: list[str | None] = []
+    model.register_forward_pre_hook(lambda *_: added.append(structure.added(model)))
     torch.func.functional_call(model, lent, (torch.zeros(3, 2),))
     reference = weakref.ref(lent.pop("0.weight"))
-    assert found == [None]
+    assert added == [None]
     assert reference() is None
     assert structure.added(model) is None
 
@@ -129,7 +129,7 @@ def test_models_that_are_alike_have_one_description() -> None:
 
 
 def test_the_first_difference_is_reported_with_both_values() -> None:
-    plain, wide, none = (describe(one) for one in (nn.Linear(2, 3), nn.Linear(2, 4), nn.Sequential()))
+    plain, wide, none = (describe(layer) for layer in (nn.Linear(2, 3), nn.Linear(2, 4), nn.Sequential()))
     half, frozen = describe(nn.Linear(2, 3).half()), describe(nn.Linear(2, 3).requires_grad_(False))
     assert (
         "rank 0 has parameter weight, (3, 2) of float32, rank 2 has parameter weight, (4, 2) of float32"
@@ -156,8 +156,8 @@ def test_buffers_count() -> None:
 
 def test_a_digest_is_that_of_all_bits() -> None:
     weights = [torch.zeros(()), torch.arange(6.0).bfloat16().view(2, 3).t(), torch.ones(2, dtype=torch.complex64)]
-    assert digest(weights) == digest([one.clone() for one in weights]) < 2**52
-    for number in range(len(weights)):
-        others = [one.clone() for one in weights]
-        others[number][(0,) * others[number].dim()] = 5
+    assert digest(weights) == digest([weight.clone() for weight in weights]) < 2**52
+    for index in range(len(weights)):
+        others = [weight.clone() for weight in weights]
+        others[index][(0,) * others[index].dim()] = 5
         assert digest(others) != digest(weights)

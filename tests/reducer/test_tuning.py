@@ -48,7 +48,7 @@ class Memory:
 
     def plan(self, order: Sequence[int], largest: int, end_ratio: int = 1) -> list[Bucket]:
         buckets = plan_memory([(length, torch.float32) for length in LENGTHS], order, largest, (), end_ratio).buckets
-        return [Bucket(one.nbytes, one.parameters) for one in buckets]
+        return [Bucket(bucket.nbytes, bucket.parameters) for bucket in buckets]
 
 
 class Ranks:
@@ -298,7 +298,7 @@ def test_wild_trials_keep_the_simplest_setting(tune: Tune) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_buckets_are_small_at_both_ends_between_nodes_alone(tune: Tune, nodes: int) -> None:
     course = tune("chain", ranks=Ranks(nodes=nodes), cost=Cost(4e-3, 5e-9))
-    assert any(one.end_ratio > 1 for one in course.settings) is (nodes == 2)
+    assert any(setting.end_ratio > 1 for setting in course.settings) is (nodes == 2)
     assert (course.tuning.setting.end_ratio > 1) is (nodes == 2)
 
 
@@ -361,14 +361,14 @@ def test_an_unknown_overlap() -> None:
 
 
 def test_a_stored_result_is_restored(tune: Tune) -> None:
-    found = tune(order=[3, 1, 0, 2], cost=SLOW).tuning
-    assert found.setting.sequence
+    tuning = tune(order=[3, 1, 0, 2], cost=SLOW).tuning
+    assert tuning.setting.sequence
     again = fresh()
-    assert again.restore(json.loads(json.dumps(found.state())))
-    assert (again.setting, again.order) == (found.setting, [3, 1, 0, 2])
-    assert again.state() == found.state()
+    assert again.restore(json.loads(json.dumps(tuning.state())))
+    assert (again.setting, again.order) == (tuning.setting, [3, 1, 0, 2])
+    assert again.state() == tuning.state()
     assert not any(again.next_step(deferred=True) for _ in range(40))
-    assert again.setting == found.setting
+    assert again.setting == tuning.setting
 
 
 def test_overlaps_that_take_longer_than_predicted_give_way_to_one_that_was_predicted_slower(tune: Tune) -> None:
@@ -381,17 +381,17 @@ def test_overlaps_that_take_longer_than_predicted_give_way_to_one_that_was_predi
 
 def test_results_with_other_numbers_of_ranks_are_kept(tune: Tune) -> None:
     """A run that loses a rank, and gets it back, does not search again."""
-    found = tune(order=[3, 1, 0, 2], cost=SLOW).tuning
+    tuning = tune(order=[3, 1, 0, 2], cost=SLOW).tuning
     fewer = fresh(size=3)
-    assert not fewer.restore(json.loads(json.dumps(found.state())))
+    assert not fewer.restore(json.loads(json.dumps(tuning.state())))
     assert not fewer.finished
     again = fresh()
     assert again.restore(json.loads(json.dumps(fewer.state()))), "the search with 3 ranks has not ended"
-    assert (again.setting, again.order) == (found.setting, found.order)
+    assert (again.setting, again.order) == (tuning.setting, tuning.order)
     fewer.finished = True
     back = fresh()
     assert back.restore(json.loads(json.dumps(fewer.state())))
-    assert back.setting == found.setting
+    assert back.setting == tuning.setting
     third = fresh(size=3)
     assert third.restore(json.loads(json.dumps(back.state())))
     assert third.setting == fewer.setting
@@ -435,33 +435,33 @@ def test_equal_buckets_are_chosen_if_they_are_faster(tune: Tune) -> None:
 
 def test_the_ratio_of_buckets_at_both_ends_is_stored_and_restored(tune: Tune) -> None:
     course = tune(cost=Cost(4e-3, 5e-9))
-    found = course.tuning
-    assert found.setting.end_ratio > 1
-    smallest = found.setting.bucket_bytes / found.setting.end_ratio / (1 << 20)
+    tuning = course.tuning
+    assert tuning.setting.end_ratio > 1
+    smallest = tuning.setting.bucket_bytes / tuning.setting.end_ratio / (1 << 20)
     assert f"MiB ({smallest:g} at both ends): " in course.said[0]
-    state = json.loads(json.dumps(found.state()))
+    state = json.loads(json.dumps(tuning.state()))
     again = fresh()
     assert again.restore(state)
-    assert again.setting == found.setting
-    assert not fresh(bucket_bytes=found.setting.bucket_bytes).restore(state), "a given size is that of all buckets"
+    assert again.setting == tuning.setting
+    assert not fresh(bucket_bytes=tuning.setting.bucket_bytes).restore(state), "a given size is that of all buckets"
     state["setting"][5] = 3
     assert not fresh().restore(state)
 
 
 def test_a_result_of_earlier_versions_has_equal_buckets(tune: Tune) -> None:
-    found = tune(bucket_bytes=1 << 20).tuning
-    state = json.loads(json.dumps(found.state()))
+    tuning = tune(bucket_bytes=1 << 20).tuning
+    state = json.loads(json.dumps(tuning.state()))
     again = fresh(bucket_bytes=1 << 20)
     assert again.restore({**state, "setting": state["setting"][:5]})
-    assert again.setting == found.setting._replace(end_ratio=1)
+    assert again.setting == tuning.setting._replace(end_ratio=1)
 
 
 def test_halves_are_stored_and_restored(tune: Tune) -> None:
-    found = tune(cost=SLOW, kind=Sharded).tuning
-    assert found.setting.halves
+    tuning = tune(cost=SLOW, kind=Sharded).tuning
+    assert tuning.setting.halves
     again = fresh(kind=Sharded)
-    state = json.loads(json.dumps(found.state()))
+    state = json.loads(json.dumps(tuning.state()))
     assert again.restore(state)
-    assert again.setting == found.setting
+    assert again.setting == tuning.setting
     state["setting"][4] = state["setting"][4][:-1]
     assert not fresh(kind=Sharded).restore(state)

@@ -35,10 +35,10 @@ def results(layer: nn.Module, inputs: Tensor) -> list[Tensor | None]:
     """Return outputs and all gradients of a layer, whose outputs the next one changes in place."""
     leaf = inputs.clone().requires_grad_()
     outputs = layer(leaf * 1)
-    found = outputs.detach().clone()
+    original = outputs.detach().clone()
     scores = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view(outputs.shape)
     (outputs.relu_().double() * scores).sum().backward()
-    return [found, leaf.grad, *(one.grad for one in layer.parameters())]
+    return [original, leaf.grad, *(parameter.grad for parameter in layer.parameters())]
 
 
 def assert_alike(layer: nn.Module, inputs: Tensor, first: bool = True) -> None:
@@ -46,9 +46,13 @@ def assert_alike(layer: nn.Module, inputs: Tensor, first: bool = True) -> None:
     own = copy.deepcopy(layer)
     assert compute_weight_gradients_first(layer) == 1
     assert is_first(layer(inputs.clone().requires_grad_())) == first
-    for one, other in zip(results(layer, inputs), results(own, inputs), strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or other is None or (torch.equal(one, other) and one.stride() == other.stride())
+    for result, expected in zip(results(layer, inputs), results(own, inputs), strict=True):
+        assert (result is None) == (expected is None)
+        assert (
+            result is None
+            or expected is None
+            or (torch.equal(result, expected) and result.stride() == expected.stride())
+        )
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 9), st.booleans(), DTYPES)
@@ -64,8 +68,8 @@ def test_inputs_in_any_order_of_memory_have_the_bits_of_pytorch(order: Sequence[
     torch.manual_seed(0)
     for sizes in itertools.product((1, 7, 33), repeat=3):
         inputs = torch.randn(sizes).permute(order)
-        for one in (inputs, inputs[0]):
-            assert_alike(nn.Linear(one.shape[-1], 64), one)
+        for batch in (inputs, inputs[0]):
+            assert_alike(nn.Linear(batch.shape[-1], 64), batch)
 
 
 @st.composite
@@ -110,8 +114,8 @@ def test_complex_numbers_have_the_gradients_of_pytorch(kind: Callable[..., nn.Mo
     layer, inputs = kind(3, 4, dtype=torch.complex64), torch.randn(2, 3, 3, dtype=torch.complex64, requires_grad=True)
     own = copy.deepcopy(layer)
     compute_weight_gradients_first(layer)
-    for one in (layer, own):
-        one(inputs).abs().square().sum().backward()
+    for module in (layer, own):
+        module(inputs).abs().square().sum().backward()
     assert torch.equal(layer.weight.grad, own.weight.grad)
 
 
@@ -121,8 +125,8 @@ class Doubled(nn.Parameter):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            found = function(*args, **(kwargs or {}))
-        return 2 * found if function is functional.linear else found
+            outputs = function(*args, **(kwargs or {}))
+        return 2 * outputs if function is functional.linear else outputs
 
 
 class Watched(TorchFunctionMode):
@@ -197,7 +201,7 @@ def test_layers_are_taken_by_their_exact_class() -> None:
     names = list(model.state_dict())
     assert compute_weight_gradients_first(model) == 4
     assert compute_weight_gradients_first(model) == 0
-    assert [type(one) for one in model] == [*weight_first.KINDS.values(), Own, nn.ConvTranspose1d]
+    assert [type(layer) for layer in model] == [*weight_first.KINDS.values(), Own, nn.ConvTranspose1d]
     assert list(model.state_dict()) == names
 
 
@@ -244,7 +248,7 @@ def test_what_a_pass_leaves_unread_is_forgotten_by_weight() -> None:
 def test_first_and_second_gradients_are_right(layer: nn.Module, shape: tuple[int, ...]) -> None:
     compute_weight_gradients_first(layer.double())
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True)]
-    leaves += [one.detach().clone().requires_grad_() for one in layer.parameters()]
+    leaves += [parameter.detach().clone().requires_grad_() for parameter in layer.parameters()]
 
     def function(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         outputs = torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (inputs * 2,))
@@ -259,9 +263,9 @@ def test_a_gradient_is_not_copied_when_it_is_accumulated(monkeypatch: pytest.Mon
     own, made = weight_first.linear_gradients, list[int]()
 
     def recorded(*parts: Any) -> Any:
-        found = own(*parts)
-        made.extend(one.data_ptr() for one in found[1:2] if one is not None)
-        return found
+        gradients = own(*parts)
+        made.extend(gradient.data_ptr() for gradient in gradients[1:2] if gradient is not None)
+        return gradients
 
     monkeypatch.setattr(weight_first, "linear_gradients", recorded)
     layer = first_linear()
@@ -284,17 +288,17 @@ def test_a_weight_that_changes_before_its_grad_input_raises_an_error() -> None:
 def test_some_gradients_alone_accumulation_and_checkpoints_are_those_of_pytorch() -> None:
     model, own = two_layers(), two_layers(first=False)
     inputs = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    found = torch.autograd.grad(model(inputs).square().sum(), [model[2].weight, inputs])
+    gradients = torch.autograd.grad(model(inputs).square().sum(), [model[2].weight, inputs])
     wanted = torch.autograd.grad(own(inputs).square().sum(), [own[2].weight, inputs])
-    assert all(map(torch.equal, found, wanted))
-    assert all(one.grad is None for one in model.parameters())
-    for one in (model, own):
-        one(inputs).sum().backward(inputs=[one[2].weight])
-        one(inputs).square().sum().backward()
+    assert all(map(torch.equal, gradients, wanted))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for network in (model, own):
+        network(inputs).sum().backward(inputs=[network[2].weight])
+        network(inputs).square().sum().backward()
         for reentrant in (False, True):
-            checkpoint(one, inputs, use_reentrant=reentrant).square().sum().backward()
-    for one, other in zip(model.parameters(), own.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+            checkpoint(network, inputs, use_reentrant=reentrant).square().sum().backward()
+    for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)
     forget_unread(model.parameters())
 
 

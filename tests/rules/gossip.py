@@ -24,7 +24,7 @@ class Gossip(BaseRule):
         return [tuple(tuple(sorted(ring[n : n + 2])) for n in range(0, ranks, 2)) for ring in rings]
 
     def follow(self, event: Step, rank: int, layout: Layout) -> build.Followers:
-        pair = next(one for one in self.partitions(layout.ranks)[event.number % 2] if rank in one)
+        pair = next(members for members in self.partitions(layout.ranks)[event.number % 2] if rank in members)
         sends = self.collectives(layout)
         yield from build.own_updates(layout)
         yield build.AT_THE_END, self.agree(sends)

@@ -24,7 +24,7 @@ def test_every_exchange_is_served_once(exchanges: list[int], servers: int, seed:
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 1 << 20))
 def test_no_order_deadlocks(workers: int, servers: int, seed: int) -> None:
-    steps = [Step(number) for number in range(4)]
+    steps = [Step(step) for step in range(4)]
     programs = EASGD(servers=servers).programs(even_layout(workers + servers, servers + 1), steps, seed)
     ran = list[int]()
     play_in_random_order(programs, lambda together: ran.append(len(together)), seed)

@@ -28,7 +28,7 @@ from unisono.wires import encoded_share
 
 
 def steps(count: int) -> list[Step]:
-    return [Step(number) for number in range(count)]
+    return [Step(step) for step in range(count)]
 
 
 def test_the_picture_shows_the_programs() -> None:
@@ -47,13 +47,13 @@ def test_the_picture_shows_the_programs() -> None:
         assert line.removeprefix(f"fragment {fragment} ").strip() == "".join(row).strip()
         assert (line.index("p") - len("step          0") + 1) // 4 == row.index("p") // 4
     numbers = next(line for line in drawn if line.startswith("step "))
-    assert [int(one) for one in numbers.split()[1:]] == list(range(16))
+    assert [int(label) for label in numbers.split()[1:]] == list(range(16))
 
 
 def test_the_bytes_of_the_docstring() -> None:
     """On a link where only bytes cost: 1.5 n a step for BSP, and for int4 and every = 16 a sixteenth of 4.25 / 32."""
     layout = even_layout(4, 8)
-    nbytes = sum(one.nbytes for one in layout.buckets)
+    nbytes = sum(bucket.nbytes for bucket in layout.buckets)
     computing = Computing(tuple(map(float, range(8))), tuple(map(float, range(16, 8, -1))), 16.0)
     costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))  # an allreduce of 4 ranks sends 1.5 n
     assert predict(BSP(), costs).communicating == pytest.approx(1.5)
@@ -130,7 +130,7 @@ def without(name: str, ranks: set[int], since: int = 0) -> Change:
 
 def twice(name: str) -> Change:
     return lambda _, __, program: (
-        one for task in program for one in ((task, task) if task.operation.name == name else (task,))
+        repeated for task in program for repeated in ((task, task) if task.operation.name == name else (task,))
     )
 
 
@@ -183,8 +183,8 @@ def outer_by_torch(ranks: int, count: int, every: int, rate: float, momentum: fl
             nn.functional.cross_entropy(net(mine[step].inputs), mine[step].labels).backward()
             optimizer.step()
         if (step + 1) % every == 0:
-            for one, *theirs in zip(anchor.parameters(), *(net.parameters() for net in nets), strict=True):
-                one.grad = torch.stack([one.detach() - its.detach() for its in theirs]).mean(0)
+            for parameter, *theirs in zip(anchor.parameters(), *(net.parameters() for net in nets), strict=True):
+                parameter.grad = torch.stack([parameter.detach() - its.detach() for its in theirs]).mean(0)
             outer.step()
             for net in nets:
                 net.load_state_dict(anchor.state_dict())
@@ -228,9 +228,9 @@ def test_the_progress_since_sending_is_kept() -> None:
 
     batches = batches_of(2, 8, [4])
     for mine in batches:
-        for number, one in enumerate(mine):
-            mine[number] = one._replace(inputs=one.inputs[:, :3])  # type: ignore[union-attr]
-    found = []
+        for index, batch in enumerate(mine):
+            mine[index] = batch._replace(inputs=batch.inputs[:, :3])  # type: ignore[union-attr]
+    weights = []
     for delay in (0, 3):
         nets = [Constant(), Constant()]
         replicas = [
@@ -241,14 +241,14 @@ def test_the_progress_since_sending_is_kept() -> None:
         ]
         rule = DiLoCo(every=8, fragments=1, delay=delay, outer_rate=0.5, outer_momentum=0.0)
         play_in_process(rule, replicas, steps(8))
-        found.append([net.weight.detach().clone() for net in nets])
+        weights.append([net.weight.detach().clone() for net in nets])
         sent = 8 - delay  # steps whose change was exchanged
-        moves = [[-0.1 * one.inputs.sum(0) for one in mine] for mine in batches]  # type: ignore[union-attr]
+        moves = [[-0.1 * batch.inputs.sum(0) for batch in mine] for mine in batches]  # type: ignore[union-attr]
         anchor = 0.5 * (sum(moves[0][:sent]) + sum(moves[1][:sent])) / 2  # type: ignore[arg-type,operator]
         for net, mine in zip(nets, moves, strict=True):
             late = sum(mine[sent:], torch.zeros(3, dtype=torch.float64))
             torch.testing.assert_close(net.weight.detach(), anchor + late, rtol=0, atol=1e-12)
-    assert not torch.equal(*found[1])
+    assert not torch.equal(*weights[1])
 
 
 @pytest.mark.parametrize(("ranks", "wire"), [(1, "int8"), (2, "float16"), (3, "int4"), (3, "int8")])

@@ -36,7 +36,7 @@ def test_every_order_of_arrival_is_right(
     if (server == "rank" and servers >= ranks) or servers > ranks:
         return
     rule = EASGD(overlap=overlap, period=period, server=server, servers=servers)
-    verify(rule, even_layout(ranks, max(buckets, servers)), [Step(number) for number in range(7)], seed)
+    verify(rule, even_layout(ranks, max(buckets, servers)), [Step(step) for step in range(7)], seed)
 
 
 def test_accumulated_gradients_and_absent_batches() -> None:
@@ -64,7 +64,9 @@ class NeverMoves(EASGD):
 class PullsTwice(EASGD):
     def __call__(self, event: Step, worker: int, layout: Layout) -> StepProgram:
         program = super().__call__(event, worker, layout)
-        return tuple(one for task in program for one in ([task, task] if task.operation.name == "pull" else [task]))
+        return tuple(
+            repeated for task in program for repeated in ([task, task] if task.operation.name == "pull" else [task])
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class OneSided(EASGD):
 
 
 @pytest.mark.parametrize(
-    ("rule", "words"),
+    ("rule", "message"),
     [
         (NeverPulls(), r"rank 0: swap 1 overwrites a bucket that came and was not used|was not used"),
         (NeverMoves(), r"overwrites a bucket that came and was not used|was not used"),
@@ -99,13 +101,13 @@ class OneSided(EASGD):
         (OneSided(), r"of their group is swap 2 on rank 0, and announce 0 on rank 2"),
     ],
 )
-def test_wrong_programs_are_refused(rule: EASGD, words: str) -> None:
-    with pytest.raises(StepError, match=words):
+def test_wrong_programs_are_refused(rule: EASGD, message: str) -> None:
+    with pytest.raises(StepError, match=message):
         verify(rule, even_layout(3, 2), [Step(0), Step(1)])
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"alpha": 0.0}, "EASGD: alpha = 0.0, but it has to be above 0"),
         ({"alpha": 1.5}, "EASGD: alpha = 1.5, but it has to be at most 1"),
@@ -115,8 +117,8 @@ def test_wrong_programs_are_refused(rule: EASGD, words: str) -> None:
         ({"server": "cloud"}, "EASGD: server = 'cloud'; it is one of rank, thread"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_options_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         EASGD(**options)  # type: ignore[arg-type]
 
 
@@ -134,15 +136,15 @@ def test_too_few_ranks_and_too_tight_a_bound_are_refused() -> None:
 def test_bytes_are_as_the_rule_says(servers: int, period: int) -> None:
     """n / period a step each way on a worker; p n / period on the servers together, dealt evenly."""
     layout = even_layout(4 + servers, 4)
-    whole = sum(bucket.nbytes for bucket in layout.buckets)
-    steps = [Step(number) for number in range(4)]
+    total = sum(bucket.nbytes for bucket in layout.buckets)
+    steps = [Step(step) for step in range(4)]
     rule = EASGD(period=period, servers=servers)
     sent = [
         sum(layout.bucket(task.key).nbytes for task in program if task.operation is SWAP)
         for program in rule.programs(layout, steps)
     ]
-    assert sent[:4] == [whole * len(steps) // period] * 4
-    assert [Fraction(one) for one in sent[4:]] == [Fraction(4 * whole * len(steps), period * servers)] * servers
+    assert sent[:4] == [total * len(steps) // period] * 4
+    assert [Fraction(nbytes) for nbytes in sent[4:]] == [Fraction(4 * total * len(steps), period * servers)] * servers
 
 
 def test_the_server_takes_one_worker_after_another() -> None:

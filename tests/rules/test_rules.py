@@ -41,7 +41,7 @@ def test_every_rule_of_the_table_is_verified(name: str, overlap: str) -> None:
     rule = find_rule(name)(overlap=overlap)
     if has_servers(rule):
         pytest.skip("tests/rules/test_asynchronous.py verifies those with servers")
-    steps, period = [Step(number) for number in range(min(32, 2 * rule.traits.period))], rule.traits.period
+    steps, period = [Step(step) for step in range(min(32, 2 * rule.traits.period))], rule.traits.period
     for ranks in range(1, 8):
         verify(rule, layout := even_layout(ranks, 3), steps)
         for step in steps:  # a run gives the number in the period alone
@@ -58,7 +58,7 @@ def test_rules_are_values(rule: BaseRule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: BSP("int8"), r"BSP\(exchange='int8'\): pass an Exchange, as in BSP\(Exchange\(wire="),
         (lambda: BSP(overlap="concurrent", outstanding=-1), "BSP: outstanding = -1, but it has to be at least 1"),
@@ -68,8 +68,8 @@ def test_rules_are_values(rule: BaseRule) -> None:
         (lambda: Exchange(bucket_bytes="1 MiB"), "Exchange: bucket_bytes = '1 MiB' is not a whole number"),
     ],
 )
-def test_options_that_cannot_be_are_refused_where_they_are_made(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_options_that_cannot_be_are_refused_where_they_are_made(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()
 
 
@@ -97,7 +97,7 @@ def test_an_unknown_scale_is_refused() -> None:
 def test_a_wire_of_local_sgd_goes_by_direct() -> None:
     with pytest.raises(UsageError, match=r"the wire 'int8' .* as 'ring' does not: set algorithm to 'direct'"):
         LocalSGD(Exchange("ring", "int8"))
-    verify(LocalSGD(Exchange("direct", "int8"), every=2), even_layout(3, 4), [Step(number) for number in range(5)])
+    verify(LocalSGD(Exchange("direct", "int8"), every=2), even_layout(3, 4), [Step(step) for step in range(5)])
 
 
 def test_a_custom_rule_is_verified_and_predicted_and_drawn() -> None:
@@ -126,13 +126,13 @@ def test_a_custom_rule_learns_in_one_process() -> None:
     batches = []
     for _ in nets:
         inputs = torch.randn(60, 16, 40, generator=generator)
-        batches.append([Batch(one, (one.sum(1) > 0).long()) for one in inputs])
+        batches.append([Batch(features, (features.sum(1) > 0).long()) for features in inputs])
     loss = nn.functional.cross_entropy
     replicas = [
         InProcessReplica(net, torch.optim.SGD(net.parameters(), 0.5), loss, layout, mine)
         for net, mine in zip(nets, batches, strict=True)
     ]
-    play_in_process(Largest(), replicas, [Step(number) for number in range(60)])
+    play_in_process(Largest(), replicas, [Step(step) for step in range(60)])
     assert all(torch.equal(nets[0].weight, net.weight) for net in nets)
     last = batches[0][-1]
     assert loss(nets[0](last.inputs), last.labels) < 0.5 * loss(nn.Linear(40, 2)(last.inputs), last.labels)
@@ -142,7 +142,7 @@ def test_a_custom_rule_learns_in_one_process() -> None:
 def test_a_rule_that_averages_with_a_neighbour_is_verified(ranks: int) -> None:
     for overlap in OVERLAPS:
         for seed in range(5):
-            verify(Gossip(overlap=overlap), even_layout(ranks, 3), [Step(number) for number in range(4)], seed)
+            verify(Gossip(overlap=overlap), even_layout(ranks, 3), [Step(step) for step in range(4)], seed)
 
 
 LOST = Operation("allreduce", None, role=Role.COLLECTIVE)
@@ -167,24 +167,24 @@ def test_gossip_is_what_pairs_of_models_averaged_by_hand_are(ranks: int) -> None
     """Ranks 0 and 1, 2 and 3 in even steps; 1 and 2, 3 and 0 in odd ones. A last one has no neighbour."""
     generator, loss = torch.Generator().manual_seed(0), nn.functional.cross_entropy
     inputs = torch.randn(ranks, 5, 8, 6, generator=generator, dtype=torch.float64)
-    batches = [[Batch(one, (one.sum(1) > 0).long()) for one in mine] for mine in inputs]
+    batches = [[Batch(features, (features.sum(1) > 0).long()) for features in mine] for mine in inputs]
     nets, expected = ([nn.Linear(6, 2).double() for _ in range(ranks)] for _ in range(2))
     for net, other in zip(nets, expected, strict=True):
         other.load_state_dict(net.state_dict())
     layout = even_layout(ranks, 2)
     optimizers = [torch.optim.SGD(net.parameters(), 0.5) for net in nets]
     replicas = [
-        InProcessReplica(*one, loss, layout, mine) for *one, mine in zip(nets, optimizers, batches, strict=True)
+        InProcessReplica(*trained, loss, layout, mine) for *trained, mine in zip(nets, optimizers, batches, strict=True)
     ]
-    play_in_process(Gossip(), replicas, [Step(number) for number in range(5)], seed=ranks)
+    play_in_process(Gossip(), replicas, [Step(step) for step in range(5)], seed=ranks)
     for step in range(5):
         for net, mine in zip(expected, batches, strict=True):
             net.zero_grad()
             loss(net(mine[step].inputs), mine[step].labels).backward()
             torch.optim.SGD(net.parameters(), 0.5).step()
         order = [(step % 2 + n) % ranks for n in range(ranks)]
-        for one, other in zip(order[::2], order[1::2], strict=False):
-            for its, theirs in zip(expected[one].parameters(), expected[other].parameters(), strict=True):
+        for rank, neighbour in zip(order[::2], order[1::2], strict=False):
+            for its, theirs in zip(expected[rank].parameters(), expected[neighbour].parameters(), strict=True):
                 mean = (its.detach() + theirs.detach()) / 2
                 its.data, theirs.data = mean.clone(), mean.clone()
     for net, other in zip(nets, expected, strict=True):

@@ -48,8 +48,8 @@ def test_programs_are_right_in_any_order_of_halves(
     order = {key: place for place, key in enumerate(dict.fromkeys(halves), 1)}  # keys are in the order of exchange
     layout = replace(even_layout(ranks, buckets), halves=tuple(order[key] for key in halves), buffers=buffers)
     verify(Sharded(overlap=overlap), layout, [Step(0), Step(1, synchronize=False), Step(2), Step(3)], seed=buckets)
-    found = [task for task in Sharded()(Step(0), 0, layout) if task.operation.name in ("reduce_scatter", "all_gather")]
-    assert tuple(task.key for task in found) == layout.halves
+    tasks = [task for task in Sharded()(Step(0), 0, layout) if task.operation.name in ("reduce_scatter", "all_gather")]
+    assert tuple(task.key for task in tasks) == layout.halves
 
 
 def test_halves_of_a_layout_wait_where_updates_need_all_gradients() -> None:
@@ -71,10 +71,10 @@ class Broken(Sharded):
     def __call__(self, event: Step, rank: int, layout: Layout) -> StepProgram:
         program = [task for task in super().__call__(event, rank, layout) if task.operation.name != self.missing]
         if self.instead[0]:
-            one, other = (
+            first, second = (
                 next(place for place, task in enumerate(program) if str(task) == name) for name in self.instead
             )
-            program[one], program[other] = program[other], program[one]
+            program[first], program[second] = program[second], program[first]
         return tuple(program)
 
 
@@ -123,7 +123,7 @@ def test_the_bytes_and_rounds_of_the_docstring() -> None:
     """On a link where only bytes cost: each half of an allreduce's 1.5 n on 4 ranks; clipping costs none."""
     assert "0.75 n bytes on each rank" in (sharded.__doc__ or "").replace("\n", " ")
     layout = even_layout(4, 8)
-    nbytes = sum(one.nbytes for one in layout.buckets)
+    nbytes = sum(bucket.nbytes for bucket in layout.buckets)
     computing = Computing(tuple(map(float, range(8))), tuple(map(float, range(16, 8, -1))), 16.0, 1.0 / nbytes)
     costs = Costs(layout, computing, Cost(0.0, 1.5 / nbytes))
     assert predict(Sharded(), costs).communicating == pytest.approx(1.5)
@@ -135,9 +135,9 @@ def test_the_bytes_and_rounds_of_the_docstring() -> None:
     assert "1 + 1, by `ring` 3 + 3" in (sharded.__doc__ or "")
     for algorithm, rounds in (("direct", 1), ("ring", 3)):
         family = find(algorithm, one_rank_per_node(4))
-        for one in (family.reduce_scatter, family.all_gather):
-            assert one is not None
-            assert max(len(lane) for lane in one(0, 4).lanes) == rounds
+        for schedule in (family.reduce_scatter, family.all_gather):
+            assert schedule is not None
+            assert max(len(lane) for lane in schedule(0, 4).lanes) == rounds
 
 
 def test_weights_of_first_layers_are_gathered_first() -> None:

@@ -21,8 +21,8 @@ def parents(most: int, ranks: int) -> list[set[int]]:
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
 def test_no_rank_has_children_in_two_trees(most: int) -> None:
     for ranks in range(1, 34):
-        for one, other in combinations(parents(most, ranks), 2):
-            assert not one & other, (ranks, one, other)
+        for first, second in combinations(parents(most, ranks), 2):
+            assert not first & second, (ranks, first, second)
 
 
 def test_as_many_colors_as_fit() -> None:

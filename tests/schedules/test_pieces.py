@@ -26,17 +26,17 @@ def test_bounds_cover_everything_once_and_evenly(length: int, parts: int) -> Non
 
 @given(lengths, counts, counts, st.integers(1, 300), st.booleans())
 def test_grains_are_whole(length: int, chunks: int, pieces: int, grain: int, chunk_major: bool) -> None:
-    whole = Cut(length, chunks, pieces, chunk_major, grain)
+    division = Cut(length, chunks, pieces, chunk_major, grain)
     grains = Cut(-(-length // grain), chunks, pieces, chunk_major)
     for piece, chunk in product(range(pieces), range(chunks)):
-        region, same = whole.region(piece, chunk), grains.region(piece, chunk)
+        region, same = division.region(piece, chunk), grains.region(piece, chunk)
         assert (region.start, region.stop) == (min(same.start * grain, length), min(same.stop * grain, length))
 
 
 @given(lengths, counts, st.integers(1, 500), st.booleans())
 def test_regions_cover_everything_once(length: int, chunks: int, largest: int, chunk_major: bool) -> None:
-    whole = cut(length, chunks, largest, chunk_major)
-    regions = [whole.region(piece, chunk) for piece in range(whole.pieces) for chunk in range(chunks)]
+    division = cut(length, chunks, largest, chunk_major)
+    regions = [division.region(piece, chunk) for piece in range(division.pieces) for chunk in range(chunks)]
     seen = sorted(place for region in regions for place in range(region.start, region.stop))
     assert seen == list(range(length))
     assert all(region.stop - region.start <= largest + 1 for region in regions)
@@ -44,18 +44,18 @@ def test_regions_cover_everything_once(length: int, chunks: int, largest: int, c
 
 @given(lengths, counts, st.data())
 def test_a_span_is_its_chunks(length: int, chunks: int, data: st.DataObject) -> None:
-    whole = cut(length, chunks, 100)
+    division = cut(length, chunks, 100)
     chunk = data.draw(st.integers(0, chunks - 1))
     span = data.draw(st.integers(1, chunks - chunk))
-    region = whole.region(0, chunk, span)
-    assert (region.start, region.stop) == (whole.region(0, chunk).start, whole.region(0, chunk + span - 1).stop)
+    region = division.region(0, chunk, span)
+    assert (region.start, region.stop) == (division.region(0, chunk).start, division.region(0, chunk + span - 1).stop)
 
 
 @given(lengths, counts)
 def test_chunk_major_chunks_equal_bounds(length: int, chunks: int) -> None:
-    whole = cut(length, chunks, 7, chunk_major=True)
+    division = cut(length, chunks, 7, chunk_major=True)
     for chunk in range(chunks):
-        assert (whole.region(0, chunk).start, whole.region(whole.pieces - 1, chunk).stop) == bounds(
+        assert (division.region(0, chunk).start, division.region(division.pieces - 1, chunk).stop) == bounds(
             length, chunks, chunk
         )
 
@@ -79,11 +79,11 @@ def test_all_ranks_cut_a_schedule_alike_and_have_each_transfer_in_one_region(nam
         programs = [algorithm(rank, placement.ranks) for rank in range(placement.ranks)]
         cuts = {cut_program(program, 1000, 7, by_chunk=True) for program in programs}
         assert len(cuts) == 1, placement
-        whole = cuts.pop()
+        division = cuts.pop()
         transfers = {t for program in programs for lane in program.lanes for moves in lane for t in moves}
         for transfer in transfers:
-            region = whole.region(0, transfer.chunk, transfer.span)
-            assert whole.pieces > 1 or region.stop - region.start >= 1000 * transfer.span // program_chunks(programs)
+            region = division.region(0, transfer.chunk, transfer.span)
+            assert division.pieces > 1 or region.stop - region.start >= 1000 * transfer.span // program_chunks(programs)
 
 
 def program_chunks(programs: list[Program]) -> int:

@@ -42,6 +42,6 @@ def test_it_enters_each_node_once() -> None:
 
 def test_the_broadcast_is_its_second_half() -> None:
     family = find("pipeline", one_rank_per_node(6))
-    whole = timed_messages([family.allreduce(rank, 6) for rank in range(6)])
+    messages = timed_messages([family.allreduce(rank, 6) for rank in range(6)])
     half = timed_messages([family.broadcast(rank, 6) for rank in range(6)])
-    assert half == [m._replace(step=m.step - 5) for m in whole if m.action is Action.RECEIVE]
+    assert half == [m._replace(step=m.step - 5) for m in messages if m.action is Action.RECEIVE]

@@ -28,16 +28,16 @@ def sent(program: Program, placement: Placement, rank: int, *, across: bool) -> 
     return sum(t.span for t in sends if not across or supernode(t.peer) != supernode(rank)) / program.chunks
 
 
-@pytest.mark.parametrize(("number", "nodes"), SHAPES)
-def test_rounds_and_bytes(number: int, nodes: int) -> None:
-    placement = regular(number, nodes, 1)
+@pytest.mark.parametrize(("groups", "nodes"), SHAPES)
+def test_rounds_and_bytes(groups: int, nodes: int) -> None:
+    placement = regular(groups, nodes, 1)
     programs, ranks = played(placement), placement.ranks
     assert {len(program.lanes[0]) for program in programs} == {
-        2 * ((nodes - 1).bit_length() + (number - 1).bit_length())
+        2 * ((nodes - 1).bit_length() + (groups - 1).bit_length())
     }
     for rank, program in enumerate(programs):
         assert sent(program, placement, rank, across=False) == pytest.approx(2 * (ranks - 1) / ranks)
-        assert sent(program, placement, rank, across=True) == pytest.approx(2 * (number - 1) / number / nodes)
+        assert sent(program, placement, rank, across=True) == pytest.approx(2 * (groups - 1) / groups / nodes)
 
 
 def test_further_ranks_send_each_column_to_its_owner() -> None:
@@ -58,18 +58,18 @@ def test_one_supernode_is_circulant() -> None:
     assert played(placement) == [circulant(rank, 7) for rank in range(7)]
 
 
-@pytest.mark.parametrize(("number", "nodes"), SHAPES)
+@pytest.mark.parametrize(("groups", "nodes"), SHAPES)
 @pytest.mark.parametrize("oversubscribed", [1, 4])
-def test_the_links_are_its_bound_for_any_shape(number: int, nodes: int, oversubscribed: int) -> None:
+def test_the_links_are_its_bound_for_any_shape(groups: int, nodes: int, oversubscribed: int) -> None:
     """100 MB on 10 Gbit/s: the parts of some pieces run beside those of others."""
-    placement, beta, nbytes = regular(number, nodes, 1), 8e-10, 100_000_000
+    placement, beta, nbytes = regular(groups, nodes, 1), 8e-10, 100_000_000
     network = Network(2.5e-5, beta, 2.5e-10, uplink_beta=beta * oversubscribed / nodes)
-    ranks = number * nodes
-    across = oversubscribed * 2 * (number - 1) / ranks
+    ranks = groups * nodes
+    across = oversubscribed * 2 * (groups - 1) / ranks
     bound = max(2 * (ranks - 1) / ranks, across) * nbytes * beta
     pace = pace_of(supernodes(placement)(0, ranks), ranks, nbytes // 4, 4, network)
-    found = simulate(supernodes(placement), placement, network, nbytes, 4 * pace.chunk_length, pace.in_flight)
-    assert bound <= found.seconds * (1 + 1e-9) <= 1.10 * bound
+    simulation = simulate(supernodes(placement), placement, network, nbytes, 4 * pace.chunk_length, pace.in_flight)
+    assert bound <= simulation.seconds * (1 + 1e-9) <= 1.10 * bound
 
 
 def test_a_trial_is_worth_it_where_supernodes_have_several_nodes() -> None:

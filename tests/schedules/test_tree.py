@@ -33,6 +33,6 @@ def test_two_messages_cross_each_node_boundary() -> None:
 
 def test_the_broadcast_is_its_second_half() -> None:
     family = find("tree", one_rank_per_node(11))
-    whole = timed_messages([family.allreduce(rank, 11) for rank in range(11)])
+    messages = timed_messages([family.allreduce(rank, 11) for rank in range(11)])
     half = timed_messages([family.broadcast(rank, 11) for rank in range(11)])
-    assert [m[2:] for m in half] == [m[2:] for m in whole if m.action is Action.RECEIVE]
+    assert [m[2:] for m in half] == [m[2:] for m in messages if m.action is Action.RECEIVE]

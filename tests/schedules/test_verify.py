@@ -20,8 +20,8 @@ def on_two_ranks(*lanes: Lane, chunks: int = 1) -> Algorithm:
     return lambda rank, _: Program(chunks, (lanes[rank],), landing=2)
 
 
-def refused(algorithm: Algorithm, words: str, ranks: int = 2, goal: Goal = Goal.ALLREDUCE) -> None:
-    with pytest.raises(ScheduleError, match=words):
+def refused(algorithm: Algorithm, message: str, ranks: int = 2, goal: Goal = Goal.ALLREDUCE) -> None:
+    with pytest.raises(ScheduleError, match=message):
         verify(algorithm, ranks, goal)
 
 
@@ -62,7 +62,7 @@ def test_messages_received_in_another_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transfers", "words"),
+    ("transfers", "message"),
     [
         ((receive(1, 0), receive(1, 0)), "race"),
         ((send(1, 0), receive(1, 0)), "race"),
@@ -73,8 +73,8 @@ def test_messages_received_in_another_order() -> None:
         ((send(1, 0, 3),), "no such chunks"),
     ],
 )
-def test_errors_of_a_single_program(transfers: tuple, words: str) -> None:
-    refused(on_two_ranks((transfers,), (), chunks=2), words)
+def test_errors_of_a_single_program(transfers: tuple, message: str) -> None:
+    refused(on_two_ranks((transfers,), (), chunks=2), message)
 
 
 def test_a_chunk_of_two_lanes() -> None:

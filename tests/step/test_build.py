@@ -45,5 +45,5 @@ def test_no_program_writes_weights_that_are_still_to_be_read(
 def test_tasks_that_write_no_weights_do_not_wait() -> None:
     layout = even_layout(2, 2)
     follow = [(1, [Task(op.PACK, 1, UPDATE), Task(op.UPDATE, 1, UPDATE, (), (weights(1),))])]
-    found = ", ".join(str(task) for task in build.merge(build.backward(layout, MAIN), follow))
-    assert found == "backward 0, backward 1, pack 1, grad_input 1, update 1, backward 2, grad_input 2, end 0"
+    merged = ", ".join(str(task) for task in build.merge(build.backward(layout, MAIN), follow))
+    assert merged == "backward 0, backward 1, pack 1, grad_input 1, update 1, backward 2, grad_input 2, end 0"

@@ -39,25 +39,25 @@ def test_exchanges_of_nothing_cost_a_latency() -> None:
     st.integers(1, 1000),
 )
 def test_points_on_a_line_are_fitted_exactly(sizes: list[int], latency: int, per_byte: int) -> None:
-    found = fit(sizes, [latency + size * per_byte for size in sizes])
-    whole = latency + max(sizes) * per_byte
-    assert found.latency == pytest.approx(latency, abs=1e-9 * whole)
-    assert found.per_byte == pytest.approx(per_byte, abs=1e-9 * whole)
+    fitted = fit(sizes, [latency + size * per_byte for size in sizes])
+    longest = latency + max(sizes) * per_byte
+    assert fitted.latency == pytest.approx(latency, abs=1e-9 * longest)
+    assert fitted.per_byte == pytest.approx(per_byte, abs=1e-9 * longest)
 
 
 @given(measurements)
 def test_no_part_is_negative_and_the_total_time_is_kept(measured: list[tuple[int, float]]) -> None:
     sizes, seconds = zip(*measured, strict=True)
-    found = fit(sizes, seconds)
-    assert found.latency >= 0
-    assert found.per_byte >= 0
-    assert sum(map(found.seconds, sizes)) == pytest.approx(sum(seconds))
+    fitted = fit(sizes, seconds)
+    assert fitted.latency >= 0
+    assert fitted.per_byte >= 0
+    assert sum(map(fitted.seconds, sizes)) == pytest.approx(sum(seconds))
 
 
 @example([(806, 1.4), (806, 3.4), (1, 2.4), (64, 2.4)], random.Random(2))  # a level line, but for rounding
 @given(measurements, st.randoms())
 def test_the_fit_does_not_depend_on_the_order(measured: list[tuple[int, float]], chance: random.Random) -> None:
     shuffled = chance.sample(measured, len(measured))
-    one, other = (fit(*map(list, zip(*rows, strict=True))) for rows in (measured, shuffled))
+    fitted, refitted = (fit(*map(list, zip(*rows, strict=True))) for rows in (measured, shuffled))
     for size in (1, 1 << 20, 1 << 27):
-        assert one.seconds(size) == pytest.approx(other.seconds(size), rel=1e-6)
+        assert fitted.seconds(size) == pytest.approx(refitted.seconds(size), rel=1e-6)

@@ -158,9 +158,9 @@ def test_a_step_is_computing_and_waiting(
     case: tuple[Computing, list[Bucket]], cost: Cost, name: str, deferred: bool
 ) -> None:
     computing, loads = case
-    found = played(computing, loads, cost, name, deferred)
-    assert found.waiting == found.step - computing.whole >= 0
-    assert found.communicating == cost.seconds(0) + sum(cost.seconds(load.nbytes) for load in loads)
+    prediction = played(computing, loads, cost, name, deferred)
+    assert prediction.waiting == prediction.step - computing.whole >= 0
+    assert prediction.communicating == cost.seconds(0) + sum(cost.seconds(load.nbytes) for load in loads)
 
 
 @given(cases(), costs, st.booleans())
@@ -196,15 +196,15 @@ def test_a_chain_is_one_exchange_after_another_each_once_its_bucket_is_full(
     computing = Computing(computing.needed, computing.ready, computing.whole)
     now = min(computing.ready) + cost.latency
     for load in loads:
-        now = max(now, *(computing.ready[one] for one in load.parameters)) + cost.seconds(load.nbytes)
+        now = max(now, *(computing.ready[parameter] for parameter in load.parameters)) + cost.seconds(load.nbytes)
     assert played(computing, loads, cost, "chain", deferred=False).step == max(now, computing.whole)
 
 
 def test_a_steady_step_begins_with_what_the_step_before_has_left() -> None:
     """w0 comes 3 into the step, from the exchange that the step before has begun."""
     costs = Costs(layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True), TWO, BYTES)
-    spans = [one for one in steady_step(BSP(overlap="chain"), costs) if one.end > one.begin]
-    assert [(str(one.task), one.begin, one.end) for one in spans] == [
+    spans = [span for span in steady_step(BSP(overlap="chain"), costs) if span.end > span.begin]
+    assert [(str(span.task), span.begin, span.end) for span in spans] == [
         ("forward 0", 3, 7),
         ("backward 0", 7, 11),
         ("backward 2", 11, 15),
@@ -228,8 +228,8 @@ def test_computing_waits_for_activations_which_share_the_link_with_gradients(lin
     layout = replace(layout_of(TWO, sent, False, 4), activations=exchanges)
     durations = Duration(2, link), Duration(3, link), Duration(2, link)
     costs = Costs(layout, TWO, Cost(0.0, 0.0), groups={(0, 2): BYTES}, activations=durations)
-    found = predict(BSP(overlap="chain"), costs)
-    assert (found.step, found.communicating) == (step, 13)
+    prediction = predict(BSP(overlap="chain"), costs)
+    assert (prediction.step, prediction.communicating) == (step, 13)
 
 
 @given(cases(), costs, st.sampled_from(NAMES), st.booleans())
@@ -240,10 +240,10 @@ def test_a_steady_step_has_the_tasks_of_a_program_and_none_begins_before_it(
     rule, layout = BSP(overlap=name), layout_of(computing, loads, deferred)
     spans = steady_step(rule, Costs(layout, computing, cost))
     program = rule(Step(0), 0, layout)
-    assert [one.task for one in sorted(spans, key=lambda one: one.place)] == list(program)
-    assert sorted(one.place for one in spans) == list(range(len(program)))
-    assert min(one.begin for one in spans) == 0
-    assert [one.end for one in spans] == sorted(one.end for one in spans)
+    assert [span.task for span in sorted(spans, key=lambda span: span.place)] == list(program)
+    assert sorted(span.place for span in spans) == list(range(len(program)))
+    assert min(span.begin for span in spans) == 0
+    assert [span.end for span in spans] == sorted(span.end for span in spans)
 
 
 def test_phases_within_nodes_take_what_their_ranks_take_and_else_nothing() -> None:
@@ -261,8 +261,8 @@ def test_phases_within_nodes_take_what_their_ranks_take_and_else_nothing() -> No
 def test_a_steady_step_of_a_period_is_its_first() -> None:
     rule, layout = LocalSGD(every=3), layout_of(TWO, [Bucket(6, (1,)), Bucket(1, (0,))], True)
     spans = steady_step(rule, Costs(layout, TWO, BYTES))
-    assert [one.task for one in sorted(spans, key=lambda one: one.place)] == list(rule(Step(0), 0, layout))
-    assert min(one.begin for one in spans) == 0
+    assert [span.task for span in sorted(spans, key=lambda span: span.place)] == list(rule(Step(0), 0, layout))
+    assert min(span.begin for span in spans) == 0
 
 
 ALL = RankGroup((0, 1, 2))
@@ -292,8 +292,8 @@ def test_a_collective_begins_with_its_last_member() -> None:
     sending = Task(ALLREDUCE, 1, "b", (order(0),), (), ALL)
     programs = {rank: (Task(PACK, rank, "a", (), (order(0),)), sending) for rank in (0, 2)}
     prices = {"pack 0": Duration(1), "pack 2": Duration(5), "allreduce 1": Duration(2)}
-    found = times(programs, prices)
-    assert found[0, "allreduce 1"] == found[2, "allreduce 1"] == (5, 7)
+    placed = times(programs, prices)
+    assert placed[0, "allreduce 1"] == placed[2, "allreduce 1"] == (5, 7)
 
 
 def test_collectives_at_once_share_the_link_but_not_the_latency() -> None:
@@ -314,14 +314,16 @@ def test_computing_and_a_collective_at_once_slow_each_other_down() -> None:
         (0, "pack 1"): (0, 6),
     }
     prices |= {"pack 1": Duration(1), "allreduce 2": Duration(3, 2)}
-    found = times({0: program}, prices, {"a": 1, "b": 2}, beside=0.5)  # 2 s for 1, then the link is theirs
-    assert found == {(0, "pack 1"): (0, 2), (0, "allreduce 1"): (0, 3), (0, "allreduce 2"): (0, 5)}
+    placed = times({0: program}, prices, {"a": 1, "b": 2}, beside=0.5)  # 2 s for 1, then the link is theirs
+    assert placed == {(0, "pack 1"): (0, 2), (0, "allreduce 1"): (0, 3), (0, "allreduce 2"): (0, 5)}
 
 
 def test_the_callback_sees_each_task_in_order_of_time() -> None:
     heard: list[str] = []
     program = (Task(PACK, 1, "a", (), (order(0),)), Task(BARRIER, 2, "b", (), (), ALL), Task(PACK, 3, "a", (order(0),)))
-    clock = Clock({0: program}, {"a": 1, "b": 1}, lambda *_: Duration(1), lambda one: heard.append(str(one[0].task)))
+    clock = Clock(
+        {0: program}, {"a": 1, "b": 1}, lambda *_: Duration(1), lambda ended: heard.append(str(ended[0].task))
+    )
     spans: list[TaskSpan] = clock.run()
     assert heard == ["pack 1", "barrier 2", "pack 3"]
     assert [span.place for span in spans] == [0, 1, 2]
@@ -339,8 +341,8 @@ class Span(NamedTuple):
 
 
 def test_each_span_goes_to_the_first_free_track() -> None:
-    one, two, three = Span(0, 4, "one"), Span(2, 8, "two"), Span(4, 6, "three")
-    assert tracks([three, two, one]) == [[one, three], [two]]
+    first, second, third = Span(0, 4, "one"), Span(2, 8, "two"), Span(4, 6, "three")
+    assert tracks([third, second, first]) == [[first, third], [second]]
     assert tracks([]) == []
 
 
@@ -349,8 +351,8 @@ spans = st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda pair: Span(p
 
 @given(st.lists(spans))
 def test_no_two_overlap_and_there_are_no_more_tracks_than_spans_at_once(given: list[Span]) -> None:
-    found = tracks(given)
-    assert sorted(one for track in found for one in track) == sorted(given)
-    assert all(before.end <= after.begin for track in found for before, after in pairwise(track))
-    at_once = max((sum(one.begin <= time < one.end for one in given) for time in range(30)), default=0)
-    assert len(found) == at_once
+    packed = tracks(given)
+    assert sorted(span for track in packed for span in track) == sorted(given)
+    assert all(before.end <= after.begin for track in packed for before, after in pairwise(track))
+    at_once = max((sum(span.begin <= time < span.end for span in given) for time in range(30)), default=0)
+    assert len(packed) == at_once

@@ -16,9 +16,9 @@ tasks = st.builds(
 )
 
 
-def touches(one: Task, other: Task) -> bool:
+def touches(task: Task, other: Task) -> bool:
     """Whether two tasks touch the same value, one of them writing it."""
-    return bool({*one.writes} & {*other.reads, *other.writes} or {*other.writes} & {*one.reads})
+    return bool({*task.writes} & {*other.reads, *other.writes} or {*other.writes} & {*task.reads})
 
 
 @given(st.lists(tasks, max_size=12))
@@ -27,12 +27,12 @@ def test_only_tasks_that_share_a_written_value_are_ordered(program: list[Task]) 
     waits = dependencies(program)
     reached: list[set[int]] = []
     for before in waits:
-        reached.append(set(before).union(*(reached[one] for one in before)))
+        reached.append(set(before).union(*(reached[earlier] for earlier in before)))
     wanted: list[set[int]] = []
-    for number, task in enumerate(program):
-        direct = {one for one in range(number) if touches(program[one], task)}
-        assert set(waits[number]) <= direct
-        wanted.append(direct.union(*(wanted[one] for one in direct)))
+    for index, task in enumerate(program):
+        direct = {earlier for earlier in range(index) if touches(program[earlier], task)}
+        assert set(waits[index]) <= direct
+        wanted.append(direct.union(*(wanted[earlier] for earlier in direct)))
     assert reached == wanted
 
 

@@ -26,13 +26,13 @@ ONE, OTHER = torch.zeros(1), torch.zeros(2)
     ],
 )
 def test_each_key_has_a_tensor(keys: Any, tensors: Any, pairs: list[tuple[int, torch.Tensor]]) -> None:
-    found = pair_keys(keys, tensors)
-    assert [(type(key), key) for key, _ in found] == [(int, key) for key, _ in pairs]
-    assert all(one is other for (_, one), (_, other) in zip(found, pairs, strict=True))
+    paired = pair_keys(keys, tensors)
+    assert [(type(key), key) for key, _ in paired] == [(int, key) for key, _ in pairs]
+    assert all(tensor is expected for (_, tensor), (_, expected) in zip(paired, pairs, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("keys", "tensors", "words"),
+    ("keys", "tensors", "message"),
     [
         ([0, 1], [ONE], r"2 keys \[0, 1\] have 1 tensors: give one for each key"),
         ([0], ONE, r"keys are \[0\] and tensors a Tensor: give one integer and one tensor, or a list of each"),
@@ -42,8 +42,8 @@ def test_each_key_has_a_tensor(keys: Any, tensors: Any, pairs: list[tuple[int, t
         (0, [ONE], "keys are 0 and tensors a list: "),
     ],
 )
-def test_keys_without_a_tensor_are_refused(keys: Any, tensors: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_keys_without_a_tensor_are_refused(keys: Any, tensors: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         pair_keys(keys, tensors)
 
 

@@ -60,19 +60,19 @@ def test_exact_sums_are_of_gradients_that_all_ranks_have_measured(
 
 
 @pytest.mark.parametrize(
-    ("left_out", "words"),
+    ("left_out", "message"),
     [
         ("exponents", "rank . pack 1 needs exponents of all ranks' gradients in bucket 1, which holds magnitudes"),
         ("measure", "rank . exponents 1 needs magnitudes of this rank's gradients in bucket 1, which holds nothing"),
     ],
 )
-def test_integers_without_agreed_exponents_are_refused(left_out: str, words: str) -> None:
+def test_integers_without_agreed_exponents_are_refused(left_out: str, message: str) -> None:
     class Hasty(BSP):
         def follow(self, event: Step, rank: int, layout: Layout) -> build.Followers:
             for key, tasks in super().follow(event, rank, layout):
                 yield key, [task for task in tasks if task.operation.name != left_out]
 
-    with pytest.raises(StepError, match=words.replace("rank .", "rank .:")):
+    with pytest.raises(StepError, match=message.replace("rank .", "rank .:")):
         verify(Hasty(Exchange(wire="exact")), even_layout(2, 1), [Step(0)])
 
 
@@ -132,11 +132,11 @@ def test_activations_are_exchanged_around_the_products_of_split_layers(overlap: 
     verify(BSP(overlap=overlap), layout, STEPS)
     program = BSP(overlap=overlap)(Step(0), 3, layout)
     shown = (op.FORWARD, op.ACTIVATIONS, op.BACKWARD)
-    assert ", ".join(str(one) for one in program if one.operation in shown) == (
+    assert ", ".join(str(task) for task in program if task.operation in shown) == (
         "forward 0, activations 0, forward 1, activations 1, activations 2, forward 2, "
         "backward 0, activations 3, backward 1, activations 4, backward 2, activations 5, backward 3"
     )
-    assert [one.group.ranks for one in program if one.operation is op.ACTIVATIONS and one.group] == [
+    assert [task.group.ranks for task in program if task.operation is op.ACTIVATIONS and task.group] == [
         *[(2, 3)] * 2,
         *[(0, 1, 2, 3)] * 2,
         *[(2, 3)] * 2,
@@ -187,13 +187,13 @@ def test_random_layouts_and_missing_batches(
     seed: int,
     absent: set[tuple[int, int]],
 ) -> None:
-    steps = [Step(number, one) for number, one in enumerate([*synchronize, True])]
-    missing = {rank: {batch for one, batch in absent if one == rank} for rank in range(layout.ranks)}
+    steps = [Step(step, synchronizes) for step, synchronizes in enumerate([*synchronize, True])]
+    missing = {rank: {batch for absentee, batch in absent if absentee == rank} for rank in range(layout.ranks)}
     verify(replace(rule, overlap=overlap, outstanding=outstanding), layout, steps, seed, missing)
 
 
 def test_parts_of_a_parameter_may_be_averaged_before_and_after_the_next_batch() -> None:
-    parts = tuple(Bucket(64, (number,)) for number in (0, 1, 1, 1))
+    parts = tuple(Bucket(64, (parameter,)) for parameter in (0, 1, 1, 1))
     for seed in range(30):
         verify(LocalSGD(every=1), Layout(2, 2, parts), [Step(0), Step(1)], seed)
 
@@ -223,7 +223,7 @@ def changed(name: str, key: int, **fields: object) -> Change:
 
 def twice(name: str, key: int) -> Change:
     """Have a task carried out twice."""
-    return lambda _, program: [one for t in program for one in ([t, t] if str(t) == f"{name} {key}" else [t])]
+    return lambda _, program: [task for t in program for task in ([t, t] if str(t) == f"{name} {key}" else [t])]
 
 
 def other_order(rank: int, program: StepProgram) -> Iterable[Task]:
@@ -259,8 +259,8 @@ def two_lanes(_: int, program: StepProgram) -> Iterable[Task]:
 def circle(rank: int, program: StepProgram) -> Iterable[Task]:
     """Rank r waits for bucket 2 before it sends 1 on another communicator, the others the other way round."""
     group = RankGroup(tuple(range(3)), 1)
-    one, two = (next(t for t in program if str(t) == f"allreduce {key}") for key in (1, 2))
-    first, second = one._replace(group=group, writes=(bucket(1), order(7))), two
+    allreduce_1, allreduce_2 = (next(t for t in program if str(t) == f"allreduce {key}") for key in (1, 2))
+    first, second = allreduce_1._replace(group=group, writes=(bucket(1), order(7))), allreduce_2
     turn = Value("turn", 0)
     pair = [first._replace(writes=(*first.writes, turn)), second._replace(writes=(*second.writes, turn))]
     rest = [t for t in program if t.operation.name != "allreduce" or t.key > 2]
@@ -321,10 +321,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_broken_program_is_refused_naming_the_wrong_task(name: str) -> None:
-    change, words = REFUSED[name]
+    change, message = REFUSED[name]
     layout = even_layout(3, 4)
     verify(BSP(), layout, [Step(0), Step(1)])
-    with pytest.raises(StepError, match=words):
+    with pytest.raises(StepError, match=message):
         for seed in range(20):
             verify(Broken(change=change), layout, [Step(0), Step(1)], seed)
 
@@ -344,7 +344,7 @@ def test_phases_of_a_sum_keep_the_guarantees(sizes: tuple[int, ...]) -> None:
     programs = [BSP(overlap="phases")(Step(0), rank, layout) for rank in range(layout.ranks)]
     for node in layout.nodes:
         for rank in node:
-            names = [one.operation.name for one in programs[rank] if one.group and one.key == 2]
+            names = [task.operation.name for task in programs[rank] if task.group and task.key == 2]
             network = ["allreduce"] if rank == node[0] or not layout.phases else []
             parted = layout.phases and len(node) > 1
             assert names == (["node_sum", *network, "node_copy"] if parted else ["allreduce"])
@@ -364,13 +364,13 @@ def test_buckets_that_some_ranks_hold_have_no_phases(nodes: Partition) -> None:
 def test_a_sum_waits_for_no_copy_of_another_bucket() -> None:
     program = BSP(overlap="phases")(Step(0), 0, on_nodes(2, 2))
     waits, names = dependencies(program), [str(task) for task in program]
-    before = {names[number] for number in waits[names.index("node_sum 2")]}
+    before = {names[index] for index in waits[names.index("node_sum 2")]}
     assert before == {"node_sum 1", "pack 2"}
-    assert {names[number] for number in waits[names.index("allreduce 2")]} == {"allreduce 1", "node_sum 2"}
+    assert {names[index] for index in waits[names.index("allreduce 2")]} == {"allreduce 1", "node_sum 2"}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (without("node_copy", 2), "rank [13]: set_grads 2 needs gradients in bucket 2, which holds nothing"),
         (without("allreduce", 2), r"rank .: parameter 1: .* lacks the gradients of .rank, batch. .\(2, 0\), \(3, 0\)"),
@@ -383,8 +383,8 @@ def test_a_sum_waits_for_no_copy_of_another_bucket() -> None:
         ),
     ],
 )
-def test_a_broken_phase_is_refused(change: Change, words: str) -> None:
-    with pytest.raises(StepError, match=words):
+def test_a_broken_phase_is_refused(change: Change, message: str) -> None:
+    with pytest.raises(StepError, match=message):
         verify(Broken(overlap="phases", change=change), on_nodes(2, 2), [Step(0)])
 
 
@@ -394,10 +394,10 @@ def test_a_sum_of_stale_gradients_is_refused() -> None:
     first = states[0].weights[0][1]
     for batch, made_with in ((0, first), (1, first)):  # the second with weights that the first has replaced
         total = Counter({Contribution(rank, batch, made_with): 1 for rank in range(2)})
-        for one in states:
-            one.weights[0][1] = one.update(0, 1, total)
+        for state in states:
+            state.weights[0][1] = state.update(0, 1, total)
     with pytest.raises(StepError, match=r"gradient of batch 1 is stale: it was made with other weights"):
-        check_guarantees([BSP().guarantee(Step(number)) for number in range(2)], states)
+        check_guarantees([BSP().guarantee(Step(step)) for step in range(2)], states)
 
 
 def test_a_deadlock_is_refused() -> None:

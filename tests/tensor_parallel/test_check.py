@@ -143,8 +143,8 @@ def test_each_rank_holds_a_pth_of_split_weights(ranks: int) -> None:
         assert not KINDS[type(layer), split.how].refusal(layer, split)
         for member in range(ranks):
             for name, part in parts_of(layer, split, member).items():
-                whole = layer.get_parameter(name)
-                assert part.cut(whole.detach()).numel() == whole.numel() // ranks
+                full = layer.get_parameter(name)
+                assert part.cut(full.detach()).numel() == full.numel() // ranks
 
 
 def test_every_kind_is_a_layer_of_its_class() -> None:

@@ -26,43 +26,45 @@ BOTH = *(Split("column", size) for size in (2, 4)), *(Split("row", size) for siz
 
 
 def facts(model: nn.Module, example: torch.Tensor, ranks: int = 4) -> dict[str, LayerFacts]:
-    found = trace_values(model, (example,), nullcontext())
-    found = facts_of(model, found.layers, found.once, ranks)
-    return {one.name: one for one in found}
+    traced = trace_values(model, (example,), nullcontext())
+    layer_facts = facts_of(model, traced.layers, traced.once, ranks)
+    return {layer.name: layer for layer in layer_facts}
 
 
 def test_layers_have_bytes_a_sample_and_sizes() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 12, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 6)
     )
-    found = facts(model, torch.zeros(5, 2, 4, 4))
-    conv, first, last = found["0"], found["3"], found["5"]
+    layer_facts = facts(model, torch.zeros(5, 2, 4, 4))
+    conv, first, last = layer_facts["0"], layer_facts["3"], layer_facts["5"]
     assert (conv.gradient_bytes, conv.input_bytes, conv.activation_bytes) == (4 * 228, 4 * 5 * 32, 4 * 5 * 192)
     assert (conv.splits, conv.input_requires_grad) == (BOTH[:2], False)
     assert first.splits == BOTH
     assert (last.splits, last.partner, first.partner) == ((BOTH[0], *BOTH[2:]), "", "5")
-    assert found["1"].splits == ()
-    assert sum(one.gradient_bytes for one in found.values()) == sum(one.nbytes for one in model.parameters())
+    assert layer_facts["1"].splits == ()
+    assert sum(layer.gradient_bytes for layer in layer_facts.values()) == sum(
+        parameter.nbytes for parameter in model.parameters()
+    )
 
 
 def test_an_embedding_gathers_its_numbers() -> None:
-    found = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
-    assert (found["1"].input_bytes, found["0"].input_bytes) == (3 * 7 * 8 * 4, 3 * 7 * 8)
-    assert (found["0"].splits, found["0"].input_requires_grad) == (BOTH[2:], False)
-    assert [one.takes_whole(Split("row", 2)) for one in found.values()] == [True, False]
+    layer_facts = facts(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), torch.zeros(3, 7, dtype=torch.int64))
+    assert (layer_facts["1"].input_bytes, layer_facts["0"].input_bytes) == (3 * 7 * 8 * 4, 3 * 7 * 8)
+    assert (layer_facts["0"].splits, layer_facts["0"].input_requires_grad) == (BOTH[2:], False)
+    assert [layer.takes_whole(Split("row", 2)) for layer in layer_facts.values()] == [True, False]
 
 
 def test_tied_repeated_and_computed_weights_stay_whole() -> None:
     tied = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     tied[1].weight = tied[0].weight
-    found = facts(tied, torch.zeros(2, 8))
-    assert not any(one.splits for one in found.values())
-    assert sum(one.gradient_bytes for one in found.values()) == 4 * (64 + 16)
+    layer_facts = facts(tied, torch.zeros(2, 8))
+    assert not any(layer.splits for layer in layer_facts.values())
+    assert sum(layer.gradient_bytes for layer in layer_facts.values()) == 4 * (64 + 16)
     again = nn.Linear(8, 8)
-    assert not any(one.splits for one in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
+    assert not any(layer.splits for layer in facts(nn.Sequential(again, again), torch.zeros(2, 8)).values())
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
-    assert not any(one.splits for one in facts(normed, torch.zeros(2, 8)).values())
-    assert not any(one.splits for one in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
+    assert not any(layer.splits for layer in facts(normed, torch.zeros(2, 8)).values())
+    assert not any(layer.splits for layer in facts(nn.Linear(8, 8), torch.zeros(2, 8)).values())  # it has no name
 
 
 def test_a_weight_that_a_function_reads_stays_whole() -> None:
@@ -74,19 +76,19 @@ def test_a_weight_that_a_function_reads_stays_whole() -> None:
         def forward(self, numbers: torch.Tensor) -> torch.Tensor:
             return nn.functional.linear(self.hidden(self.words(numbers)), self.words.weight)
 
-    found = facts(Tied(), torch.zeros(3, dtype=torch.int64))
-    assert found["words"].splits == ()
-    assert found["hidden"].splits == BOTH
+    layer_facts = facts(Tied(), torch.zeros(3, dtype=torch.int64))
+    assert layer_facts["words"].splits == ()
+    assert layer_facts["hidden"].splits == BOTH
 
 
 def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     layers = trace_values(model, (torch.zeros(2, 8),), nullcontext()).layers
-    found = facts_of(model, layers, {"", "0", "2"}, 4)
-    assert [one.name for one in found] == ["0", "1", "2"]
-    assert [bool(one.splits) for one in found] == [True, False, True]
-    assert not any(one.partner for one in found)
-    timed = tuple(replace(one, forward_seconds=1, backward_seconds=2) for one in found)
+    layer_facts = facts_of(model, layers, {"", "0", "2"}, 4)
+    assert [layer.name for layer in layer_facts] == ["0", "1", "2"]
+    assert [bool(layer.splits) for layer in layer_facts] == [True, False, True]
+    assert not any(layer.partner for layer in layer_facts)
+    timed = tuple(replace(layer, forward_seconds=1, backward_seconds=2) for layer in layer_facts)
     links = GroupLinks(one_rank_per_node(4), *[LinkCosts(ANY, ANY)] * 2)
     inputs = inputs_of(timed, 2.0, links)
     assert (inputs.step.computing.whole, inputs.scale) == (9, 2)
@@ -96,8 +98,8 @@ def test_a_layer_that_some_rank_does_not_call_stays_whole_and_counts() -> None:
 def test_frozen_weights_are_not_exchanged() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].requires_grad_(False)
-    found = facts(model, torch.zeros(2, 8))
-    assert (found["0"].gradient_bytes, found["1"].gradient_bytes) == (0, 4 * 72)
+    layer_facts = facts(model, torch.zeros(2, 8))
+    assert (layer_facts["0"].gradient_bytes, layer_facts["1"].gradient_bytes) == (0, 4 * 72)
 
 
 class Alone:

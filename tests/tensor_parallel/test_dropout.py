@@ -21,12 +21,12 @@ def test_a_sample_has_the_same_mask_on_any_rank() -> None:
     seed, ones = SampleNumbers(7, 3), torch.ones(12, 50)
     model = dropouts(seed)
     seed.first = 0
-    whole = model[0](ones)
+    full = model[0](ones)
     for share, samples in ((0, 6), (1, 6), (3, 3)):
         seed.first = None
         seed.rank = share
-        assert torch.equal(model[0](ones[:samples]), whole[share * samples : (share + 1) * samples])
-    assert torch.equal(copy.deepcopy(model)[0](ones[:3]), whole[9:12])
+        assert torch.equal(model[0](ones[:samples]), full[share * samples : (share + 1) * samples])
+    assert torch.equal(copy.deepcopy(model)[0](ones[:3]), full[9:12])
 
 
 def test_other_seeds_steps_and_layers_have_other_masks() -> None:
@@ -35,16 +35,16 @@ def test_other_seeds_steps_and_layers_have_other_masks() -> None:
     masks = [model[0](ones), model[1](ones)]
     for seed.seed, seed.step in ((8, 3), (7, 4)):
         masks.append(model[0](ones))
-    assert all(not torch.equal(one, other) for at, one in enumerate(masks) for other in masks[:at])
+    assert all(not torch.equal(mask, other) for at, mask in enumerate(masks) for other in masks[:at])
     assert torch.equal(model[2](ones), ones)
     assert torch.equal(model.eval()[0](ones), ones)
 
 
 def test_the_share_of_zeros_and_the_mean_are_those_of_a_dropout() -> None:
     model = dropouts(SampleNumbers(1, 1, first=0))
-    found = model[0](torch.ones(100, 1000))
-    assert set(found.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
-    assert abs(float((found == 0).float().mean()) - 0.3) < 0.01
+    outputs = model[0](torch.ones(100, 1000))
+    assert set(outputs.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.7))}
+    assert abs(float((outputs == 0).float().mean()) - 0.3) < 0.01
     inputs = torch.ones(3, 5, requires_grad=True)
     model[1](inputs).sum().backward()
     assert torch.equal(inputs.grad, model[1](torch.ones(3, 5)))

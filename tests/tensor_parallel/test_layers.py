@@ -13,13 +13,13 @@ from unisono.tensor_parallel.layers import WeightPart
 def test_parts_are_equal_and_make_the_whole(ranks: int, length: int, dim: int) -> None:
     shape = [2, 3, 4]
     shape[dim] = length
-    whole = torch.arange(float(torch.Size(shape).numel())).view(shape) + 1
-    parts = [WeightPart(ranks, member, dim, whole.shape) for member in range(ranks)]
-    cut = [part.cut(whole) for part in parts]
-    for one in cut:
-        assert one.shape[dim] == -(-length // ranks)
-    assert torch.equal(torch.cat(cut, dim).narrow(dim, 0, length), whole)
-    assert sum(int((one != 0).sum()) for one in cut) == whole.numel()
+    weight = torch.arange(float(torch.Size(shape).numel())).view(shape) + 1
+    parts = [WeightPart(ranks, member, dim, weight.shape) for member in range(ranks)]
+    cut = [part.cut(weight) for part in parts]
+    for piece in cut:
+        assert piece.shape[dim] == -(-length // ranks)
+    assert torch.equal(torch.cat(cut, dim).narrow(dim, 0, length), weight)
+    assert sum(int((piece != 0).sum()) for piece in cut) == weight.numel()
 
 
 def test_the_example() -> None:

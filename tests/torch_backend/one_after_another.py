@@ -13,8 +13,8 @@ from unisono.initialize import init
 
 if __name__ == "__main__":
     rank, programs = init().rank, sys.argv[1:]
-    for words in programs:
-        name, *arguments = words.split()
+    for command in programs:
+        name, *arguments = command.split()
         if rank == 0:
             print(f"== {name}", flush=True)
         path = str(Path(__file__).with_name(name))

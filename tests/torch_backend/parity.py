@@ -104,15 +104,15 @@ def losses(way: str, dtype: str) -> torch.Tensor:
     model, optimizer, data_parallel = VARIANTS[way](network().to(DTYPES[dtype]))
     own = torch.Generator().manual_seed(dist.get_rank() if data_parallel else 0)
     teacher = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(0), dtype=DTYPES[dtype])
-    found = []
+    values = []
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, WIDTH, generator=own, dtype=DTYPES[dtype])
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), (inputs @ teacher).argmax(dim=1))
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return torch.tensor(found, dtype=torch.float64)
+        values.append(loss.item())
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def main(cases: list[tuple[str, str]]) -> None:
@@ -129,10 +129,10 @@ def main(cases: list[tuple[str, str]]) -> None:
     dist.destroy_process_group()
     dist.init_process_group("unisono")
     for (way, dtype), expected in zip(cases, by_gloo, strict=True):
-        found = losses(way, dtype)
-        difference: Any = max(world.comm.allgather((found - expected).abs().max().item()))
+        values = losses(way, dtype)
+        difference: Any = max(world.comm.allgather((values - expected).abs().max().item()))
         if world.rank == 0:
-            first, last = found[0].item(), found[-1].item()
+            first, last = values[0].item(), values[-1].item()
             print(f"{way} {dtype}: difference {difference:.1e}, loss {first:.4f} to {last:.4f}", flush=True)
     dist.destroy_process_group()
     del kept

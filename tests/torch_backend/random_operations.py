@@ -136,11 +136,11 @@ def draw(count: int, subsets: list[tuple[int, ...]]) -> list[Step]:
     """The operations, the same on every rank."""
     chance = random.Random(0)
     steps = []
-    for number in range(count):
+    for index in range(count):
         ranks = chance.choice(subsets)
         length = int(10 ** chance.uniform(0, 5))
         kind, dtype = chance.choice(sorted(KINDS)), chance.choice(DTYPES)
-        steps.append(Step(number, kind, ranks, chance.choice(ranks), length, dtype))
+        steps.append(Step(index, kind, ranks, chance.choice(ranks), length, dtype))
     return steps
 
 

@@ -82,7 +82,7 @@ def join(_: Path) -> None:
         for batch in batches(rank, rank + 2):
             step(model, optimizer, batch)
     everyone = [batches(owner, owner + 2) for owner in range(size)]
-    steps = [[own[number] for own in everyone if number < len(own)] for number in range(size + 1)]
+    steps = [[own[index] for own in everyone if index < len(own)] for index in range(size + 1)]
     torch.testing.assert_close(whole(model.module), whole(serial(steps, size)))
 
 
@@ -124,7 +124,7 @@ def distributed_checkpoint(folder: Path) -> None:
 def objects(_: Path) -> None:
     """Objects of any kind and size, in every way that there is."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    everyone = [{"rank": number, "text": "x" * 1000 * number} for number in range(size)]
+    everyone = [{"rank": member, "text": "x" * 1000 * member} for member in range(size)]
 
     gathered = [None] * size
     dist.all_gather_object(gathered, everyone[rank])

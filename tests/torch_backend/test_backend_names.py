@@ -34,7 +34,7 @@ class Comparisons(ast.NodeVisitor):
     """Collector of the names with which each function of a file compares."""
 
     def __init__(self) -> None:
-        self.found: dict[str, set[str]] = {}
+        self.names: dict[str, set[str]] = {}
         self._within: list[str] = []
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
@@ -60,11 +60,11 @@ class Comparisons(ast.NodeVisitor):
     def _add(self, operand: ast.expr) -> None:
         match operand:
             case ast.Tuple(elts=each) | ast.List(elts=each) | ast.Set(elts=each):
-                for one in each:
-                    self._add(one)
+                for element in each:
+                    self._add(element)
             case ast.Constant(value=str(name)) | ast.Attribute(attr=name) | ast.Name(id=name):
                 if name.lower() in NAMES and (isinstance(operand, ast.Constant) or name.isupper()):
-                    self.found.setdefault(".".join(self._within), set()).add(name.lower())
+                    self.names.setdefault(".".join(self._within), set()).add(name.lower())
             case _:
                 pass
 
@@ -78,7 +78,7 @@ def places_in(package: Path) -> Iterator[Place]:
             continue
         comparisons = Comparisons()
         comparisons.visit(ast.parse(text))
-        for function, names in comparisons.found.items():
+        for function, names in comparisons.names.items():
             yield Place(file, function, ",".join(sorted(names)))
 
 
@@ -98,11 +98,11 @@ def test_every_place_is_listed(package: str) -> None:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed; make examples installs it")
-    found = set(places_in(Path(spec.submodule_search_locations[0])))
+    places = set(places_in(Path(spec.submodule_search_locations[0])))
     table = {place: release for place, release in listed().items() if place.file.startswith(f"{package}/")}
-    assert not found - table.keys(), "compare a backend's name, and are not listed"
+    assert not places - table.keys(), "compare a backend's name, and are not listed"
     other = ">=2.14" if is_older(torch.__version__) else "<2.14"
-    assert not {place for place, release in table.items() if release != other} - found, "listed, and gone"
+    assert not {place for place, release in table.items() if release != other} - places, "listed, and gone"
 
 
 FORMS = """
@@ -120,4 +120,4 @@ def g(b):
 def test_the_forms_that_are_found() -> None:
     comparisons = Comparisons()
     comparisons.visit(ast.parse(FORMS))
-    assert comparisons.found == {"A.f": {"gloo", "nccl", "xccl"}, "g": {"mpi", "gloo"}}
+    assert comparisons.names == {"A.f": {"gloo", "nccl", "xccl"}, "g": {"mpi", "gloo"}}

@@ -46,8 +46,8 @@ def test_every_part_of_what_pytorch_builds_on_its_collectives(four_ranks: dict[s
 def test_losses_are_those_of_gloo(four_ranks: dict[str, str]) -> None:
     """However PyTorch trains over unisono, it learns what it learns over gloo, step by step."""
     print(four_ranks["parity.py"])
-    found = LINE.findall(four_ranks["parity.py"])
-    assert {(way, dtype) for way, dtype, *_ in found} == ALLOWED.keys()
-    for way, dtype, difference, first, last in found:
+    rows = LINE.findall(four_ranks["parity.py"])
+    assert {(way, dtype) for way, dtype, *_ in rows} == ALLOWED.keys()
+    for way, dtype, difference, first, last in rows:
         assert float(difference) <= ALLOWED[way, dtype], f"{way} in {dtype} differs by {difference}"
         assert float(last) < 0.8 * float(first), f"{way} in {dtype} learned nothing: {first} to {last}"

@@ -20,8 +20,8 @@ def test_a_group_of_one_rank_is_freed_at_once() -> None:
 def test_several_groups_one_after_another() -> None:
     retirement, freed = Retirement(), list[int]()
     comms = [MPI.COMM_SELF.Dup() for _ in range(3)]
-    for number, comm in enumerate(comms):
-        retirement.retire(comm, lambda number=number: freed.append(number))
+    for index, comm in enumerate(comms):
+        retirement.retire(comm, lambda index=index: freed.append(index))
     retirement.close()
     assert freed == [0, 1, 2]
     for comm in comms:

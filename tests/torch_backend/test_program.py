@@ -63,8 +63,8 @@ def answers(unisono: Run, folder: Path, *named: str, **environment: str) -> list
 
 
 def test_groups_answer_the_name_that_was_asked_for(unisono: Run, tmp_path: Path) -> None:
-    *found, unnamed = answers(unisono, tmp_path, *EXPECTED, "")
-    assert found == [[*expected, "gloo", *["unisono"] * 3] for expected in EXPECTED.values()]
+    *named, unnamed = answers(unisono, tmp_path, *EXPECTED, "")
+    assert named == [[*expected, "gloo", *["unisono"] * 3] for expected in EXPECTED.values()]
     assert (unnamed[0], *unnamed[4:]) == ("undefined", "gloo", *["unisono"] * 3)  # the rest depends on the machine
 
 

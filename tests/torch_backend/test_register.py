@@ -28,8 +28,8 @@ def test_the_name_is_known_where_pytorch_is_imported_later_and_registering_loads
 
 
 def test_newer_releases_find_the_backend_by_its_entry_point() -> None:
-    (found,) = entry_points(group="torch.distributed.backends", name="unisono")
-    assert found.load().__module__ == "unisono.torch_backend.register"
+    (entry,) = entry_points(group="torch.distributed.backends", name="unisono")
+    assert entry.load().__module__ == "unisono.torch_backend.register"
 
 
 def test_a_program_without_a_launcher_is_a_world_of_one() -> None:

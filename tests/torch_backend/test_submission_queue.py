@@ -36,7 +36,7 @@ def test_a_blocking_operation_stays_on_its_thread() -> None:
 def test_operations_keep_their_order() -> None:
     queue, seen, gate = queue_of("0", 0, 1), [], threading.Event()
     submit(queue, gate.wait)
-    works = [submit(queue, lambda number=number: seen.append(number), blocking=number == 3) for number in range(6)]
+    works = [submit(queue, lambda index=index: seen.append(index), blocking=index == 3) for index in range(6)]
     assert not any(each.is_completed() for each in works)
     gate.set()
     for each in works:
@@ -133,10 +133,10 @@ def test_a_timeout_ends_the_group() -> None:
     assert not late.is_completed()
     assert queue.calls.timeout == 0.05
     queue.calls.fail(StallError, "Timed out after 0.05 s: missing: rank 0")
-    words = "rank 1 of 2: all_reduce, number 1 of group 0: Timed out after 0.05 s: missing: rank 0"
-    with pytest.raises(BackendError, match=words):
+    message = "rank 1 of 2: all_reduce, number 1 of group 0: Timed out after 0.05 s: missing: rank 0"
+    with pytest.raises(BackendError, match=message):
         late.wait()
-    with pytest.raises(BackendError, match=f"^{words}$"):
+    with pytest.raises(BackendError, match=f"^{message}$"):
         submit(queue, queue.calls.check, blocking=True).wait()
     queue.close()
 

@@ -34,8 +34,8 @@ def test_the_end_waits_for_what_was_submitted() -> None:
     completions, done = Completions(), list[int]()
 
     before = threading.active_count()
-    for number in range(2):
-        completions.submit(partial(done.append, number))
+    for index in range(2):
+        completions.submit(partial(done.append, index))
     completions.close(10)
     assert sorted(done) == [0, 1]
     assert threading.active_count() <= before

@@ -59,7 +59,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts(drawn: bytes) -> list[str]:
-    return ["".join(one.itertext()) for one in ET.fromstring(drawn).iter(f"{SVG}text")]
+    return ["".join(element.itertext()) for element in ET.fromstring(drawn).iter(f"{SVG}text")]
 
 
 def test_lines_are_named_from_the_highest_to_the_lowest_end() -> None:
@@ -70,9 +70,9 @@ def test_lines_are_named_from_the_highest_to_the_lowest_end() -> None:
         Line("other", (1, 2), (50.0, 100.0), (0.6, 0.7)),
     ]
     shown = texts(draw_curves(lines, "test accuracy", True, "a title"))
-    assert [one for one in shown if one in ("one", "one, beside", "other")] == ["one, beside", "other", "one"]
-    for words in ("a title", "test accuracy", "minutes", "epochs", "90%"):
-        assert words in shown
+    assert [text for text in shown if text in ("one", "one, beside", "other")] == ["one, beside", "other", "one"]
+    for label in ("a title", "test accuracy", "minutes", "epochs", "90%"):
+        assert label in shown
 
 
 @pytest.mark.parametrize(

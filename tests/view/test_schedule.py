@@ -47,13 +47,17 @@ def test_an_arrow_for_each_message_a_row_for_each_rank_of_a_lane(name: str, plac
     root = ElementTree.fromstring(draw_svg(algorithm, placement.ranks, name, placement))
     heads = Counter(path.get("marker-end") for path in root.iter(f"{SVG}path"))
     assert heads["url(#head)"] == len(sends) == len(timed_messages(programs))
-    rows = [words for one in root.iter(f"{SVG}text") if "rank " in (words := one.text or "") and "ranks" not in words]
+    rows = [
+        label
+        for element in root.iter(f"{SVG}text")
+        if "rank " in (label := element.text or "") and "ranks" not in label
+    ]
     assert len(rows) == placement.ranks * len(programs[0].lanes)
     assert all("node " in row for row in rows) == (len(placement.nodes) < placement.ranks)
     boxes = [title for group in root.iter(f"{SVG}g") if (title := group.findtext(f"{SVG}title"))]
     assert len(boxes) == len({(m.lane, m.step, m.receiver, m.chunks, m.action) for m in timed_messages(programs)})
     width, height = float(root.get("width", "")), float(root.get("height", ""))
-    for box in (one for group in root.iter(f"{SVG}g") for one in group.iter(f"{SVG}rect")):
+    for box in (rectangle for group in root.iter(f"{SVG}g") for rectangle in group.iter(f"{SVG}rect")):
         assert 0 < float(box.get("x", "")) < float(box.get("x", "")) + float(box.get("width", "")) < width
         assert 0 < float(box.get("y", "")) < height
 
@@ -70,8 +74,8 @@ def test_with_supernodes_each_round_has_its_cost(name: str, across: list[str]) -
     assert sends.split() == ["sends", "n/2", "n/4", "n/8", "n/8", "n/4", "n/2"]
     assert last.split() == ["across", *filter(None, across)]
     root = ElementTree.fromstring(draw_svg(algorithm, 8, name, placement))
-    words = [one.text or "" for one in root.iter(f"{SVG}text")]
-    assert sum("across" in each for each in words) == 2
+    labels = [element.text or "" for element in root.iter(f"{SVG}text")]
+    assert sum("across" in each for each in labels) == 2
     assert "sends" not in draw(algorithm, 8, name, one_rank_per_node(8))
 
 

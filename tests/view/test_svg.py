@@ -26,7 +26,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_a_page_is_xml_with_text() -> None:
     drawn = page(300, 100, "a < b & c", [text(20, 60, "x<y", fill='"')])
     root = ET.fromstring(drawn)
-    assert [one.text for one in root.iter() if one.tag in (f"{SVG}title", f"{SVG}text")] == ["a < b & c"] * 2 + ["x<y"]
+    assert [node.text for node in root.iter() if node.tag in (f"{SVG}title", f"{SVG}text")] == ["a < b & c"] * 2 + [
+        "x<y"
+    ]
     assert "prefers-color-scheme: dark" in drawn
 
 
@@ -40,8 +42,8 @@ def test_attributes_have_hyphens_and_short_numbers() -> None:
 
 
 def test_entries_of_a_legend_do_not_overlap() -> None:
-    drawn = [ET.fromstring(one) for one in legend(dict.fromkeys(("words", "other", "third"), INK), 40.0)]
-    xs = [float(one.get("x", "")) for one in drawn if one.tag == "rect"]
+    drawn = [ET.fromstring(markup) for markup in legend(dict.fromkeys(("words", "other", "third"), INK), 40.0)]
+    xs = [float(node.get("x", "")) for node in drawn if node.tag == "rect"]
     assert all(after - before > 12 + width_of("words") for before, after in pairwise(xs))
 
 
@@ -52,8 +54,8 @@ def luminance(color: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def contrast(one: str, other: str) -> float:
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(color: str, other: str) -> float:
+    high, low = sorted((luminance(color), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -77,7 +79,7 @@ def test_text_has_a_line_for_each_row() -> None:
 
 def test_boxes_have_their_times_and_labels_where_they_fit() -> None:
     root = ET.fromstring(draw_spans(ROWS, "a title", 40, marks=[(1.0, "1 ms")], arrows=[(Place(0, 2), Place(1, 2))]))
-    shown = [one.text for one in root.iter(f"{SVG}text")]
+    shown = [node.text for node in root.iter(f"{SVG}text")]
     assert shown == ["a title", "forward", "update", "1 ms", "main", "f"]
-    assert [one.findtext(f"{SVG}title") for one in root.iter(f"{SVG}g")] == ["forward: 0 to 2", "update"]
-    assert [one.get("marker-end") for one in root.iter(f"{SVG}path") if one.get("marker-end")] == ["url(#head)"]
+    assert [node.findtext(f"{SVG}title") for node in root.iter(f"{SVG}g")] == ["forward: 0 to 2", "update"]
+    assert [node.get("marker-end") for node in root.iter(f"{SVG}path") if node.get("marker-end")] == ["url(#head)"]

@@ -17,5 +17,5 @@ def test_any_layer(layers: Any, data: st.DataObject, seed: int) -> None:
 @given(data=st.data())
 def test_fits_1x1_kernels(layers: Any, data: st.DataObject) -> None:
     geometry = data.draw(layers.geometries())
-    one = geometry.kernel == (1, 1) and geometry.padding == (0, 0) and geometry.groups == 1
-    assert PRODUCT.fits(geometry) == one
+    is_1x1 = geometry.kernel == (1, 1) and geometry.padding == (0, 0) and geometry.groups == 1
+    assert PRODUCT.fits(geometry) == is_1x1

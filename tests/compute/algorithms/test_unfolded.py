@@ -31,6 +31,6 @@ def test_sums_of_16_bit_numbers_use_32_bits(layers: Any) -> None:
         which: (first.bfloat16(), second.bfloat16()) for which, (first, second) in layers.tensors(geometry, 0).items()
     }
     for which, right in layers.expected(geometry, given).items():
-        found = UNFOLDED.compute(which, geometry, *given[which])
-        assert found.dtype == torch.bfloat16
-        assert float((found.double() - right).abs().max()) <= 2**-8 * float(right.abs().max())
+        result = UNFOLDED.compute(which, geometry, *given[which])
+        assert result.dtype == torch.bfloat16
+        assert float((result.double() - right).abs().max()) <= 2**-8 * float(right.abs().max())

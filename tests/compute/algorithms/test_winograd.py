@@ -19,18 +19,20 @@ SHAPES = [(4, 3), (2, 3), (2, 5), (3, 2), (5, 2), (1, 3)]
 
 @pytest.mark.parametrize(("outputs", "kernel"), SHAPES)
 def test_one_dimension_is_a_correlation(outputs: int, kernel: int) -> None:
-    one = Transforms(outputs, kernel)
+    transforms = Transforms(outputs, kernel)
     generator = np.random.default_rng(0)
-    inputs, weight = generator.normal(size=one.tile), generator.normal(size=kernel)
-    found = one.output_transform @ ((one.filter_transform @ weight) * (one.input_transform @ inputs))
-    np.testing.assert_allclose(found, np.correlate(inputs, weight, "valid"), atol=1e-12)
+    inputs, weight = generator.normal(size=transforms.tile), generator.normal(size=kernel)
+    result = transforms.output_transform @ (
+        (transforms.filter_transform @ weight) * (transforms.input_transform @ inputs)
+    )
+    np.testing.assert_allclose(result, np.correlate(inputs, weight, "valid"), atol=1e-12)
 
 
 def test_the_known_matrices_of_f_2_3() -> None:
-    one = Transforms(2, 3)
-    assert one.input_transform.tolist() == [[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]
-    assert one.filter_transform.tolist() == [[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]
-    assert one.output_transform.tolist() == [[1, 1, 1, 0], [0, 1, -1, 1]]
+    transforms = Transforms(2, 3)
+    assert transforms.input_transform.tolist() == [[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]
+    assert transforms.filter_transform.tolist() == [[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]
+    assert transforms.output_transform.tolist() == [[1, 1, 1, 0], [0, 1, -1, 1]]
 
 
 @pytest.mark.parametrize("name", WINOGRAD)
@@ -43,9 +45,11 @@ def test_any_layer(name: str, layers: Any, data: st.DataObject, seed: int) -> No
 @pytest.mark.parametrize("groups", [1, 2])
 @given(size=st.tuples(st.integers(3, 14), st.integers(3, 14)), padding=st.integers(0, 2), samples=st.integers(1, 5))
 def test_layers_that_fit(layers: Any, groups: int, size: tuple[int, int], padding: int, samples: int) -> None:
-    one = Geometry(samples, 2 * groups, 3 * groups, size, (3, 3), (1, 1), (padding,) * 2, (1, 1), groups, torch.float32)
-    assert WINOGRAD["winograd 4x4, 3x3"].fits(one)
-    layers.check_algorithm(WINOGRAD["winograd 4x4, 3x3"], one, 0, 1e-4)
+    geometry = Geometry(
+        samples, 2 * groups, 3 * groups, size, (3, 3), (1, 1), (padding,) * 2, (1, 1), groups, torch.float32
+    )
+    assert WINOGRAD["winograd 4x4, 3x3"].fits(geometry)
+    layers.check_algorithm(WINOGRAD["winograd 4x4, 3x3"], geometry, 0, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +64,16 @@ def test_some_tiles_at_once(
     rows: list[tuple[int, int]],
 ) -> None:
     monkeypatch.setattr(winograd, "TILES_PER_BLOCK", tiles)
-    found = list(winograd._blocks(5, (2, 2)))
-    assert [(some.start, some.stop) for some, _ in found] == samples
-    assert all([(block.top, block.bottom) for block in blocks] == rows for _, blocks in found)
-    one = Geometry(5, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
-    layers.check_algorithm(WINOGRAD["winograd 4x4, 3x3"], one, 0, 1e-4)
+    chunks = list(winograd._blocks(5, (2, 2)))
+    assert [(some.start, some.stop) for some, _ in chunks] == samples
+    assert all([(block.top, block.bottom) for block in blocks] == rows for _, blocks in chunks)
+    geometry = Geometry(5, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float32)
+    layers.check_algorithm(WINOGRAD["winograd 4x4, 3x3"], geometry, 0, 1e-4)
 
 
 def test_float16_is_not_supported() -> None:
-    one = Geometry(1, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float16)
-    assert not any(each.fits(one) for each in WINOGRAD.values())
+    geometry = Geometry(1, 2, 3, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float16)
+    assert not any(each.fits(geometry) for each in WINOGRAD.values())
 
 
 @pytest.mark.parametrize(
@@ -82,27 +86,27 @@ def test_float16_is_not_supported() -> None:
     ],
 )
 def test_error_beside_an_exact_sum(outputs: int, kernel: int, dtype: torch.dtype, error: float) -> None:
-    one = Geometry(4, 32, 32, (16, 16), (kernel,) * 2, (1, 1), (1, 1), (1, 1), 1, dtype)
+    geometry = Geometry(4, 32, 32, (16, 16), (kernel,) * 2, (1, 1), (1, 1), (1, 1), 1, dtype)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(4, 32, 16, 16, generator=generator).to(dtype)
     weight = torch.randn(32, 32, kernel, kernel, generator=generator).to(dtype)
-    slopes = torch.randn(4, 32, *one.output_size, generator=generator).to(dtype)
-    this, exact = winograd.winograd(outputs, kernel), replace(one, dtype=torch.float64)
+    slopes = torch.randn(4, 32, *geometry.output_size, generator=generator).to(dtype)
+    this, exact = winograd.winograd(outputs, kernel), replace(geometry, dtype=torch.float64)
     for which, tensors in {
         Pass.FORWARD: (inputs, weight),
         Pass.GRAD_INPUT: (slopes, weight),
         Pass.GRAD_WEIGHT: (inputs, slopes),
     }.items():
         right = CHANNELS_LAST.compute(which, exact, *(each.double() for each in tensors))
-        found = this.compute(which, one, *tensors)
-        assert float((found.double() - right).norm() / right.norm()) < error
+        result = this.compute(which, geometry, *tensors)
+        assert float((result.double() - right).norm() / right.norm()) < error
 
 
 def test_double_precision_is_exact() -> None:
-    one = Geometry(2, 3, 2, (9, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float64)
+    geometry = Geometry(2, 3, 2, (9, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1, torch.float64)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 3, 9, 7, dtype=torch.float64, generator=generator)
     weight = torch.randn(2, 3, 3, 3, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(
-        winograd.winograd(4, 3).forward(one, inputs, weight), torch.nn.functional.conv2d(inputs, weight, padding=1)
+        winograd.winograd(4, 3).forward(geometry, inputs, weight), torch.nn.functional.conv2d(inputs, weight, padding=1)
     )

@@ -16,7 +16,7 @@ RANKS = ranks_started(os.environ) or 1
 
 def distinct(placement: Placement) -> list[str]:
     """Return the first of all names that have the same programs, and are played in the same way."""
-    found: dict[object, str] = {}
+    first_names: dict[object, str] = {}
     for name in names():
         family = find(name, placement)
         algorithms = {goal: algorithm for goal in Goal if (algorithm := getattr(family, goal.value)) is not None}
@@ -25,5 +25,5 @@ def distinct(placement: Placement) -> list[str]:
             for goal, algorithm in algorithms.items()
         )
         fused = name if any((goal.value, name) in FUSED for goal in algorithms) else ""
-        found.setdefault((programs, SCHEDULES[name.partition("/")[0]].by_node, fused), name)
-    return list(found.values())
+        first_names.setdefault((programs, SCHEDULES[name.partition("/")[0]].by_node, fused), name)
+    return list(first_names.values())

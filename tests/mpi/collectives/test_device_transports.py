@@ -77,8 +77,8 @@ def test_sums_by_the_backend_are_those_of_the_host(
         for length in (1, 1001):
             here = (torch.arange(length) % 3 + these.rank % 2).to(dtype)
             there = here.to(asked).mul(2)
-            found = these.allreduce(there, op=op).clone()
-            torch.testing.assert_close(found.cpu(), these.allreduce(here.mul(2), op=op), rtol=0, atol=0)
+            summed = these.allreduce(there, op=op).clone()
+            torch.testing.assert_close(summed.cpu(), these.allreduce(here.mul(2), op=op), rtol=0, atol=0)
     assert lengths[-8:] == [1, 1001] * 4
 
 
@@ -103,8 +103,8 @@ def test_a_missing_synchronization_gives_wrong_sums(
     else:
         stream = importlib.import_module("unisono.testing.pretend_device").Stream
         monkeypatch.setattr(stream, "wait_stream", lambda *_: None)
-    found = these.allreduce(torch.ones(4, device=asked).mul(2)).cpu()
-    assert found.tolist() != [2.0 * these.size] * 4
+    summed = these.allreduce(torch.ones(4, device=asked).mul(2)).cpu()
+    assert summed.tolist() != [2.0 * these.size] * 4
     torch.get_device_module(asked).synchronize()
     these.barrier()
 
@@ -126,9 +126,9 @@ def test_between_nodes_a_wire_is_used_and_within_them_none(these: World, asked: 
     third = torch.full((64,), 1 / 3, device=asked)
     sums = [these.size // 2 / 3, these.size / 3] if these.nodes == 2 else [these.size / 3]
     rounded = torch.tensor(sums[0]).bfloat16().float().mul(these.nodes).bfloat16().float() if these.nodes == 2 else None
-    found = these.allreduce(third, wire="bfloat16").cpu()
+    summed = these.allreduce(third, wire="bfloat16").cpu()
     right = torch.full((64,), these.size / 3) if rounded is None else rounded.expand(64)
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(summed, right)
 
 
 @pytest.mark.parametrize("fastest", ["staged", NAME])
@@ -142,11 +142,11 @@ def test_the_fastest_is_taken_by_all_ranks(
 
     device_seconds = device_transports._seconds
     monkeypatch.setattr(device_transports, "_seconds", seconds)
-    found = these.device_transports(backend)
-    assert found == Transports(moves=False, backend=NAME if fastest == NAME else "")
-    assert found.stays == (fastest == NAME)
+    transports = these.device_transports(backend)
+    assert transports == Transports(moves=False, backend=NAME if fastest == NAME else "")
+    assert transports.stays == (fastest == NAME)
     said = f"sums {NAME} within nodes, staged between" if fastest == NAME else "sums staged"
-    assert str(found) == said
+    assert str(transports) == said
     assert bool(these._group.backends) == (fastest == NAME), "what is not used is given back"
 
 
@@ -154,9 +154,9 @@ def test_ranks_that_share_a_device_do_not_try(
     these: World, backend: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_transports, "identity_of", str)
-    found = these.device_transports(backend)
+    transports = these.device_transports(backend)
     shares = "ranks 0 and 2 share a device" if these.nodes == 2 else "ranks 0 and 1 share a device"
-    assert str(found) == f"sums staged ({NAME} is not tried: {shares})"
+    assert str(transports) == f"sums staged ({NAME} is not tried: {shares})"
     these._group.transports_of_devices.clear()
     monkeypatch.setenv(VARIABLE, NAME)
     with pytest.raises(UsageError, match=f"{VARIABLE}={NAME}: {shares}; unset the variable"):
@@ -184,8 +184,8 @@ def test_a_backend_that_one_rank_cannot_open_is_not_taken(
         return create.creator_fn(*arguments)
 
     monkeypatch.setitem(dist.Backend._plugins, NAME.upper(), create._replace(creator_fn=refusing))
-    found = these.device_transports(backend)
-    assert str(found) == f"sums staged ({NAME} is not tried: rank {failing}: no room for a communicator)"
+    transports = these.device_transports(backend)
+    assert str(transports) == f"sums staged ({NAME} is not tried: rank {failing}: no room for a communicator)"
 
 
 def test_mismatched_calls_are_reported(these: World, asked: torch.device) -> None:

@@ -71,15 +71,15 @@ def test_any_schedule_has_the_sums_of_the_host(
 
 def test_other_collectives_of_a_device(world: World, group: Group, moved: torch.device) -> None:
     size, place = world.size, slice(3 * world.rank, 3 * world.rank + 3)
-    whole, part = own(world, 3 * size, torch.float64), torch.empty(3, dtype=torch.float64, device=moved)
-    there = whole.to(moved) * 2
+    tensor, part = own(world, 3 * size, torch.float64), torch.empty(3, dtype=torch.float64, device=moved)
+    there = tensor.to(moved) * 2
     reduce_scatter_direct(group, there, part, "maximum")
     torch.testing.assert_close(part.cpu(), 2 * of_rank(size - 1, 3 * size, torch.float64)[place])
-    torch.testing.assert_close(there.cpu(), 2 * whole)
+    torch.testing.assert_close(there.cpu(), 2 * tensor)
     all_gather_direct(group, part * 3, there)
     torch.testing.assert_close(there.cpu(), 6 * of_rank(size - 1, 3 * size, torch.float64))
     for root in range(size):
-        there = whole.to(moved) * 2
+        there = tensor.to(moved) * 2
         broadcast_direct(group, there, root)
         torch.testing.assert_close(there.cpu(), 2 * of_rank(root, 3 * size, torch.float64))
 

@@ -69,9 +69,9 @@ def nothing(length: int, dtype: torch.dtype, stride: int) -> torch.Tensor:
     return somewhere(torch.zeros(length, dtype=dtype), stride)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    bits = [tensor.contiguous().view(torch.uint8) for tensor in (one, other) if tensor.numel()]
-    return one.shape == other.shape and (not bits or torch.equal(*bits))
+def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    bits = [tensor.contiguous().view(torch.uint8) for tensor in (actual, expected) if tensor.numel()]
+    return actual.shape == expected.shape and (not bits or torch.equal(*bits))
 
 
 def lengths_of(chance: random.Random, count: int) -> list[int]:
@@ -188,24 +188,24 @@ def test_conjugated_tensors(these: Group) -> None:
 
 
 def test_sizes_that_do_not_fit_raise(these: Group) -> None:
-    one = torch.zeros(3)
+    tensor = torch.zeros(3)
     with pytest.raises(TensorError, match=f"it needs {these.size} of float32, one for each rank"):
-        all_to_all_v(these, [one] * (these.size + 1), [one] * these.size)
+        all_to_all_v(these, [tensor] * (these.size + 1), [tensor] * these.size)
     with pytest.raises(TensorError, match=r"needs .* of float32"):
-        all_gather_v(these, one, [torch.zeros(3, dtype=torch.int32)] * these.size)
+        all_gather_v(these, tensor, [torch.zeros(3, dtype=torch.int32)] * these.size)
     with pytest.raises(TensorError, match="make them equally long"):
-        all_gather_v(these, one, [torch.zeros(4)] * these.size)
+        all_gather_v(these, tensor, [torch.zeros(4)] * these.size)
     with pytest.raises(UsageError, match="gather with root 99"):
-        gather(these, one, None, 99)
+        gather(these, tensor, None, 99)
     with pytest.raises(UsageError, match="scatter with root -1"):
-        scatter(these, one, None, -1)
+        scatter(these, tensor, None, -1)
     with pytest.raises(UsageError, match="reduce with root 99"):
-        reduce(these, one, 99)
+        reduce(these, tensor, 99)
     with pytest.raises(TensorError, match="by 'and'"):
-        reduce(these, one, 0, "and")
+        reduce(these, tensor, 0, "and")
     refused = (TensorError, "gather of 0 parts") if these.rank == 0 else (MismatchError, "gather, which it refused")
     with pytest.raises(refused[0], match=refused[1]):
-        gather(these, one, None, 0)
+        gather(these, tensor, None, 0)
         these.barrier()
 
 
@@ -289,13 +289,13 @@ CALLS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str
 def test_mismatch_names_both_calls_on_every_rank(broken: Group, case: str) -> None:
     if broken.size == 1:
         pytest.skip("one rank agrees with itself")
-    one, other, words, other_words = CALLS[case]
+    call, other_call, message, other_message = CALLS[case]
     with pytest.raises(MismatchError) as caught:
-        (other if broken.rank == broken.size - 1 else one)(broken)
+        (other_call if broken.rank == broken.size - 1 else call)(broken)
         for _ in range(2):  # where ranks wait for nobody, as the leaves of a tree do, the next calls tell them
             broken.barrier()
-    assert words in str(caught.value)
-    assert other_words in str(caught.value)
+    assert message in str(caught.value)
+    assert other_message in str(caught.value)
 
 
 def test_a_default_device_of_the_program_makes_no_memory_of_collectives(these: Group) -> None:
@@ -311,5 +311,7 @@ def test_a_default_device_of_the_program_makes_no_memory_of_collectives(these: G
         shared = allreduce(these, these.empty(100, torch.float32) + 1)
         given = allreduce(these, own.clone(), "library", op="maximum")
     assert halves.tolist()[-1] == exact.tolist()[0] == total
-    assert spaced[0].tolist() == torch.cat(spaced[1:]).tolist() == [one + 1.0 for one in range(size) for _ in range(3)]
+    assert (
+        spaced[0].tolist() == torch.cat(spaced[1:]).tolist() == [rank + 1.0 for rank in range(size) for _ in range(3)]
+    )
     assert shared.tolist() == [size] * 100 and given.tolist()[0] == size

@@ -132,8 +132,8 @@ def test_reduce_scatter_into_out(world: World, spread: World) -> None:
                 own = slice(*bounds(5003, these.size, these.rank))
                 out = torch.zeros(own.stop - own.start, dtype=dtype)
                 mine = rows[these.rank].clone()
-                found = reduce_scatter(these._group, mine, algorithm, None, "maximum", out)
-                assert found is out
+                result = reduce_scatter(these._group, mine, algorithm, None, "maximum", out)
+                assert result is out
                 assert torch.equal(out, serial("maximum", rows)[own])
                 assert torch.equal(mine, rows[these.rank])
         every_second = torch.zeros(10006)[::2]

@@ -72,8 +72,10 @@ def test_fused_halves_equal_theirs(group: World, length: int) -> None:
         assert torch.equal(
             part, by_threads(one_rank_per_node(group.size), "reduce_scatter", "direct", rows)[group.rank][own]
         )
-        whole = by_threads(one_rank_per_node(group.size), "all_gather", "direct", rows)[group.rank]
-        assert torch.equal(group.all_gather(rows[group.rank][own], torch.empty(length, dtype=dtype), "direct"), whole)
+        gathered = by_threads(one_rank_per_node(group.size), "all_gather", "direct", rows)[group.rank]
+        assert torch.equal(
+            group.all_gather(rows[group.rank][own], torch.empty(length, dtype=dtype), "direct"), gathered
+        )
 
 
 def test_a_fused_all_to_all_equals_its_schedule(group: World) -> None:
@@ -139,9 +141,9 @@ def test_own_wire_with_scales(spread: World, monkeypatch: pytest.MonkeyPatch) ->
     rows = payloads(spread.size, 40 * BLOCK + 7, torch.float32)
     exact = torch.stack(rows).sum(dim=0)
     for algorithm in ("direct", "ring", "auto"):
-        found = spread.allreduce(rows[spread.rank].clone(), algorithm, "scaled")
-        assert (found - exact).abs().max() <= spread.size**2 * 400 / 64
-        assert len(set(spread.all_gather_object(found.numpy().tobytes()))) == 1
+        summed = spread.allreduce(rows[spread.rank].clone(), algorithm, "scaled")
+        assert (summed - exact).abs().max() <= spread.size**2 * 400 / 64
+        assert len(set(spread.all_gather_object(summed.numpy().tobytes()))) == 1
     if spread.size > 2:
         with pytest.raises(UsageError, match=r"encodes blocks of numbers, .* use 'direct' or 'ring'"):
             spread.allreduce(rows[spread.rank].clone(), "halving", "scaled")
@@ -154,10 +156,10 @@ def test_block_scaled_wires(spread: World, wire: str, levels: int) -> None:
     rows = payloads(spread.size, 300_007, torch.float32)
     exact, largest = torch.stack(rows).sum(dim=0), max(float(row.abs().max()) for row in rows)
     for algorithm in ("direct", "ring", "auto"):
-        found = spread.allreduce(rows[spread.rank].clone(), algorithm, wire)
-        assert (found - exact).abs().max() <= spread.size**2 * largest / levels
-        assert len(set(spread.all_gather_object(found.numpy().tobytes()))) == 1
-        assert torch.equal(found, exact) == (spread.size == 1)
+        summed = spread.allreduce(rows[spread.rank].clone(), algorithm, wire)
+        assert (summed - exact).abs().max() <= spread.size**2 * largest / levels
+        assert len(set(spread.all_gather_object(summed.numpy().tobytes()))) == 1
+        assert torch.equal(summed, exact) == (spread.size == 1)
     if spread.size > 2:
         with pytest.raises(UsageError, match=rf"the wire '{wire}': .* use 'direct' or 'ring'"):
             spread.allreduce(rows[spread.rank].clone(), "halving", wire)

@@ -171,7 +171,7 @@ def call(this: Case, world: World, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def expected(this: Case, rank: int, rows: list[torch.Tensor]) -> torch.Tensor:
-    ends = [slice(*bounds(this.length, len(rows), one)) for one in range(len(rows))]
+    ends = [slice(*bounds(this.length, len(rows), part)) for part in range(len(rows))]
     if this.collective == "allreduce":
         return reduced(this, rows)
     if this.collective == "reduce_scatter":
@@ -199,12 +199,12 @@ def check(this: Case, choice: Choice, worlds: Worlds) -> None:
     right, tensor = expected(this, world.rank, rows), place_in(this, room, rows[world.rank])
     for _ in range(2):
         tensor.copy_(rows[world.rank])
-        found = call(this, world, tensor)
-        assert torch.equal(bits(this, found), bits(this, right)), (this, choice)
+        result = call(this, world, tensor)
+        assert torch.equal(bits(this, result), bits(this, right)), (this, choice)
         if this.collective in ("reduce_scatter", "all_to_all"):
             assert torch.equal(bits(this, tensor), bits(this, rows[world.rank])), (this, choice)
     if this.collective in ("allreduce", "all_gather", "broadcast"):
-        digest = hashlib.sha256(bits(this, found).numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(bits(this, result).numpy().tobytes()).hexdigest()
         assert len(set(world.all_gather_object(digest))) == 1, (this, choice)
 
 
@@ -224,7 +224,9 @@ def vary(chance: random.Random, this: Case, ranks: int) -> Case:
     if kind == "dtype":
         return this._replace(dtype=torch.int32 if this.dtype is not torch.int32 else torch.float32)
     if kind == "collective":
-        return this._replace(collective=chance.choice([one for one in COLLECTIVES if one != this.collective]))
+        return this._replace(
+            collective=chance.choice([collective for collective in COLLECTIVES if collective != this.collective])
+        )
     return this._replace(length=max(ranks, this.length - ranks * chance.choice([1, 1, this.length // (2 * ranks)])))
 
 
@@ -237,9 +239,9 @@ def test_mismatches_are_named_on_every_rank(world: World, worlds: Worlds) -> Non
         other, odd = vary(chance, this, world.size), chance.randrange(world.size)
         here, _ = worlds.find(choice if choice in candidates_of(this, world.size) else TRIED, this.compiled)
         memory = torch.zeros(max(this.length, other.length), dtype=torch.int32)
-        tensors = {one: memory[: one.length].view(one.dtype) for one in (this, other)}
-        for one in chance.choice([[], [this], [this, this, other, other]]):  # prepared on all ranks
-            call(one, here, tensors[one].zero_())
+        tensors = {variant: memory[: variant.length].view(variant.dtype) for variant in (this, other)}
+        for variant in chance.choice([[], [this], [this, this, other, other]]):  # prepared on all ranks
+            call(variant, here, tensors[variant].zero_())
         mine = other if here.rank == odd else this
         with pytest.raises(MismatchError) as caught:
             call(mine, here, tensors[mine].zero_())

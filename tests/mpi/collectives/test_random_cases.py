@@ -21,7 +21,7 @@ from unisono.transports.arithmetic import DTYPES
 from unisono.wires import WIRES, wire_of
 from unisono.world import World
 
-ROUNDING = [name for name in WIRES if (found := wire_of(name, torch.float64)) is not None and found.elementwise]
+ROUNDING = [name for name in WIRES if (wire := wire_of(name, torch.float64)) is not None and wire.elementwise]
 """Wires that round each number by itself: any schedule takes them, and their error is that of a format."""
 
 CASES = int(os.environ.get("UNISONO_CASES", "60"))
@@ -76,18 +76,18 @@ def contribution(this: Case, rank: int) -> torch.Tensor:
     return tensor
 
 
-def check(this: Case, found: torch.Tensor, ranks: int, where: slice = slice(None)) -> None:
+def check(this: Case, result: torch.Tensor, ranks: int, where: slice = slice(None)) -> None:
     rows = torch.stack([contribution(this, rank)[where].double() for rank in range(ranks)])
     expected, size = rows.sum(dim=0), rows.abs().sum(dim=0)
     if not this.dtype.is_floating_point:
-        assert torch.equal(found, rows.to(torch.int64).sum(dim=0).to(this.dtype)), this
+        assert torch.equal(result, rows.to(torch.int64).sum(dim=0).to(this.dtype)), this
         return
     flight = getattr(torch, this.wire) if this.wire else this.dtype
     coarsest = max(torch.finfo(this.dtype).eps, torch.finfo(flight).eps if flight.itemsize < 8 else 0.0)
     strange = ~expected.isfinite()
-    assert torch.equal(found[strange].double().isnan(), expected[strange].isnan()), this
-    assert torch.equal(found[strange].double().isinf(), expected[strange].isinf()), this
-    off = (found[~strange].double() - expected[~strange]).abs()
+    assert torch.equal(result[strange].double().isnan(), expected[strange].isnan()), this
+    assert torch.equal(result[strange].double().isinf(), expected[strange].isinf()), this
+    off = (result[~strange].double() - expected[~strange]).abs()
     assert bool((off <= coarsest * (ranks + 1) * size[~strange] + 1e-7).all()), (this, float(off.max()))
 
 
@@ -120,8 +120,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def test_random_cases(world: World, where: str) -> None:
     placement = PLACEMENTS[where](world.size)
     worlds: dict[int, World] = {}
-    for number in range(CASES // len(PLACEMENTS)):
-        this = case(number * 4 + list(PLACEMENTS).index(where), world.size, placement)
+    for index in range(CASES // len(PLACEMENTS)):
+        this = case(index * 4 + list(PLACEMENTS).index(where), world.size, placement)
         if this.piece not in worlds:
             table = replace(world.table, network=replace(world.table.network, beta=2.5e-3 / this.piece))
             worlds[this.piece] = World(world.comm.Dup(), placement, table)

@@ -126,11 +126,11 @@ def test_one_node_sums_in_the_order_of_ranks(group: World, algorithm: str) -> No
 
 @pytest.mark.parametrize("algorithm", ONE_NODE)
 def test_any_shape_and_stride(world: World, algorithm: str) -> None:
-    whole = torch.arange(4 * 6 * 10, dtype=torch.float32).view(4, 6, 10)
+    values = torch.arange(4 * 6 * 10, dtype=torch.float32).view(4, 6, 10)
     for pick in (lambda t: t, lambda t: t.permute(2, 0, 1), lambda t: t[:, ::2, 1:-1], lambda t: t[1, 2, 3]):
-        tensor = whole.clone()
+        tensor = values.clone()
         world.allreduce(pick(tensor), algorithm)
-        mirror = whole.clone()
+        mirror = values.clone()
         pick(mirror).mul_(world.size)
         assert torch.equal(tensor, mirror)
 

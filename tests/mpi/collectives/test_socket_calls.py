@@ -102,10 +102,10 @@ def test_exact_sums_have_the_bits_of_messages(apart: World, dtype: torch.dtype, 
     own = torch.randn(length, generator=torch.Generator().manual_seed(length + apart.rank)).to(dtype)
     own[length // 3 * apart.rank :][:1] = torch.inf if length == 257 else torch.nan
     expected = apart.allreduce(own.clone(), "ring", "exact")
-    found = torch.empty_like(own)
+    summed = torch.empty_like(own)
     for _ in range(3):  # of which the later ones find what was prepared
-        apart.allreduce(found.copy_(own), wire="exact")
-        assert found.numpy().tobytes() == expected.numpy().tobytes()
+        apart.allreduce(summed.copy_(own), wire="exact")
+        assert summed.numpy().tobytes() == expected.numpy().tobytes()
     (plan,) = [plan for plan in apart._group.prepared if plan.wire == EXACT]
     assert (plan.algorithm, plan.transport) == ("direct", "sockets")
 
@@ -150,12 +150,12 @@ MISTAKES: dict[str, Mistake] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named_on_every_rank(broken: World, mistake: str) -> None:
-    one, other, words, other_words = MISTAKES[mistake]
+    call, other_call, message, other_message = MISTAKES[mistake]
     broken.allreduce(torch.zeros(3))
     with pytest.raises(MismatchError) as caught:
-        (other if broken.rank == 0 else one)(broken)
-    assert words in str(caught.value)
-    assert other_words in str(caught.value)
+        (other_call if broken.rank == 0 else call)(broken)
+    assert message in str(caught.value)
+    assert other_message in str(caught.value)
     with pytest.raises(MismatchError):
         broken.allreduce(torch.zeros(3))
 
@@ -187,8 +187,8 @@ def test_random_mistakes_are_named_on_every_rank(
 ) -> None:
     """One rank makes another call; half of both were made before. A rank that waits for nobody learns of it soon."""
     monkeypatch.setenv(sockets.VARIABLE, "on")
-    for number in range(MISTAKES_MADE):
-        chance, apart = random.Random(number), make_apart(world)
+    for seed in range(MISTAKES_MADE):
+        chance, apart = random.Random(seed), make_apart(world)
         what, call = random_call(chance, world.size)
         other_what, other = what, call
         while other_what == what:

@@ -42,10 +42,10 @@ def test_what_the_stream_computes_next_is_not_waited_for(world: World, device: t
 
 def test_other_collectives(world: World, device: torch.device) -> None:
     size = world.size
-    whole, place = own(world, 4 * size), slice(4 * world.rank, 4 * world.rank + 4)
-    torch.testing.assert_close(world.reduce_scatter(whole.to(device)).cpu(), world.reduce_scatter(whole))
-    torch.testing.assert_close(world.all_to_all(whole.to(device)).cpu(), world.all_to_all(whole))
-    there, here = whole.to(device), whole.clone()
+    tensor, place = own(world, 4 * size), slice(4 * world.rank, 4 * world.rank + 4)
+    torch.testing.assert_close(world.reduce_scatter(tensor.to(device)).cpu(), world.reduce_scatter(tensor))
+    torch.testing.assert_close(world.all_to_all(tensor.to(device)).cpu(), world.all_to_all(tensor))
+    there, here = tensor.to(device), tensor.clone()
     world.all_gather(there[place], there)
     world.all_gather(here[place], here)
     torch.testing.assert_close(there.cpu(), here)
@@ -61,11 +61,11 @@ def test_other_collectives(world: World, device: torch.device) -> None:
 def test_all_to_all_v(world: World, device: torch.device) -> None:
     sends = [torch.full((peer + 1,), float(world.rank)) for peer in range(world.size)]
     there, here = ([torch.empty(world.rank + 1) for _ in sends] for _ in range(2))
-    there = [one.to(device) for one in there]
-    world.all_to_all_v([one.to(device) for one in sends], there)
+    there = [tensor.to(device) for tensor in there]
+    world.all_to_all_v([tensor.to(device) for tensor in sends], there)
     world.all_to_all_v(sends, here)
-    for found, right in zip(there, here, strict=True):
-        torch.testing.assert_close(found.cpu(), right)
+    for result, right in zip(there, here, strict=True):
+        torch.testing.assert_close(result.cpu(), right)
 
 
 def test_a_call_with_tensors_on_two_devices_is_refused(world: World, device: torch.device) -> None:

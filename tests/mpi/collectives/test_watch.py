@@ -84,15 +84,15 @@ def broken(world: World, differing: None) -> Iterator[World]:
 def test_mismatch_names_both_calls_on_every_rank(broken: World, case: str, odd: str) -> None:
     if broken.size == 1:
         pytest.skip("one rank agrees with itself")
-    one, other, words, other_words = CASES[case]
+    call, other_call, message, other_message = CASES[case]
     differs = broken.rank == (0 if odd == "first" else broken.size - 1)
     broken.allreduce(torch.zeros(3), "ring")
     with pytest.raises(MismatchError) as caught:
-        (other if differs else one)(broken)
+        (other_call if differs else call)(broken)
         for _ in range(2):  # where ranks wait for nobody, as the roots of a broadcast do, the next calls tell them
             broken.barrier()
-    assert words in str(caught.value)
-    assert other_words in str(caught.value)
+    assert message in str(caught.value)
+    assert other_message in str(caught.value)
     with pytest.raises(MismatchError):  # such a world is not used again
         broken.allreduce(torch.zeros(3), "ring")
 

@@ -17,9 +17,9 @@ SEED = 3
 
 
 def batches_of(feed: Feed) -> list[torch.Tensor]:
-    found = [inputs.clone() for inputs, _ in feed.epoch(1, 16, 0)]
+    batches = [inputs.clone() for inputs, _ in feed.epoch(1, 16, 0)]
     feed.close()
-    return found
+    return batches
 
 
 @pytest.mark.parametrize("shared", [1 << 40, 100, None])
@@ -38,7 +38,7 @@ def test_every_choice_gives_the_same_batches(
             partitioned = f"in {groups} groups" if groups > 1 and shared is not None else "over all ranks"
             chosen = "replicated" if shared == 1 << 40 else f"partitioned {partitioned}"
             assert note.startswith(f"storage: {chosen}: ")
-            assert all(torch.equal(one, other) for one, other in zip(batches_of(feed), expected, strict=True))
+            assert all(torch.equal(batch, other) for batch, other in zip(batches_of(feed), expected, strict=True))
 
 
 def test_by_the_memory_of_this_machine(group: World, packs: Path) -> None:

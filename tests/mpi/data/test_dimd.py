@@ -26,7 +26,7 @@ def test_samples_stay_once_in_each_group_and_batches_are_theirs(
             for _ in range(3):
                 held = world.all_gather_object(data.numbers.tolist())
                 if copies == "one":
-                    assert sorted(number for own in held for number in own) == list(range(SAMPLES))
+                    assert sorted(sample for own in held for sample in own) == list(range(SAMPLES))
                 else:
                     assert held == [list(range(SAMPLES))] * world.size
                 for _ in range(5 + world.rank):  # not collective: ranks draw as often as they like
@@ -41,9 +41,9 @@ def test_samples_stay_once_in_each_group_and_batches_are_theirs(
 def test_batches_are_a_function_of_the_seed(group: World, packs: Path) -> None:
     def drawn(seed: int) -> list[torch.Tensor]:
         with partitioned_load(packs, group, groups=1, seed=seed, augment="shift") as data:
-            found = [data.random_batch(8)[0].clone() for _ in range(4)]
+            batches = [data.random_batch(8)[0].clone() for _ in range(4)]
             data.shuffle()
-            return [*found, data.random_batch(8)[0].clone()]
+            return [*batches, data.random_batch(8)[0].clone()]
 
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert all(map(torch.equal, first, again))

@@ -62,15 +62,15 @@ def test_all_ranks_together_see_the_batches_that_one_sees(group: World, packs: P
     place = DataOptions(groups=group.size) if storage == "groups" else DataOptions(storage=storage)
     alone = group.split(group.rank)
     serial_place = place if storage == "streamed" else DataOptions()
-    one = packed_feed(replace(serial_place, pack=str(packs), augment="shift"), alone, SEED)
+    serial_feed = packed_feed(replace(serial_place, pack=str(packs), augment="shift"), alone, SEED)
     feed = packed_feed(replace(place, pack=str(packs), augment="shift", threads=2), group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 3, 1)
     for epoch in (0, 3):
-        for serial, parallel in zip(whole(alone, one, epoch), whole(group, feed, epoch), strict=True):
+        for serial, parallel in zip(whole(alone, serial_feed, epoch), whole(group, feed, epoch), strict=True):
             assert torch.equal(serial[0], parallel[0])
             assert torch.equal(serial[1], parallel[1])
     feed.close()
-    one.close()
+    serial_feed.close()
     alone.free()
 
 
@@ -83,8 +83,8 @@ def test_between_nodes_too(spread: World, packs: Path) -> None:
         feed.close()
     assert numbers_in(seen[0], packs) == permutation(SAMPLES, SEED, 1).tolist()
     for other in seen[1:]:
-        for one, another in zip(seen[0], other, strict=True):
-            assert torch.equal(one[0], another[0])
+        for batch, another in zip(seen[0], other, strict=True):
+            assert torch.equal(batch[0], another[0])
 
 
 @pytest.mark.parametrize("storage", IN_PACKS)
@@ -116,17 +116,17 @@ def test_the_test_set_is_seen_once(group: World, packs: Path) -> None:
 def recordings(folder: Path) -> Path:
     """Packs of noises of many lengths, 101 to train on and 37 in the test set."""
 
-    def noise(number: int) -> bytes:
-        chance, file = np.random.default_rng(number), io.BytesIO()
+    def noise(index: int) -> bytes:
+        chance, file = np.random.default_rng(index), io.BytesIO()
         with wave.open(file, "wb") as out:
             out.setparams((1, 2, 8000, 0, "NONE", ""))
             out.writeframes(chance.integers(-999, 999, chance.integers(1, 3000)).astype(np.int16).tobytes())
         return file.getvalue()
 
     for part, count in (("train", SAMPLES), ("test", TESTED)):
-        samples = [noise(number) for number in range(count)]
+        samples = [noise(index) for index in range(count)]
         sizes = np.array([len(sample) for sample in samples])
-        keys = [str(number) for number in range(count)]
+        keys = [str(index) for index in range(count)]
         source = Source(AUDIO, ("even", "odd"), keys, np.arange(count) % 2, sizes, samples.__getitem__)
         pack(source, folder / part, PackOptions(stripes=3), 1, lambda: None)
     return folder
@@ -136,16 +136,16 @@ def test_recordings_are_the_same_on_any_number_of_ranks(group: World, tmp_path: 
     folder = group.call_on_root(lambda: recordings(tmp_path))
     options = DataOptions(pack=str(folder), augment="mask", windows=3, context=1, threads=2)
     alone = group.split(group.rank)
-    one, feed = packed_feed(options, alone, SEED), packed_feed(options, group, SEED)
+    serial_feed, feed = packed_feed(options, alone, SEED), packed_feed(options, group, SEED)
     assert (feed.samples, feed.test_samples, feed.classes, feed.channels) == (SAMPLES, TESTED, 2, 120)
-    for serial, parallel in zip(whole(alone, one, 1), whole(group, feed, 1), strict=True):
+    for serial, parallel in zip(whole(alone, serial_feed, 1), whole(group, feed, 1), strict=True):
         assert torch.equal(serial[0], parallel[0])
         assert torch.equal(serial[1], parallel[1])
     own = [(inputs.clone(), labels) for inputs, labels in feed.test_batches(7)]
     everyone = torch.cat([inputs for batches in group.all_gather_object(own) for inputs, _ in batches])
-    assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in one.test_batches(7)]))
+    assert torch.equal(everyone, torch.cat([inputs.clone() for inputs, _ in serial_feed.test_batches(7)]))
     feed.close()
-    one.close()
+    serial_feed.close()
     alone.free()
 
 
@@ -184,18 +184,18 @@ def test_each_rank_draws_by_itself_while_the_others_draw_nothing(group: World, p
         group.barrier()
     labels = read_index(packs / "train").label
     for epoch in (0, 1):
-        found = drawn[epoch * steps : (epoch + 1) * steps]
-        order = np.array(numbers_in(found, packs))
+        batches = drawn[epoch * steps : (epoch + 1) * steps]
+        order = np.array(numbers_in(batches, packs))
         if storage == "streamed":
             assert len(order) == len(set(order.tolist())) == len(mine)
             mine = np.sort(order) if epoch == 0 else mine
             assert np.array_equal(np.sort(order), mine), "the same samples in every epoch"
         else:
             assert order.tolist() == worker_order(mine, SEED, group.rank, epoch).tolist()
-        assert torch.cat([its for _, its in found]).tolist() == labels[order].tolist()
+        assert torch.cat([its for _, its in batches]).tolist() == labels[order].tolist()
     assert numbers_in(tested, packs) == list(range(TESTED))
     assert [len(its) for _, its in tested] == [10, 10, 10, 7]
-    held = [number for numbers in group.all_gather_object(mine.tolist()) for number in numbers]
+    held = [sample for numbers in group.all_gather_object(mine.tolist()) for sample in numbers]
     assert sorted(set(held)) == list(range(SAMPLES))
     assert storage == "replicated" or len(held) == SAMPLES
     feed.close()
@@ -206,8 +206,8 @@ def test_own_batches_resume_with_the_same_random_changes(group: World, packs: Pa
     feed = packed_feed(options, group, SEED, out_of_step=True)
     drawn = own(feed, 7, 0, 40)
     for step in (1, 14, 15, 33):
-        for (one, its), (other, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):
-            assert torch.equal(one, other)
+        for (inputs, its), (expected, others) in zip(own(feed, 7, step, 3), drawn[step : step + 3], strict=True):
+            assert torch.equal(inputs, expected)
             assert torch.equal(its, others)
     feed.close()
 
@@ -224,4 +224,4 @@ def test_ranks_draw_by_themselves_from_a_data_set_that_all_hold(group: World) ->
     tested = torch.cat([labels for _, labels in feed.test_batches(7, alone=True)])
     assert torch.equal(tested, data.test.labels)
     everyone = group.all_gather_object([labels.tolist() for _, labels in drawn])
-    assert len({str(one) for one in everyone}) == group.size
+    assert len({str(samples) for samples in everyone}) == group.size

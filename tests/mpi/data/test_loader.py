@@ -87,8 +87,8 @@ def test_a_loop_is_resumed_on_fewer_ranks(group: World, packs: Path, storage: st
     ]
     seen, state = leg(group, None, 3)
     for world, count in ((part, STEPS - 3), (group, 2), (part, STEPS - 2)):
-        found, state = leg(world, state, count)
-        seen += found
+        samples, state = leg(world, state, count)
+        seen += samples
     assert len(expected) == 2 * SAMPLES
     assert seen == expected
     assert (state["epoch"], state["step"]) == (1, STEPS)

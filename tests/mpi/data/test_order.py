@@ -39,13 +39,13 @@ def test_each_rank_sees_each_epoch_as_if_it_had_all(group: World, spread: World,
         for epoch in range(EPOCHS):
             order = epoch_order(len(index), BATCH, SEED, epoch, options)
             mine = [share(order, BATCH, step, world.rank, world.size) for step in range(steps_of(len(index), BATCH))]
-            seen = [number for numbers in world.all_gather_object(np.concatenate(mine).tolist()) for number in numbers]
+            seen = [sample for numbers in world.all_gather_object(np.concatenate(mine).tolist()) for sample in numbers]
             assert sorted(seen) == list(range(len(index)))
             for storage in storages:
                 storage.epoch(order, BATCH)
             for numbers in mine:
-                found = [[sample.tobytes() for sample in storage.samples(numbers)] for storage in storages]
-                assert found[0] == found[1]
+                contents = [[sample.tobytes() for sample in storage.samples(numbers)] for storage in storages]
+                assert contents[0] == contents[1]
         for storage in storages:
             storage.close()
 
@@ -56,7 +56,7 @@ def test_predicted_traffic_is_that_of_real_ranks(
 ) -> None:
     index, options, world = read_index(packs / "train"), parse_shuffle(shuffle), switched
     for groups in {1, 2 if world.size % 2 == 0 else 1, world.size}:
-        storage, found = PartitionedStorage(index, world, DataOptions(groups=groups)), []
+        storage, counted = PartitionedStorage(index, world, DataOptions(groups=groups)), []
         group = storage._group
         ranks = group.all_gather_object(world.rank)
         supernodes = [world.placement.supernode_of(rank) for rank in ranks]
@@ -78,7 +78,7 @@ def test_predicted_traffic_is_that_of_real_ranks(
         for epoch in range(EPOCHS):
             sent[:] = 0
             storage.epoch(epoch_order(len(index), BATCH, SEED, epoch, options), BATCH)
-            found.append(tuple(sum(each) for each in zip(*world.all_gather_object(sent.tolist()), strict=True)))
+            counted.append(tuple(sum(each) for each in zip(*world.all_gather_object(sent.tolist()), strict=True)))
         expected = epochs_traffic(index.length, BATCH, SEED, EPOCHS, options, world.placement, groups)
-        assert found == [(traffic.ranks, traffic.uplinks) for traffic in expected]
+        assert counted == [(traffic.ranks, traffic.uplinks) for traffic in expected]
         storage.close()

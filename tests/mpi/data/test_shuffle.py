@@ -15,8 +15,8 @@ from unisono.data.storage.sample_store import SampleStore, block_of, blocks_of
 from unisono.world import World
 
 SAMPLES = 200
-UNLIKE = [np.random.default_rng(number).bytes(31 * number % 97) for number in range(SAMPLES)]
-ALIKE = [np.random.default_rng(number).bytes(30) for number in range(SAMPLES)]
+UNLIKE = [np.random.default_rng(index).bytes(31 * index % 97) for index in range(SAMPLES)]
+ALIKE = [np.random.default_rng(index).bytes(30) for index in range(SAMPLES)]
 
 
 @pytest.fixture(params=["alike", "unlike"])
@@ -34,7 +34,7 @@ def begin(world: World, contents: list[bytes], count: int, private: bool = False
     rows = samples + -(-samples // count) + 5 * math.isqrt(samples)
     room = rows, -(-blocks * rows // samples)
     store = SampleStore(world, lengths, room, shared=not private and world.nodes == 1 and world.size > 1)
-    data = np.frombuffer(b"".join(contents[number] for number in own), np.uint8)
+    data = np.frombuffer(b"".join(contents[sample] for sample in own), np.uint8)
     ends = np.concatenate([[0], lengths[own].cumsum(dtype=np.int64)])
     store.fill(own, [EncodedSamples(data, ends)], np.arange(count + 1) * len(own) // count)
     return store
@@ -45,7 +45,7 @@ def check(store: SampleStore, contents: list[bytes], owners: np.ndarray) -> None
     numbers = store.numbers.tolist()
     assert sorted(numbers) == np.flatnonzero(owners == store.world.rank).tolist()
     sums = [zlib.crc32(sample) for sample in store.samples(np.arange(len(numbers)))]
-    assert sums == [zlib.crc32(contents[number]) for number in numbers]
+    assert sums == [zlib.crc32(contents[sample]) for sample in numbers]
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -56,7 +56,7 @@ def test_after_100_shuffles_every_sample_is_there_once(group: World, contents: l
         shuffle(store, owners)
         check(store, contents, owners)
     everywhere = group.all_gather_object(store.numbers.tolist())
-    assert sorted(number for numbers in everywhere for number in numbers) == list(range(SAMPLES))
+    assert sorted(sample for numbers in everywhere for sample in numbers) == list(range(SAMPLES))
     store.free()
 
 
@@ -81,12 +81,12 @@ def test_all_to_one_rank_and_back(request: pytest.FixtureRequest, contents: list
 
 
 def test_on_one_node_the_same_lies_at_the_same_rows_on_either_path(group: World, contents: list[bytes]) -> None:
-    one, other = begin(group, contents, 3), begin(group, contents, 3, private=True)
+    shared, private = begin(group, contents, 3), begin(group, contents, 3, private=True)
     for epoch in range(5):
         owners = np.random.default_rng(epoch).integers(0, group.size, SAMPLES)
-        for store in (one, other):
+        for store in (shared, private):
             shuffle(store, owners)
             check(store, contents, owners)
-        assert one.numbers.tolist() == other.numbers.tolist()
-    one.free()
-    other.free()
+        assert shared.numbers.tolist() == private.numbers.tolist()
+    shared.free()
+    private.free()

@@ -45,8 +45,8 @@ def wrong(world: World, make: Callable[[], object]) -> str:
     """What PackError says, the same on every rank."""
     with pytest.raises(PackError) as caught:
         make()
-    (words,) = set(world.all_gather_object(str(caught.value)))
-    return words
+    (message,) = set(world.all_gather_object(str(caught.value)))
+    return message
 
 
 def see(memory: Storage, world: World, samples: int, epoch: int) -> list[bytes]:
@@ -100,11 +100,11 @@ def test_a_share_and_a_copy_give_the_same_samples(group: World, spread: World, p
             )
             for epoch in range(2):
                 order = permutation(len(index), 7, epoch)
-                one, other = (see(memory, world, len(index), epoch) for memory in memories)
-                assert one == other
-                everyone = world.all_gather_object(one)
+                first, second = (see(memory, world, len(index), epoch) for memory in memories)
+                assert first == second
+                everyone = world.all_gather_object(first)
                 assert sorted(sample for seen in everyone for sample in seen) == sorted(written)
-                assert len(one) == sum(
+                assert len(first) == sum(
                     len(share(order, BATCH, step, world.rank, world.size))
                     for step in range(steps_of(len(index), BATCH))
                 )
@@ -128,7 +128,7 @@ def test_a_rank_reads_its_own_samples_while_the_others_are_in_no_call(
                     assert [sample.tobytes() for sample in storage.samples(own)] == [written[n] for n in own]
             world.barrier()
         everyone = world.all_gather_object(own.tolist())
-        assert {number for numbers in everyone for number in numbers} == set(range(len(index)))
+        assert {sample for numbers in everyone for sample in numbers} == set(range(len(index)))
         storage.close()
 
 
@@ -140,11 +140,11 @@ def test_after_100_shuffles_every_group_has_every_sample_once(group: World, pack
         memory = PartitionedStorage(index, group, DataOptions(groups=groups), int(rng.choice([1000, 3000, 1 << 20])))
         for epoch in range(100):
             memory.epoch(permutation(len(index), 0, epoch), int(rng.integers(1, 60)))
-            found = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
-            assert found == checks[memory.numbers].tolist()
+            checksums = [zlib.crc32(sample) for sample in memory.samples(memory.numbers)]
+            assert checksums == checks[memory.numbers].tolist()
         everyone = group.all_gather_object(memory.numbers.tolist())
         for first in range(0, group.size, memory.members):
-            held = [number for numbers in everyone[first : first + memory.members] for number in numbers]
+            held = [sample for numbers in everyone[first : first + memory.members] for sample in numbers]
             assert sorted(held) == list(range(len(index)))
         memory.close()
 
@@ -182,8 +182,8 @@ def test_what_does_not_fit_is_refused_on_every_rank(
     index = read_index(packs / "train")
     last = spread.size - 1
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 100 if spread.rank == last else 1 << 40)
-    words = wrong(spread, lambda: read(way, index, spread))
-    assert words.startswith(f"node {spread.placement.node_of(last)} has 0.0 GB of ")
+    message = wrong(spread, lambda: read(way, index, spread))
+    assert message.startswith(f"node {spread.placement.node_of(last)} has 0.0 GB of ")
     monkeypatch.setattr(free_memory, "free_bytes", lambda shared: 1 << 20)
     read(way, index, spread).close()
 
@@ -200,8 +200,8 @@ def test_memory_is_counted_for_all_ranks_of_a_node_together(
 
 def test_groups_that_cannot_be_formed_are_refused(group: World, packs: Path) -> None:
     index, groups = read_index(packs / "train"), group.size + 1
-    words = wrong(group, lambda: PartitionedStorage(index, group, DataOptions(groups=groups)))
-    assert words.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
+    message = wrong(group, lambda: PartitionedStorage(index, group, DataOptions(groups=groups)))
+    assert message.endswith(f"cannot form {groups} groups of one size; {groups_of(group.size)} can be formed")
 
 
 @pytest.mark.parametrize("way", IN_PACKS)
@@ -215,10 +215,10 @@ def test_a_stripe_that_one_rank_cannot_read_is_reported_to_all(
         return folder
 
     index = read_index(group.call_on_root(damage))
-    words = wrong(group, lambda: read(way, index, group))
+    message = wrong(group, lambda: read(way, index, group))
     first = min(rank for rank in range(group.size) if (rank + 1) * len(index) // group.size > last_stripe(index))
-    assert words.partition(": ")[0] in {f"rank {first}", "rank 0"}, "rank 0 where each rank reads all"
-    assert "is missing" in words
+    assert message.partition(": ")[0] in {f"rank {first}", "rank 0"}, "rank 0 where each rank reads all"
+    assert "is missing" in message
 
 
 @pytest.mark.parametrize("way", IN_PACKS)
@@ -253,13 +253,13 @@ def test_a_partition_larger_than_shared_memory_is_stored_without_it(
     group: World, packs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = read_index(packs / "train")
-    found = []
+    epochs = []
     for shared in (1 << 40, 100):
         monkeypatch.setattr(free_memory, "free_bytes", lambda shared, free=shared: free if shared else 1 << 40)
         memory = PartitionedStorage(index, group, DataOptions(), segment_bytes=700)
-        found.append([see(memory, group, len(index), epoch) for epoch in range(3)])
+        epochs.append([see(memory, group, len(index), epoch) for epoch in range(3)])
         memory.close()
-    assert found[0] == found[1]
+    assert epochs[0] == epochs[1]
 
 
 def test_memory_that_others_took_after_it_was_counted_is_done_without(
@@ -279,12 +279,12 @@ def test_what_others_have_left_is_taken_over(
 ) -> None:
     """On one node, in files that all its ranks map, and by messages."""
     index = read_index(packs / "train")
-    for number, world in enumerate((group, spread)):
-        monkeypatch.setenv(MEMORY_VARIABLE, str(world.call_on_root(lambda: tmp_path) / f"{number}"))
-        found = list[object]()
+    for place, world in enumerate((group, spread)):
+        monkeypatch.setenv(MEMORY_VARIABLE, str(world.call_on_root(lambda: tmp_path) / f"{place}"))
+        epochs = list[object]()
         for _ in range(3):  # the last one finds what two epochs have moved
             memory = PartitionedStorage(index, world, DataOptions(), segment_bytes=700)
-            found.append([see(memory, world, len(index), epoch) for epoch in range(2)])
+            epochs.append([see(memory, world, len(index), epoch) for epoch in range(2)])
             memory.close()
-        assert found[0] == found[1] == found[2]
+        assert epochs[0] == epochs[1] == epochs[2]
         assert memory.note == f"{len(index)} of {len(index)} samples were left in memory"

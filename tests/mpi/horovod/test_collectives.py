@@ -44,22 +44,22 @@ def test_allreduce_gives_the_mean_and_leaves_its_tensor(dtype: torch.dtype) -> N
 
 
 def test_reductions_and_factors() -> None:
-    one = torch.tensor([float(hvd.rank() + 1)])
+    tensor = torch.tensor([float(hvd.rank() + 1)])
     ranks = range(1, hvd.size() + 1)
-    assert hvd.allreduce(one, op=hvd.Max).item() == hvd.size()
-    assert hvd.allreduce(one, op=hvd.Min).item() == 1
-    assert hvd.allreduce(one, op=hvd.Product).item() == torch.tensor(list(ranks)).prod()
-    assert hvd.allreduce(one, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0).item() == 2 * sum(ranks)
+    assert hvd.allreduce(tensor, op=hvd.Max).item() == hvd.size()
+    assert hvd.allreduce(tensor, op=hvd.Min).item() == 1
+    assert hvd.allreduce(tensor, op=hvd.Product).item() == torch.tensor(list(ranks)).prod()
+    assert hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0).item() == 2 * sum(ranks)
     with pytest.raises(UsageError, match="average or op"):
-        hvd.allreduce(one, average=True, op=hvd.Sum)
+        hvd.allreduce(tensor, average=True, op=hvd.Sum)
 
 
 def test_asynchronous_collectives_are_carried_out_in_order() -> None:
-    tensors = [of(hvd.rank()) + number for number in range(5)]
+    tensors = [of(hvd.rank()) + index for index in range(5)]
     handles = [hvd.allreduce_async(tensor, op=hvd.Sum) for tensor in tensors]
     sums = [hvd.synchronize(handle) for handle in handles]
     assert all(hvd.poll(handle) for handle in handles)
-    assert all(torch.equal(one, total() + number * hvd.size()) for number, one in enumerate(sums))
+    assert all(torch.equal(summed, total() + index * hvd.size()) for index, summed in enumerate(sums))
     assert torch.equal(hvd.grouped_allreduce(tensors, op=hvd.Sum)[3], sums[3])
 
 
@@ -115,8 +115,8 @@ def test_collectives_can_be_differentiated() -> None:
     assert rooted.grad is not None
     assert rooted.grad.tolist() == [0.0 if rank else sum(range(1, size + 1)) / size] * 3
     grouped = [torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)]
-    sum(one.sum() for one in hvd.grouped_allreduce(grouped, op=hvd.Sum)).backward()
-    assert all(one.grad is not None and one.grad.eq(size).all() for one in grouped)
+    sum(tensor.sum() for tensor in hvd.grouped_allreduce(grouped, op=hvd.Sum)).backward()
+    assert all(tensor.grad is not None and tensor.grad.eq(size).all() for tensor in grouped)
     parts = torch.ones(size, requires_grad=True)
     (hvd.alltoall(parts) * (rank + 1)).sum().backward()
     assert parts.grad is not None
@@ -124,7 +124,7 @@ def test_collectives_can_be_differentiated() -> None:
     cut = torch.ones(2 * size, requires_grad=True)
     (hvd.reducescatter(cut) * (rank + 1)).sum().backward()
     assert cut.grad is not None
-    assert cut.grad.tolist() == [float(1 + number // 2) for number in range(2 * size)]
+    assert cut.grad.tolist() == [float(1 + index // 2) for index in range(2 * size)]
 
 
 def test_integers_are_scaled_exactly_and_bools_have_no_mean() -> None:
@@ -160,7 +160,7 @@ def test_shapes_and_names_are_compared() -> None:
 def test_ops_and_factors_are_compared(options: Callable[[int], dict[str, Any]]) -> None:
     if hvd.size() == 1:
         return
-    for reduce in (hvd.allreduce, hvd.reducescatter, lambda one, **named: hvd.grouped_allreduce([one], **named)):
+    for reduce in (hvd.allreduce, hvd.reducescatter, lambda tensor, **named: hvd.grouped_allreduce([tensor], **named)):
         with pytest.raises(MismatchError, match=r"AVERAGE|postscale 2\.0"):
             reduce(torch.ones(4), **options(hvd.rank()))
 

@@ -38,8 +38,8 @@ def serial(steps: int, passes: int = 1, clip: float | None = None, ranks: int | 
     ranks = ranks or hvd.size()
     for step in range(steps):
         optimizer.zero_grad()
-        for number in range(step * passes, (step + 1) * passes):
-            (sum(loss(net, batch(number, rank)) for rank in range(ranks)) / ranks).backward()
+        for index in range(step * passes, (step + 1) * passes):
+            (sum(loss(net, batch(index, rank)) for rank in range(ranks)) / ranks).backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
         optimizer.step()
@@ -48,7 +48,7 @@ def serial(steps: int, passes: int = 1, clip: float | None = None, ranks: int | 
 
 def same(net: torch.nn.Module, other: torch.nn.Module) -> bool:
     pairs = zip(net.parameters(), other.parameters(), strict=True)
-    return all(torch.allclose(one, two, rtol=1e-12, atol=1e-14) for one, two in pairs)
+    return all(torch.allclose(actual, expected, rtol=1e-12, atol=1e-14) for actual, expected in pairs)
 
 
 def test_parallel_equals_serial() -> None:
@@ -69,8 +69,8 @@ def test_gradients_of_several_passes_are_averaged_in_the_last() -> None:
     optimizer = optimizer_of(net, backward_passes_per_step=3)
     for step in range(3):
         optimizer.zero_grad()
-        for number in range(3 * step, 3 * step + 3):
-            loss(net, batch(number, hvd.rank())).backward()
+        for index in range(3 * step, 3 * step + 3):
+            loss(net, batch(index, hvd.rank())).backward()
         optimizer.step()
     assert same(net, serial(3, passes=3))
     for _ in range(3):
@@ -100,10 +100,10 @@ def test_a_closure_averages_gradients_and_loss() -> None:
 
         def closure(step: int = step) -> torch.Tensor:
             optimizer.zero_grad()
-            for number in range(passes * step, passes * step + passes):
-                found = loss(net, batch(number, hvd.rank()))
-                found.backward()
-            return found
+            for index in range(passes * step, passes * step + passes):
+                value = loss(net, batch(index, hvd.rank()))
+                value.backward()
+            return value
 
         last = optimizer.step(closure)
     assert same(net, serial(3, passes=passes))
@@ -118,9 +118,9 @@ def test_lbfgs_takes_the_same_steps_on_all_ranks(kind: Callable[[torch.Tensor], 
 
     def closure() -> Any:
         optimizer.zero_grad()
-        found = loss(net, batch(0, hvd.rank()))
-        found.backward()
-        return kind(found)
+        value = loss(net, batch(0, hvd.rank()))
+        value.backward()
+        return kind(value)
 
     for _ in range(2):
         last = optimizer.step(closure)
@@ -135,8 +135,8 @@ def test_a_step_that_a_scaler_skips_is_followed_by_others() -> None:
     net = model()
     optimizer = optimizer_of(net, backward_passes_per_step=2)
     for step in range(3):
-        for number in (2 * step, 2 * step + 1):
-            loss(net, batch(number, hvd.rank())).backward()
+        for index in (2 * step, 2 * step + 1):
+            loss(net, batch(index, hvd.rank())).backward()
         optimizer.synchronize()
         if step != 1:  # a gradient was infinite
             with optimizer.skip_synchronize():
@@ -146,8 +146,8 @@ def test_a_step_that_a_scaler_skips_is_followed_by_others() -> None:
     plain = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
     for step in (0, 2):
         plain.zero_grad()
-        for number in (2 * step, 2 * step + 1):
-            (sum(loss(expected, batch(number, rank)) for rank in range(hvd.size())) / hvd.size()).backward()
+        for index in (2 * step, 2 * step + 1):
+            (sum(loss(expected, batch(index, rank)) for rank in range(hvd.size())) / hvd.size()).backward()
         plain.step()
     assert same(net, expected)
     loss(net, batch(0, hvd.rank())).backward()
@@ -203,9 +203,9 @@ def test_names_of_modules_are_free() -> None:
     net = torch.nn.Module()
     net.type, net.half = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
-    sum(one(torch.full((1, 2), float(hvd.rank()))).sum() for one in net.children()).backward()
+    sum(layer(torch.full((1, 2), float(hvd.rank()))).sum() for layer in net.children()).backward()
     mean = (hvd.size() - 1) / 2
-    assert all(one.weight.grad is not None and one.weight.grad.eq(mean).all() for one in net.children())
+    assert all(layer.weight.grad is not None and layer.weight.grad.eq(mean).all() for layer in net.children())
     optimizer.step()
 
 
@@ -228,8 +228,8 @@ def test_join_drops_what_was_not_applied_and_outlasts_steps_without_batches() ->
     optimizer.step()
     if last:
         optimizer.step()  # no batch: the others have joined, or are about to
-        for number in (2, 3):
-            loss(net, batch(number, hvd.rank())).backward()
+        for index in (2, 3):
+            loss(net, batch(index, hvd.rank())).backward()
         optimizer.step()
     else:
         (1e6 * loss(net, batch(9, hvd.rank()))).backward()  # half of a step
@@ -242,14 +242,14 @@ def test_join_drops_what_was_not_applied_and_outlasts_steps_without_batches() ->
 def test_tensors_without_names_are_broadcast() -> None:
     tensors = [torch.full((2, 2), float(hvd.rank())), torch.full((3,), float(hvd.rank()))]
     hvd.broadcast_parameters(tensors, root_rank=hvd.size() - 1)
-    assert all(one.eq(hvd.size() - 1).all() for one in tensors)
+    assert all(tensor.eq(hvd.size() - 1).all() for tensor in tensors)
     with pytest.raises(UsageError, match="takes tensors"):
         hvd.broadcast_parameters(["weight"])
 
 
 @pytest.mark.parametrize("kind", [dict, list])
 def test_names_are_matched_whatever_their_order(kind: Callable[[Any], Any]) -> None:
-    named = [(name, torch.full((2,), float(number + 10 * hvd.rank()))) for number, name in enumerate("abc")]
+    named = [(name, torch.full((2,), float(index + 10 * hvd.rank()))) for index, name in enumerate("abc")]
     hvd.broadcast_parameters(kind(reversed(named) if hvd.rank() else named))
     assert [tensor[0].item() for _, tensor in named] == [0, 1, 2]
     if hvd.size() > 1:

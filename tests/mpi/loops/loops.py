@@ -67,7 +67,7 @@ class Run:
         torch.manual_seed(seed)
         sizes = sizes or (4, 6, 5, 2)
         layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
-        return nn.Sequential(*(one for layer in layers for one in (layer, nn.Tanh()))).double()
+        return nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh()))).double()
 
     def optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         self.optimizers.append(self._make_optimizer(list(parameters)))
@@ -263,13 +263,13 @@ def gradients_replaced(run: Run) -> Iterator[Sequence[nn.Module]]:
     """`.grad` replaced by one's own, made of the gradients of two losses, as PCGrad does."""
     model, optimizer = run.setup()
     for step in range(STEPS):
-        found = []
+        gradients = []
         for loss in (square(model), sine(model)):
             optimizer.zero_grad()
             run.loss(step, loss).backward()
-            found.append([parameter.grad.clone() for parameter in model.parameters()])
-        for parameter, one, other in zip(model.parameters(), *found, strict=True):
-            parameter.grad = one + other - torch.minimum(one, other)
+            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        for parameter, first, second in zip(model.parameters(), *gradients, strict=True):
+            parameter.grad = first + second - torch.minimum(first, second)
         optimizer.step()
         yield [model]
 
@@ -278,8 +278,8 @@ def gradients_by_autograd_grad(run: Run) -> Iterator[Sequence[nn.Module]]:
     """`torch.autograd.grad`, then `.grad` set by the program, then `unisono.synchronize`."""
     model, optimizer = run.setup()
     for step in range(STEPS):
-        found = torch.autograd.grad(run.loss(step, square(model)), list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), found, strict=True):
+        gradients = torch.autograd.grad(run.loss(step, square(model)), list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient
         run.synchronize(model)
         optimizer.step()
@@ -357,7 +357,7 @@ def weights_of_a_function(run: Run) -> Iterator[Sequence[nn.Module]]:
     def loss(inputs: Tensor) -> Tensor:
         weights = dict(model.named_parameters())
         gradients = torch.autograd.grad(square(model)(inputs), list(weights.values()), create_graph=True)
-        fast = {name: one - 0.1 * its for (name, one), its in zip(weights.items(), gradients, strict=True)}
+        fast = {name: weight - 0.1 * its for (name, weight), its in zip(weights.items(), gradients, strict=True)}
         return torch.func.functional_call(model, fast, (inputs.cos(),)).add(0.5).pow(2).mean()
 
     for step in range(STEPS):
@@ -632,8 +632,8 @@ def averaged_teacher(run: Run) -> Iterator[Sequence[nn.Module]]:
         optimizer.step()
         yield [model]
         with torch.no_grad():
-            for one, other in zip(teacher.parameters(), model.parameters(), strict=True):
-                one.lerp_(other, 0.1)
+            for averaged, trained in zip(teacher.parameters(), model.parameters(), strict=True):
+                averaged.lerp_(trained, 0.1)
 
 
 def tied_weights(run: Run) -> Iterator[Sequence[nn.Module]]:
@@ -644,8 +644,8 @@ def tied_weights(run: Run) -> Iterator[Sequence[nn.Module]]:
     run.setup(model)
 
     def loss(inputs: Tensor) -> Tensor:
-        words = inputs[:, 0].mul(4).long().remainder(9)
-        return nn.functional.cross_entropy(model["output"](model["embedding"](words)), words)
+        tokens = inputs[:, 0].mul(4).long().remainder(9)
+        return nn.functional.cross_entropy(model["output"](model["embedding"](tokens)), tokens)
 
     for step in range(STEPS):
         run.optimizers[0].zero_grad()

@@ -41,7 +41,7 @@ TOLERANCE = 1e-12
 class Refused(NamedTuple):
     """Outcome of a loop that a rule does not take: the same error on every rank."""
 
-    words: str
+    message: str
     """Expression that the message matches."""
     ranks: int = 2
     """Least number of ranks on which it is refused; on fewer the loop is right."""
@@ -76,7 +76,9 @@ NOT_SUMMED = Refused(r"parameter \S+ has a gradient in .grad that Sharded has no
 
 LEFT_OUT = Refused(r"rank \d of \d has left out the optimizer.step\(\) after a backward pass", error=MismatchError)
 
-UNEVEN = Refused(rf"have left out the optimizer.step|has left out the optimizer.step|{ONE_PASS.words}", 1, UnisonoError)
+UNEVEN = Refused(
+    rf"have left out the optimizer.step|has left out the optimizer.step|{ONE_PASS.message}", 1, UnisonoError
+)
 
 REMOVED_BY_ONE = Refused(r"parameter \S+ has no gradient on 1 of \d ranks at optimizer.step", error=MismatchError)
 
@@ -149,7 +151,7 @@ class Average:
         if self._steps % EVERY:
             return
         for anchor, *each in zip(self._anchor, *self._models, strict=True):
-            mean = torch.stack([one.detach() for one in each]).mean(0)
+            mean = torch.stack([parameter.detach() for parameter in each]).mean(0)
             if self._outer is None:
                 anchor.copy_(mean)
             else:
@@ -157,8 +159,8 @@ class Average:
         if self._outer is not None:
             self._outer.step()
         for anchor, *each in zip(self._anchor, *self._models, strict=True):
-            for one in each:
-                one.copy_(anchor)
+            for parameter in each:
+                parameter.copy_(anchor)
 
 
 def by_hand(loop: Loop, rule: BaseRule, optimizer: str, ranks: int) -> list[Run]:
@@ -171,10 +173,10 @@ def by_hand(loop: Loop, rule: BaseRule, optimizer: str, ranks: int) -> list[Run]
     averages: dict[int, Average] = {}
     for stepped in zip(*map(loop, runs), strict=True):
         for models in zip(*stepped, strict=True):
-            number = next(place for place, one in enumerate(runs[0].models) if one is models[0])
-            if number not in averages:
-                averages[number] = Average(rule, models, runs[0].starts[number])
-            averages[number].count_step()
+            index = next(place for place, model in enumerate(runs[0].models) if model is models[0])
+            if index not in averages:
+                averages[index] = Average(rule, models, runs[0].starts[index])
+            averages[index].count_step()
     return runs
 
 
@@ -184,10 +186,10 @@ def tensors(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in model.state_dict().items():
             yield f"model {place}, {name}", value
     for place, optimizer in enumerate(run.optimizers):
-        for number, state in optimizer.state_dict()["state"].items():
+        for index, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    yield f"optimizer {place}, {number}, {name}", value
+                    yield f"optimizer {place}, {index}, {name}", value
 
 
 def optimizer_of(cell: Cell, ranks: int) -> str:
@@ -216,12 +218,12 @@ def test_loop(world: World, cell: Cell) -> None:
     loop, rule = LOOPS[cell[0]], RULES[cell[1]]
     run = Run(world.size, [world.rank], optimizer_of(cell, world.size), rule, world)
     if (refused := refused_on(cell, world.size)) is not None:
-        with pytest.raises(refused.error, match=refused.words):
+        with pytest.raises(refused.error, match=refused.message):
             list(loop(run))
         return
     list(loop(run))
     runs = references(world)[cell]
-    expected, found = runs[world.rank % len(runs)], dict(tensors(run))
-    assert list(found) == list(expected)
+    expected, actual = runs[world.rank % len(runs)], dict(tensors(run))
+    assert list(actual) == list(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=TOLERANCE, msg=partial("{}: {}".format, name))
+        torch.testing.assert_close(actual[name], value, rtol=0, atol=TOLERANCE, msg=partial("{}: {}".format, name))

@@ -42,13 +42,13 @@ def test_loop_with_split_layers(world: World, loop: str, rule: str) -> None:
         pytest.skip("layers are split over pairs of ranks")
     mine = Run(world.size, [world.rank], "momentum", RULES[rule], world, SPLIT)
     list(LOOPS[loop](mine))
-    found = whole_state_dict(mine.models[0])
+    actual = whole_state_dict(mine.models[0])
     if world.rank:
-        assert found == {}
+        assert actual == {}
         return
     serial = Run(world.size, range(world.size), "momentum", RULES[rule])
     list(LOOPS[loop](serial))
     expected = serial.models[0].state_dict()
-    assert list(found) == list(expected)
-    for name, value in found.items():
+    assert list(actual) == list(expected)
+    for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=TOLERANCE, msg=partial("{}: {}".format, name))

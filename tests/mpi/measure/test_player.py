@@ -47,11 +47,14 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_probes")
 def test_a_device_has_rates_of_its_own(world: World, device: torch.device) -> None:
     place = torch.device(device.type, world.rank % torch.accelerator.device_count())
-    found = probe(world, 600, None, "", lambda _: None, place)
-    assert world.all_gather_object(found) == [found] * world.size
-    assert found.node.accelerators == min(world.size, torch.accelerator.device_count())
-    assert min(found.node.to_host, found.node.to_device, found.node.device_bandwidth, found.node.memory_bandwidth) > 0
-    assert {row.dtype for row in found.products} == {"float32", "bfloat16"}
+    machine = probe(world, 600, None, "", lambda _: None, place)
+    assert world.all_gather_object(machine) == [machine] * world.size
+    assert machine.node.accelerators == min(world.size, torch.accelerator.device_count())
+    assert (
+        min(machine.node.to_host, machine.node.to_device, machine.node.device_bandwidth, machine.node.memory_bandwidth)
+        > 0
+    )
+    assert {row.dtype for row in machine.products} == {"float32", "bfloat16"}
 
 
 @pytest.mark.usefixtures("few_probes")
@@ -60,30 +63,36 @@ def test_all_ranks_have_the_machine_that_is_written(request: pytest.FixtureReque
     these: World = request.getfixturevalue(where)
     said: list[str] = []
     folder = these.call_on_root(lambda: tmp_path)
-    found = probe(these, 600, folder, "", said.append)
-    assert these.all_gather_object(found) == [found] * these.size
+    machine = probe(these, 600, folder, "", said.append)
+    assert these.all_gather_object(machine) == [machine] * these.size
     file = tmp_path / "machine.toml"
-    file.write_text(file_of(found), encoding="utf-8")
-    assert find_machine(str(file)) == found
+    file.write_text(file_of(machine), encoding="utf-8")
+    assert find_machine(str(file)) == machine
     assert list(folder.iterdir()) == [file] if these.rank == 0 else folder.exists()
-    assert {row.kind for row in found.products} == {"linear", "convolution"}
-    assert found.node.flops > 0 < found.node.memory_bandwidth
-    assert found.disk.bandwidth > 0 < found.decoding.pixels
-    assert (found.probe.ranks, found.probe.nodes, len(found.probe.hosts)) == (these.size, these.nodes, these.nodes)
-    assert (found.link.bandwidth > 0) == (these.nodes > 1)
+    assert {row.kind for row in machine.products} == {"linear", "convolution"}
+    assert machine.node.flops > 0 < machine.node.memory_bandwidth
+    assert machine.disk.bandwidth > 0 < machine.decoding.pixels
+    assert (machine.probe.ranks, machine.probe.nodes, len(machine.probe.hosts)) == (
+        these.size,
+        these.nodes,
+        these.nodes,
+    )
+    assert (machine.link.bandwidth > 0) == (these.nodes > 1)
     if these.size > 1:
-        assert {row.collective for row in found.collectives} == {"allreduce", "reduce_scatter", "all_gather"}
-        assert {row.wire for row in found.collectives} == ({"float32", "bfloat16"} if these.nodes > 1 else {"float32"})
+        assert {row.collective for row in machine.collectives} == {"allreduce", "reduce_scatter", "all_gather"}
+        assert {row.wire for row in machine.collectives} == (
+            {"float32", "bfloat16"} if these.nodes > 1 else {"float32"}
+        )
         each = these.size // these.nodes
         if each * these.nodes == these.size:
-            assert exchange_cost(found, these.nodes, each).basis == "measured"
+            assert exchange_cost(machine, these.nodes, each).basis == "measured"
 
 
 def test_a_part_without_time_is_left_out_on_all_ranks(world: World) -> None:
     parts = tuple(ProbePart(name, 0.0, probes) for name, probes in PARTS.items())
-    found = play(world, ProbePlan(parts, ()), None, lambda _: None)
-    assert found.readings == ()
-    assert [line.partition(":")[0] for line in found.left_out] == ["products", "collectives"]
+    played = play(world, ProbePlan(parts, ()), None, lambda _: None)
+    assert played.readings == ()
+    assert [line.partition(":")[0] for line in played.left_out] == ["products", "collectives"]
 
 
 def given_probe(call: MeasuredCall = lambda: (1.0,), error: OSError | None = None) -> Probe:
@@ -117,8 +126,8 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(world: World) -> None:
 
 def test_all_ranks_make_as_many_trials_whatever_their_clocks(world: World) -> None:
     """Each rank says another time; the slowest counts."""
-    found = measure(world, given_probe(lambda: (1e-9 * (1 + world.rank),)), None, 100.0)
-    assert found.trials == (tuple((1e-9 * (1 + rank),) for rank in range(world.size)),) * MAX_TRIALS
-    assert found.schedule == "ring"
+    reading = measure(world, given_probe(lambda: (1e-9 * (1 + world.rank),)), None, 100.0)
+    assert reading.trials == (tuple((1e-9 * (1 + rank),) for rank in range(world.size)),) * MAX_TRIALS
+    assert reading.schedule == "ring"
     long = measure(world, given_probe(), None, 0.0)  # a call takes longer than the share
     assert len(long.trials) == 1

@@ -61,9 +61,9 @@ def test_the_bench_measures_every_contender(spread: World, monkeypatch: pytest.M
     if spread.size == 1:
         pytest.skip("a single rank cannot communicate")
     monkeypatch.setattr("unisono.bench.collectives.TRIAL_SECONDS", 0.2)
-    found = measure(spread, [4, 4096], ["ring", "auto bfloat16"])
-    assert [row["bytes"] for row in found["sizes"]] == [4, 4096]
-    for row in found["sizes"]:
+    measured = measure(spread, [4, 4096], ["ring", "auto bfloat16"])
+    assert [row["bytes"] for row in measured["sizes"]] == [4, 4096]
+    for row in measured["sizes"]:
         names = {"auto", "MPI library", "MPI library, tensor", "gloo", "ring", "auto bfloat16"}
         assert set(row["contenders"]) == names
         assert all(entry["low_us"] <= entry["median_us"] <= entry["high_us"] for entry in row["contenders"].values())

@@ -27,11 +27,11 @@ def trained(world: World, steps: int, rule: unisono.BSP) -> bytes:
 
 
 def test_all_overlaps_end_with_the_same_bits(spread: World) -> None:
-    found = {name: trained(spread, 6, unisono.BSP(SMALL, name)) for name in OVERLAPS if name != "phases"}
-    assert len(set(found.values())) == 1
-    assert len(set(spread.all_gather_object(found["chain"]))) == 1
+    bits = {name: trained(spread, 6, unisono.BSP(SMALL, name)) for name in OVERLAPS if name != "phases"}
+    assert len(set(bits.values())) == 1
+    assert len(set(spread.all_gather_object(bits["chain"]))) == 1
 
 
 def test_on_one_node_the_choice_of_buckets_does_not_change_a_bit(group: World) -> None:
-    found = trained(group, 40, unisono.BSP())  # tries several overlaps and sizes
-    assert found == trained(group, 40, unisono.BSP(SMALL, "none"))
+    bits = trained(group, 40, unisono.BSP())  # tries several overlaps and sizes
+    assert bits == trained(group, 40, unisono.BSP(SMALL, "none"))

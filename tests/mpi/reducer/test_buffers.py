@@ -61,7 +61,7 @@ def test_a_trainer_waits_for_buffers_before_it_uses_them(spread: World, overlap:
         model, spread, rule, torch.optim.SGD(model.parameters(), 0.01), loss=lambda out, _: out.tanh().square().mean()
     )
     serial = [Centred().double() for _ in range(spread.size)]
-    optimizers = [torch.optim.SGD(one.parameters(), 0.01) for one in serial]
+    optimizers = [torch.optim.SGD(replica.parameters(), 0.01) for replica in serial]
     for step in range(30 if overlap == "auto" else 8):
         shares = [
             torch.randn(4 + rank, 4, generator=torch.Generator().manual_seed(10 * step + rank)).double()
@@ -69,19 +69,19 @@ def test_a_trainer_waits_for_buffers_before_it_uses_them(spread: World, overlap:
         ]
         mine = shares[spread.rank]
         trainer.step(mine, torch.zeros(len(mine)))
-        for one, share in zip(serial, shares, strict=True):
-            one.zero_grad()
-            one(share).tanh().square().mean().backward()
+        for replica, share in zip(serial, shares, strict=True):
+            replica.zero_grad()
+            replica(share).tanh().square().mean().backward()
         total = sum(map(len, shares))
-        for together in zip(*(one.parameters() for one in serial), strict=True):
-            mean = sum(one.grad * len(share) / total for one, share in zip(together, shares, strict=True))
-            for one in together:
-                one.grad = mean.clone()
+        for together in zip(*(replica.parameters() for replica in serial), strict=True):
+            mean = sum(parameter.grad * len(share) / total for parameter, share in zip(together, shares, strict=True))
+            for parameter in together:
+                parameter.grad = mean.clone()
         for optimizer in optimizers:
             optimizer.step()
-        for one in serial[1:]:
+        for replica in serial[1:]:
             for name in ("centre", "norm.running_mean", "norm.running_var"):
-                one.get_buffer(name).copy_(serial[0].get_buffer(name))
+                replica.get_buffer(name).copy_(serial[0].get_buffer(name))
     state = copy.deepcopy(model.state_dict())
     for name, right in serial[0].state_dict().items():
         if right.is_floating_point():

@@ -58,7 +58,7 @@ def train(world: World, rule: BaseRule, optimizer_of: MakeOptimizer, device: tor
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
         optimizer.step()
-    return [one.detach().cpu().clone() for one in model.state_dict().values()]
+    return [tensor.detach().cpu().clone() for tensor in model.state_dict().values()]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -69,8 +69,8 @@ def test_a_model_on_a_device_is_trained_as_on_the_host(
     here = train(world, RULES[rule], OPTIMIZERS[optimizer], torch.device("cpu"))
     there = train(world, RULES[rule], OPTIMIZERS[optimizer], device)
     limit = 1e-12 if device.type == "pretend" or optimizer == "sgd" else 1e-8  # Adam divides by small numbers
-    for right, found in zip(here, there, strict=True):
-        torch.testing.assert_close(found, right, rtol=limit, atol=limit)
+    for right, actual in zip(here, there, strict=True):
+        torch.testing.assert_close(actual, right, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("rule", ["bsp", "local sgd", "diloco"])
@@ -92,8 +92,8 @@ def test_sums_may_stay_on_the_device(
     here = train(world, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
     there = train(world, RULES[rule], OPTIMIZERS["sgd"], device)
     assert bool(staged) == (rule != "diloco"), "changes of weights are computed and sent on the host"
-    for right, found in zip(here, there, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+    for right, actual in zip(here, there, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -117,8 +117,8 @@ def test_sums_of_gradients_by_a_backend_of_the_device(
     here = train(these, RULES[rule], OPTIMIZERS["sgd"], torch.device("cpu"))
     for seed in range(3):
         there = train(these, RULES[rule], OPTIMIZERS["sgd"], pretend(seed))
-        for right, found in zip(here, there, strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+        for right, actual in zip(here, there, strict=True):
+            torch.testing.assert_close(actual, right, rtol=1e-12, atol=1e-12)
     assert (torch.float64 in summed) == (rule in ("bsp", "sum", "local sgd")), "others are summed on the host"
     del dist.Backend.default_device_backend_map["pretend"]
 
@@ -136,7 +136,7 @@ def test_a_graph_is_refused_and_the_loop_goes_on(
             (model(batch).sum() if loss is None else loss).backward()
     model.zero_grad()
     model(batch).sum().backward()
-    assert all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
 
 
 def test_a_model_on_two_devices_is_refused_on_all_ranks(world: World, device: torch.device) -> None:

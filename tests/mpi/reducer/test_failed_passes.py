@@ -32,9 +32,9 @@ class Deep(nn.Module):
         self.fails = -1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             inputs = torch.tanh(layer(inputs))
-            if number == self.fails:
+            if index == self.fails:
                 inputs = Failing.apply(inputs)
         return inputs
 
@@ -129,6 +129,6 @@ def test_user_hooks_see_the_gradient_and_may_change_it(group: World, overlap: st
         model(inputs_of(group.rank)).square().mean().backward()
     model(inputs_of(group.rank)).square().mean().backward()
     assert len(seen) == 5 * len(right)
-    assert all(one is not None for one in seen)
+    assert all(gradient is not None for gradient in seen)
     for parameter, gradient in zip(model.parameters(), right, strict=True):
         assert torch.allclose(parameter.grad, 6 * gradient, rtol=0, atol=1e-14)  # 2 (2 g + g)

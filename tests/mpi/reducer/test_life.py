@@ -39,7 +39,7 @@ def mean_over(world: World, tensor: torch.Tensor) -> torch.Tensor:
 def step(model: nn.Module, world: World, width: int = 4) -> None:
     """A backward pass, whose gradients are held against the mean of all ranks' own."""
     inputs = torch.full((2, width), float(world.rank + 1))
-    parameters = [one for one in model.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with unisono.no_sync(model):
         alone = torch.autograd.grad(model(inputs).square().sum(), parameters)
     model.zero_grad()
@@ -141,8 +141,8 @@ def test_models_that_differ_are_named(group: World) -> None:
         ),
         r"buffer 0.running_mean": buffers,
     }
-    for words, make in kinds.items():
-        with pytest.raises(MismatchError, match=words):
+    for message, make in kinds.items():
+        with pytest.raises(MismatchError, match=message):
             unisono.parallel(make(), group, CHAIN)
     step(unisono.parallel(nn.Linear(4, 4), group, CHAIN), group)  # the world is as good as before
 
@@ -215,10 +215,10 @@ def test_parameters_may_be_frozen_and_trained_again(world: World) -> None:
     model = unisono.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), world, CHAIN)
     model[0].requires_grad_(False)
     step(model, world)
-    assert [one.grad is None for one in model.parameters()] == [True, True, False, False]
+    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
     model[0].requires_grad_(True)
     step(model, world)
-    assert all(one.grad is not None and one.grad.any() for one in model.parameters())
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
 def test_a_trainer_refuses_parameters_that_changed(world: World) -> None:

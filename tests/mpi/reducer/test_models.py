@@ -189,7 +189,7 @@ def make(case: Case) -> nn.Module:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], RATE)
+    return torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], RATE)
 
 
 def serial(case: Case, ranks: int, passes: int = 1) -> nn.Module:
@@ -236,8 +236,10 @@ def by_trainer(case: Case, world: World) -> nn.Module:
     for step in range(STEPS):
         if step == 1 and case.change is not None:
             case.change(model)
-            known = {id(one) for group in trainer.optimizer.param_groups for one in group["params"]}
-            new = [one for one in model.parameters() if id(one) not in known and one.requires_grad]
+            known = {id(parameter) for group in trainer.optimizer.param_groups for parameter in group["params"]}
+            new = [
+                parameter for parameter in model.parameters() if id(parameter) not in known and parameter.requires_grad
+            ]
             if new:
                 trainer.optimizer.add_param_group({"params": new})
         inputs = share(step, world.rank)
@@ -247,9 +249,9 @@ def by_trainer(case: Case, world: World) -> nn.Module:
 
 
 def alike(model: nn.Module, right: nn.Module) -> None:
-    for (name, one), other in zip(model.named_parameters(), right.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12), name
-        assert (one.grad is None) == (other.grad is None), name
+    for (name, parameter), expected in zip(model.named_parameters(), right.parameters(), strict=True):
+        assert torch.allclose(parameter, expected, rtol=0, atol=1e-12), name
+        assert (parameter.grad is None) == (expected.grad is None), name
 
 
 @pytest.mark.parametrize("way", [by_loop, by_trainer])

@@ -42,22 +42,22 @@ def trained(world: World, rule: unisono.BSP | LocalSGD, steps: int = 4) -> list[
     for inputs, labels in batches(world, steps):
         trainer.step(inputs.double(), labels)
     trainer.wait()
-    weights = [one.detach().clone() for one in model.parameters()]
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
     for first, own in zip(world.call_on_root(lambda: weights), weights, strict=True):
         assert torch.equal(own, first)
     return weights
 
 
-def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    return max(float((mine - its).abs().max()) for mine, its in zip(one, other, strict=True))
+def distance(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
+    return max(float((mine - its).abs().max()) for mine, its in zip(first, second, strict=True))
 
 
 def test_gradients_are_those_of_the_whole_batch(nodes: World) -> None:
     model, serial = network(), network()
     unisono.parallel(model, nodes, unisono.BSP(unisono.Exchange(bucket_bytes=SIZE), "phases"))
     alone = nodes.split(nodes.rank)
-    for (inputs, labels), (whole, targets) in zip(batches(nodes, 4), batches(alone, 4), strict=True):
-        for net, (given, wanted) in ((model, (inputs, labels)), (serial, (whole, targets))):
+    for (inputs, labels), (all_inputs, targets) in zip(batches(nodes, 4), batches(alone, 4), strict=True):
+        for net, (given, wanted) in ((model, (inputs, labels)), (serial, (all_inputs, targets))):
             net.zero_grad()
             nn.functional.cross_entropy(net(given.double()), wanted).backward()
         for own, right in zip(model.parameters(), serial.parameters(), strict=True):
@@ -94,7 +94,8 @@ def test_weights_are_those_of_chain(nodes: World, every: int) -> None:
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])
 def test_a_wire_rounds_between_the_nodes_alone(nodes: World, wire: str) -> None:
     plain, rounded = (
-        trained(nodes, unisono.BSP(unisono.Exchange(wire=one, bucket_bytes=SIZE), "phases")) for one in (None, wire)
+        trained(nodes, unisono.BSP(unisono.Exchange(wire=wire_format, bucket_bytes=SIZE), "phases"))
+        for wire_format in (None, wire)
     )
     assert (0 if nodes.size == 1 else 1e-6) <= distance(plain, rounded) < 1e-2
 

@@ -41,7 +41,10 @@ def close(model: nn.Module, expected: list[torch.Tensor]) -> bool:
 
 def test_all_ranks_begin_with_rank_0s_weights(group: World) -> None:
     model = unisono.parallel(make(group.rank), group)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), make(0).parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, expected)
+        for parameter, expected in zip(model.parameters(), make(0).parameters(), strict=True)
+    )
     assert list(model.state_dict()) == list(make(0).state_dict())
 
 
@@ -95,7 +98,7 @@ def test_a_rank_that_is_alone_and_has_no_samples_has_no_gradients(world: World) 
         model.zero_grad()
         unisono.add_samples(model, samples)
         model(torch.ones(samples, 7).double()).mean().backward()
-        assert all((one.grad is not None) == (samples > 0) for one in model.parameters())
+        assert all((parameter.grad is not None) == (samples > 0) for parameter in model.parameters())
     alone.free()
 
 

@@ -43,11 +43,11 @@ def trained(
     for inputs, labels in batches(world, steps, 12):
         trainer.step(inputs.double(), labels)
     trainer.wait()
-    return [one.detach().clone() for one in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
-    for mine, its in zip(one, other, strict=True):
+def close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for mine, its in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-12)
 
 
@@ -80,18 +80,18 @@ def test_a_pass_on_padding_counts_nothing(world: World, rule: LocalSGD) -> None:
     def trained_on(padding: bool) -> list[torch.Tensor]:
         model = network()
         unisono.parallel(model, world, rule, optimizer := optimizer_of(model))
-        for number, (inputs, labels) in enumerate(batches(world, 4, 12)):
-            empty = number > 1 and world.rank == world.size - 1
+        for index, (inputs, labels) in enumerate(batches(world, 4, 12)):
+            empty = index > 1 and world.rank == world.size - 1
             optimizer.zero_grad()
             if padding or not empty:
                 unisono.add_samples(model, 0 if empty else len(labels))
                 nn.functional.cross_entropy(model(inputs.double()), labels).backward()
-            assert not empty or all(one.grad is None for one in model.parameters())
+            assert not empty or all(parameter.grad is None for parameter in model.parameters())
             optimizer.step()
         nn.functional.cross_entropy(model(inputs.double()), labels).backward()
         with pytest.raises(UsageError, match="leave out the empty one"):
             unisono.add_samples(model, 0)
-        return [one.detach().clone() for one in model.parameters()]
+        return [parameter.detach().clone() for parameter in model.parameters()]
 
     close(trained_on(padding=True), trained_on(padding=False))
 
@@ -201,14 +201,14 @@ def test_a_parameter_of_no_parallel_model_is_refused_in_the_step(world: World) -
 def test_slips_in_the_arguments(world: World) -> None:
     model: Any = network()
     optimizer = optimizer_of(model)
-    for rule, words in (
+    for rule, message in (
         (optimizer, "the third argument is a SGD, .*: the optimizer is the fourth argument"),
         (LocalSGD, r"the third argument is the class LocalSGD, .*: pass a rule, as in unisono.LocalSGD\(every=16\)"),
         ("local_sgd", "the third argument is a str, which is no instance of a rule"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             unisono.parallel(model, world, rule)
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             unisono.Trainer(model, world, rule, optimizer)
     for clip in (0, -1, float("nan")):
         with pytest.raises(UsageError, match=rf"Trainer\(clip={clip}\): the norm must be above 0, or None"):
@@ -240,11 +240,11 @@ def test_a_rule_in_a_custom_loop(group: World, overlap: str) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs.double()), labels).backward()
         optimizer.step()
-        weights = [one.detach().clone() for one in model.parameters()]
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
         alike = all(
-            torch.equal(one, other)
+            torch.equal(weight, other)
             for mine in group.all_gather_object(weights)
-            for one, other in zip(mine, weights, strict=True)
+            for weight, other in zip(mine, weights, strict=True)
         )
         assert alike == (group.size == 1 or step % 3 == 2)
     close(weights, trained(group, LocalSGD(SMALL, overlap, every=3), 9))
@@ -276,19 +276,19 @@ def test_an_evaluation_uses_the_mean_of_the_weights(group: World) -> None:
     for inputs, labels in batches(group, 3, 12):
         trainer.step(inputs.double(), labels)
     trainer.wait()
-    own = [one.detach().clone() for one in model.parameters()]
+    own = [parameter.detach().clone() for parameter in model.parameters()]
     with trainer.reducer.weights.averaged():
         mean = [torch.stack(each).mean(0) for each in zip(*group.all_gather_object(own), strict=True)]
-        close([one.detach() for one in model.parameters()], mean)
-    assert all(torch.equal(one, before) for one, before in zip(model.parameters(), own, strict=True))
+        close([parameter.detach() for parameter in model.parameters()], mean)
+    assert all(torch.equal(parameter, before) for parameter, before in zip(model.parameters(), own, strict=True))
 
 
 def test_a_custom_rule_gives_the_same_bits_on_all_ranks(group: World) -> None:
-    before = [one.detach().clone() for one in network().parameters()]
-    found = trained(group, Largest(SMALL, "chain"))
-    assert all(not torch.equal(one, old) for one, old in zip(found, before, strict=True))
-    for mine in group.all_gather_object(found):
-        assert all(torch.equal(one, other) for one, other in zip(mine, found, strict=True))
+    before = [parameter.detach().clone() for parameter in network().parameters()]
+    weights = trained(group, Largest(SMALL, "chain"))
+    assert all(not torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
+    for mine in group.all_gather_object(weights):
+        assert all(torch.equal(weight, other) for weight, other in zip(mine, weights, strict=True))
 
 
 def test_a_request_is_sent_with_the_next_average(group: World) -> None:
@@ -301,7 +301,7 @@ def test_a_request_is_sent_with_the_next_average(group: World) -> None:
         trainer.step(inputs.double(), labels)
         heard.append(dict(trainer.requests()))
     trainer.wait()
-    assert [bool(one) for one in heard] == [False, False, False, True, False, False, False, False]
+    assert [bool(requests) for requests in heard] == [False, False, False, True, False, False, False, False]
     assert heard[3] == {"save": f"rank {group.size - 1}"}
 
 
@@ -315,8 +315,8 @@ def test_uneven_accumulation_while_settings_are_tried(group: World) -> None:
         for _ in range(1 + group.rank):
             nn.functional.cross_entropy(model(inputs.double()), labels).backward()
         optimizer.step()
-    weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
-    assert all(torch.equal(one, weights) for one in group.all_gather_object(weights))
+    weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert all(torch.equal(rank_weights, weights) for rank_weights in group.all_gather_object(weights))
 
 
 def test_an_optimizer_is_left_with_the_model(group: World) -> None:

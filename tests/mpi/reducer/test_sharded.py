@@ -35,15 +35,15 @@ def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Layers decay; norms and biases do not, and learn at another rate."""
     parameters = list(model.parameters())
     return [
-        {"params": [one for one in parameters if one.ndim > 1], "weight_decay": decay},
-        {"params": [one for one in parameters if one.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0, "lr": 0.02},
     ]
 
 
 def test_a_model_may_be_laid_out_anew(world: World) -> None:
     """Its shards, and the state in them, stay in the order of the beginning."""
     start, inputs = nn.Conv2d(3, 4, 3).double(), torch.ones(2, 3, 8, 8, dtype=torch.float64).cumsum(1)
-    found = []
+    results = []
     for rule in (unisono.Sharded(), unisono.BSP()):
         model = copy.deepcopy(start)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -53,9 +53,9 @@ def test_a_model_may_be_laid_out_anew(world: World) -> None:
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
             optimizer.step()
-        found.append((model.weight.detach(), optimizer.state_dict()["state"][0]["momentum_buffer"]))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        results.append((model.weight.detach(), optimizer.state_dict()["state"][0]["momentum_buffer"]))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kinds", [(torch.optim.SGD, LAMB), (LAMB, torch.optim.SGD)], ids=["then LAMB", "then SGD"])
@@ -88,14 +88,14 @@ OPTIMIZERS: dict[str, Optimizers] = {
 }
 
 
-def close(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> None:
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(value, other.state_dict()[name], rtol=0, atol=tolerance, msg=name)
+def close(model: nn.Module, expected: nn.Module, tolerance: float = 1e-9) -> None:
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=tolerance, msg=name)
 
 
 def same(world: World, model: nn.Module) -> bool:
     """Whether all ranks have the same bits."""
-    bits = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     return len(set(world.all_gather_object(bits))) == 1
 
 
@@ -148,7 +148,7 @@ def test_a_wire_rounds_gradients(spread: World, wire: str) -> None:
 def nbytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of an optimizer's state."""
     states = optimizer.state.values()
-    return sum(one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor))
+    return sum(tensor.nbytes for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor))
 
 
 def test_each_rank_has_its_share_of_the_state(group: World) -> None:
@@ -209,10 +209,10 @@ def test_a_loop_of_ones_own(group: World, name: str) -> None:
     mine, its = optimizer.state_dict(), other.state_dict()
     assert mine["param_groups"] == its["param_groups"]
     assert mine["state"].keys() == its["state"].keys()
-    for number, state in its["state"].items():
+    for index, state in its["state"].items():
         for key, value in state.items():
-            torch.testing.assert_close(mine["state"][number][key], value, rtol=0, atol=1e-9)
-            assert mine["state"][number][key].shape == value.shape
+            torch.testing.assert_close(mine["state"][index][key], value, rtol=0, atol=1e-9)
+            assert mine["state"][index][key].shape == value.shape
 
 
 def test_gradients_in_shards_cannot_be_read(group: World) -> None:
@@ -244,28 +244,28 @@ def test_gradients_in_shards_cannot_be_read(group: World) -> None:
 def test_a_step_that_a_rank_leaves_out_is_made_on_none(group: World) -> None:
     """Weights and state stay as they are, and training can go on."""
     model, plain = network(), network()
-    optimizer, other = (OPTIMIZERS["momentum"](one) for one in (model, plain))
+    optimizer, other = (OPTIMIZERS["momentum"](module) for module in (model, plain))
     unisono.parallel(model, group, unisono.Sharded(SMALL), optimizer)
     unisono.parallel(plain, group, unisono.BSP(SMALL))
     for step, (inputs, labels) in enumerate(batches(group, 5, 13)):
 
-        def backward(one: nn.Module, inputs: torch.Tensor = inputs, labels: torch.Tensor = labels) -> None:
-            nn.functional.cross_entropy(one(inputs.double()), labels).backward()
+        def backward(module: nn.Module, inputs: torch.Tensor = inputs, labels: torch.Tensor = labels) -> None:
+            nn.functional.cross_entropy(module(inputs.double()), labels).backward()
 
-        for one, its in ((model, optimizer), (plain, other)):
+        for module, its in ((model, optimizer), (plain, other)):
             its.zero_grad()
-            backward(one)
+            backward(module)
             if step != 1 or group.size == 1:
                 its.step()
-            elif one is model:
+            elif module is model:
                 with pytest.raises(MismatchError, match=r"rank 0 of \d has left out .* no weight was changed"):
-                    its.step() if group.rank else backward(one)  # which ends the step that the others have begun
+                    its.step() if group.rank else backward(module)  # which ends the step that the others have begun
     for mine, its_own in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, its_own, rtol=0, atol=1e-9)
-    for number, state in other.state_dict()["state"].items():
-        found = optimizer.state_dict()["state"][number]
+    for index, state in other.state_dict()["state"].items():
+        actual = optimizer.state_dict()["state"][index]
         for name, value in state.items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+            torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-9)
 
 
 def test_a_rank_without_a_batch_has_no_gradients_in_its_zeros(group: World) -> None:
@@ -331,10 +331,10 @@ def test_a_copy_of_the_optimizer_has_the_whole_state(group: World) -> None:
     nn.functional.cross_entropy(model(inputs.double()), labels).backward()
     optimizer.step()
     expected = optimizer.state_dict()["state"]
-    found = copy.deepcopy(optimizer).state_dict()["state"]
-    assert found.keys() == expected.keys() != set()
-    for number, state in expected.items():
-        assert all(torch.equal(value, found[number][name]) for name, value in state.items())
+    copied = copy.deepcopy(optimizer).state_dict()["state"]
+    assert copied.keys() == expected.keys() != set()
+    for index, state in expected.items():
+        assert all(torch.equal(value, copied[index][name]) for name, value in state.items())
 
 
 @pytest.mark.parametrize("name", ["momentum", "lamb"])
@@ -355,26 +355,26 @@ def test_a_layer_is_unfrozen_and_the_model_made_parallel_again(group: World, nam
     (model, mine), (plain, its) = made
     close(model, plain)
     assert mine.keys() == its.keys()
-    for number, state in its.items():
+    for index, state in its.items():
         for key, value in state.items():
-            torch.testing.assert_close(mine[number][key], value, rtol=0, atol=1e-9)
+            torch.testing.assert_close(mine[index][key], value, rtol=0, atol=1e-9)
 
 
 def test_a_step_with_a_closure(group: World) -> None:
     model, plain = network(), network()
-    for one, rule in ((model, unisono.Sharded(SMALL)), (plain, unisono.BSP(SMALL))):
-        optimizer = OPTIMIZERS["adam"](one)
-        unisono.parallel(one, group, rule, optimizer if isinstance(rule, unisono.Sharded) else None)
+    for module, rule in ((model, unisono.Sharded(SMALL)), (plain, unisono.BSP(SMALL))):
+        optimizer = OPTIMIZERS["adam"](module)
+        unisono.parallel(module, group, rule, optimizer if isinstance(rule, unisono.Sharded) else None)
         for inputs, labels in batches(group, 3, 13):
 
             def closure(
-                one: nn.Module = one,
+                module: nn.Module = module,
                 optimizer: torch.optim.Optimizer = optimizer,
                 inputs: torch.Tensor = inputs,
                 labels: torch.Tensor = labels,
             ) -> torch.Tensor:
                 optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(one(inputs.double()), labels)
+                loss = nn.functional.cross_entropy(module(inputs.double()), labels)
                 loss.backward()
                 return loss
 
@@ -432,10 +432,10 @@ def test_other_layouts_and_dtypes(group: World) -> None:
         made.append((model, optimizer.state_dict()))
     (model, mine), (plain, its) = made
     close(model, plain, 1e-5)
-    for number, state in its["state"].items():
+    for index, state in its["state"].items():
         for key, value in state.items():
-            torch.testing.assert_close(mine["state"][number][key], value, rtol=1e-4, atol=1e-6)
-            assert mine["state"][number][key].stride() == value.stride()
+            torch.testing.assert_close(mine["state"][index][key], value, rtol=1e-4, atol=1e-6)
+            assert mine["state"][index][key].stride() == value.stride()
 
 
 def test_a_released_optimizer_is_refused(world: World) -> None:

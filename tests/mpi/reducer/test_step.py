@@ -32,7 +32,7 @@ class Branches(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         order = self.draw.sample(range(len(self.branches)), len(self.branches))
-        return torch.stack([self.branches[number](inputs).sum() for number in order]).sum()
+        return torch.stack([self.branches[branch](inputs).sum() for branch in order]).sum()
 
 
 @pytest.mark.parametrize("overlap", ["auto", "chain", "concurrent", "funnel"])
@@ -51,7 +51,9 @@ def test_gradients_in_random_order_on_each_rank(group: World, overlap: str) -> N
         total += mean
         if step % 50 == 0:
             trainer.wait()
-            assert all(torch.allclose(one.weight.grad, torch.full_like(one.weight, mean)) for one in model.branches)
+            assert all(
+                torch.allclose(branch.weight.grad, torch.full_like(branch.weight, mean)) for branch in model.branches
+            )
     trainer.wait()
     assert torch.allclose(model.branches[4].weight, before - total, rtol=1e-4)
 
@@ -91,8 +93,8 @@ def test_any_optimizer_with_a_schedule_follows_the_serial_run(group: World, name
             nn.utils.clip_grad_norm_(serial.parameters(), clip)
         plain.step()
         schedule.step()
-    for one, other in zip(model.parameters(), serial.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-9)
+    for parameter, expected in zip(model.parameters(), serial.parameters(), strict=True):
+        assert torch.allclose(parameter, expected, rtol=0, atol=1e-9)
 
 
 def test_gradients_accumulate_without_an_exchange(group: World) -> None:
@@ -171,7 +173,7 @@ def test_reading_a_model_waits_for_its_updates(group: World) -> None:
 
 
 def test_clearing_gradients_between_steps_changes_nothing(group: World) -> None:
-    found = []
+    weights = []
     for clears in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
@@ -183,8 +185,8 @@ def test_clearing_gradients_between_steps_changes_nothing(group: World) -> None:
             trainer.step(inputs, labels)
             if clears:
                 optimizer.zero_grad()
-        found.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
-    assert found[0] == found[1]
+        weights.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+    assert weights[0] == weights[1]
 
 
 def test_a_backward_pass_outside_the_trainer_updates_nothing(group: World) -> None:
@@ -235,7 +237,10 @@ def test_checkpointed_blocks_are_averaged_once(group: World) -> None:
         with torch.no_grad():
             for parameter in plain[0].parameters():
                 parameter.sub_(parameter.grad, alpha=0.1)
-    assert all(torch.allclose(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.allclose(parameter, expected)
+        for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -254,16 +259,16 @@ def test_a_wait_for_weights_is_reported_where_they_were_not_up_to_date(
     for _ in range(2):
         trainer.step(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
     trainer.wait()
-    found = [(span.kind, span.thread) for span in spans if span.name == "wait for weights"]
-    assert found == [("waiting", "MainThread")] * (2 * pending)
+    kinds = [(span.kind, span.thread) for span in spans if span.name == "wait for weights"]
+    assert kinds == [("waiting", "MainThread")] * (2 * pending)
     trainer.reducer.release()
 
 
 def test_a_pass_beside_the_main_thread_has_its_number_of_threads(world: World) -> None:
     """The thread of such passes has a number of its own; products, and so bits, depend on it."""
-    model, before, found = nn.Linear(3, 2), torch.get_num_threads(), list[int]()
+    model, before, counts = nn.Linear(3, 2), torch.get_num_threads(), list[int]()
     trainer = Trainer(model, world, unisono.BSP(overlap="funnel"), torch.optim.SGD(model.parameters(), 0.1))
-    model.weight.register_hook(lambda _: found.append(torch.get_num_threads()))
+    model.weight.register_hook(lambda _: counts.append(torch.get_num_threads()))
     try:
         for threads in (2, 1, 3):
             torch.set_num_threads(threads)
@@ -271,4 +276,4 @@ def test_a_pass_beside_the_main_thread_has_its_number_of_threads(world: World) -
         trainer.wait()
     finally:
         torch.set_num_threads(before)
-    assert found == [2, 1, 3]
+    assert counts == [2, 1, 3]

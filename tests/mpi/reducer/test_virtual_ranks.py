@@ -58,9 +58,9 @@ def digest(model: nn.Module) -> str:
 def batches(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """This rank's samples of each batch, and the number of all ranks' samples."""
     data, order = load_digits().train, torch.randperm(1437, generator=torch.Generator().manual_seed(1))
-    for number, size in enumerate(SIZES):
+    for index, size in enumerate(SIZES):
         mine = unisono.own_samples(model, size)
-        rows = order[64 * number :][mine.start : mine.stop]
+        rows = order[64 * index :][mine.start : mine.stop]
         yield data.inputs[rows], data.labels[rows], size
 
 
@@ -70,8 +70,8 @@ def trained(world: World, rule: unisono.BSP | unisono.Sharded, adam: bool = Fals
     make = torch.optim.AdamW if adam else torch.optim.SGD
     optimizer = make(model.parameters(), 0.01, weight_decay=1e-3)
     trainer = Trainer(model, world, rule, optimizer, virtual_ranks=shares)
-    for inputs, labels, whole in batches(model):
-        trainer.step(inputs, labels, whole)
+    for inputs, labels, total in batches(model):
+        trainer.step(inputs, labels, total)
     trainer.wait()
     return world.call_on_root(lambda: digest(model))
 
@@ -91,29 +91,29 @@ def test_any_number_of_ranks_has_the_bits_of_one(world: World, adam: bool) -> No
         rule_of(unisono.Sharded, "direct", 7000, "chain"),
         rule_of(unisono.Sharded, "library", None, "funnel"),
     ]
-    found = set()
+    digests = set()
     for ranks in range(1, world.size + 1):
         with groups_of(world, ranks) as group:
-            found |= {trained(group, rule_of(unisono.BSP), adam), trained(group, others[ranks % 4], adam)}
-    assert len(set().union(*world.all_gather_object(found))) == 1
+            digests |= {trained(group, rule_of(unisono.BSP), adam), trained(group, others[ranks % 4], adam)}
+    assert len(set().union(*world.all_gather_object(digests))) == 1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
 def test_norms_of_shards_have_the_bits_of_any_number_of_ranks(world: World, optimizer: str) -> None:
     """Shards are cut elsewhere on each number of ranks, and the squares of layers with them."""
     make = {"sgd": torch.optim.SGD, "lars": LARS, "lamb": LAMB}[optimizer]
-    found = set()
+    digests = set()
     for ranks in range(1, world.size + 1):
         with groups_of(world, ranks) as group:
             model = net()
             rule = unisono.Sharded(unisono.Exchange(bucket_bytes=7000 * ranks), clip=0.05)
             unisono.parallel(model, group, rule, steps := make(model.parameters(), 0.1), virtual_ranks=SHARES)
-            for inputs, labels, whole in batches(model):
-                for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+            for inputs, labels, total in batches(model):
+                for some, targets in unisono.shares(model, inputs, labels, whole=total):
                     nn.functional.cross_entropy(model(some), targets).backward()
                 steps.step()
-            found.add(group.call_on_root(lambda model=model: digest(model)))
-    assert len(set().union(*world.all_gather_object(found))) == 1
+            digests.add(group.call_on_root(lambda model=model: digest(model)))
+    assert len(set().union(*world.all_gather_object(digests))) == 1
 
 
 @pytest.mark.parametrize("kind", [unisono.BSP, unisono.Sharded])
@@ -134,9 +134,9 @@ def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=1e-3)
     unisono.parallel(model, world, virtual_ranks=SHARES)
     loss = nn.CrossEntropyLoss()
-    for inputs, labels, whole in batches(model):
+    for inputs, labels, total in batches(model):
         state = torch.get_rng_state()
-        for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+        for some, targets in unisono.shares(model, inputs, labels, whole=total):
             rows.append(len(targets))
             loss(model(some), targets).backward()
         assert torch.get_rng_state().equal(state), "the program's own numbers go on"
@@ -148,20 +148,20 @@ def test_a_loop_of_ones_own_has_the_bits_of_a_trainer(world: World) -> None:
 
 def test_a_rank_without_samples_leaves_the_last_gradients(world: World) -> None:
     """The update of the step before, which is late, has yet to read them."""
-    found = set()
+    digests = set()
     for late in (False, True):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         trainer = Trainer(model, world, rule_of(unisono.BSP), optimizer, virtual_ranks=SHARES)
         player = trainer.reducer.programs.player
-        for number, (inputs, labels, whole) in enumerate(batches(model)):
-            if late and SIZES[number + 1 : number + 2] == (1,):
+        for index, (inputs, labels, total) in enumerate(batches(model)):
+            if late and SIZES[index + 1 : index + 2] == (1,):
                 player.engine.push(partial(time.sleep, 0.3), [player.variable(weights(each)) for each in range(8)])
-            trainer.step(inputs, labels, whole)
+            trainer.step(inputs, labels, total)
             player.wait(*map(bucket, trainer.reducer.memory.keys))  # gradients are set
         trainer.wait()
-        found.add(digest(model))
-    assert len(found) == 1
+        digests.add(digest(model))
+    assert len(digests) == 1
 
 
 def test_a_sum_over_shares(world: World) -> None:
@@ -170,8 +170,8 @@ def test_a_sum_over_shares(world: World) -> None:
     for scale in ("mean", "sum"):
         model = net()
         unisono.parallel(model, world, unisono.BSP(scale=scale), virtual_ranks=SHARES)
-        inputs, labels, whole = next(batches(model))
-        for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+        inputs, labels, batch_size = next(batches(model))
+        for some, targets in unisono.shares(model, inputs, labels, whole=batch_size):
             nn.functional.cross_entropy(model(some), targets).backward()
         grads.append([parameter.grad.clone() for parameter in model.parameters()])
     for mean, total in zip(*grads, strict=True):
@@ -180,7 +180,7 @@ def test_a_sum_over_shares(world: World) -> None:
 
 def test_without_virtual_ranks_no_setting_changes_a_bit(spread: World) -> None:
     """The wire alone: ranks are the shares."""
-    found = set()
+    digests = set()
     for algorithm, nbytes, overlap in (("ring", 2000, "chain"), ("library", None, "none"), ("direct", 9000, "funnel")):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -191,8 +191,8 @@ def test_without_virtual_ranks_no_setting_changes_a_bit(spread: World) -> None:
             torch.manual_seed(step)
             trainer.step(data.inputs[rows], data.labels[rows])
         trainer.wait()
-        found.add(digest(model))
-    assert len(found) == 1
+        digests.add(digest(model))
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -201,8 +201,8 @@ def test_the_average_is_that_of_floats_up_to_the_last_bits(world: World, overlap
     unisono.parallel(model, world, unisono.BSP(overlap=overlap), virtual_ranks=SHARES)
     for layer in (*model, *serial):
         layer.eval()  # so that shares are the batch
-    inputs, labels, whole = next(batches(model))
-    for some, targets in unisono.shares(model, inputs, labels, whole=whole):
+    inputs, labels, total = next(batches(model))
+    for some, targets in unisono.shares(model, inputs, labels, whole=total):
         nn.functional.cross_entropy(model(some), targets).backward()
     everyone = world.all_gather_object((inputs, labels))
     inputs, labels = (torch.cat(parts) for parts in zip(*everyone, strict=True))
@@ -213,13 +213,13 @@ def test_the_average_is_that_of_floats_up_to_the_last_bits(world: World, overlap
 
 def test_sums_of_a_world_have_the_bits_of_any_algorithm(spread: World) -> None:
     own = torch.randn(3001, generator=torch.Generator().manual_seed(spread.rank))
-    found = {spread.allreduce(own.clone(), name, "exact").numpy().tobytes() for name in ("ring", "direct", "library")}
-    assert len(found) == 1
-    whole = spread.allreduce(own.clone(), wire="exact")
+    sums = {spread.allreduce(own.clone(), name, "exact").numpy().tobytes() for name in ("ring", "direct", "library")}
+    assert len(sums) == 1
+    full = spread.allreduce(own.clone(), wire="exact")
     first = 3001 * spread.rank // spread.size
     part = spread.reduce_scatter(own, "ring", "exact")
-    assert part.equal(whole[first : first + len(part)])
-    torch.testing.assert_close(whole, spread.allreduce(own.clone()), rtol=1e-5, atol=1e-5)
+    assert part.equal(full[first : first + len(part)])
+    torch.testing.assert_close(full, spread.allreduce(own.clone()), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -232,8 +232,8 @@ def test_sums_in_memory_have_the_bits_of_messages(world: World, dtype: torch.dty
     shared = world.empty(length, dtype)
     for memory in (shared, torch.empty(length, dtype=dtype)):
         for _ in range(4):  # programs of all slots
-            found = world.allreduce(memory.copy_(own), wire="exact")
-            assert found.numpy().tobytes() == expected.numpy().tobytes()
+            summed = world.allreduce(memory.copy_(own), wire="exact")
+            assert summed.numpy().tobytes() == expected.numpy().tobytes()
 
 
 class Placing(nn.Module):
@@ -244,7 +244,7 @@ class Placing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (
             lambda world: unisono.parallel(net(), world, virtual_ranks=world.size - 1),
@@ -264,10 +264,10 @@ class Placing(nn.Module):
         ),
     ],
 )
-def test_what_cannot_have_the_same_bits_is_refused(world: World, make: Callable[[World], object], words: str) -> None:
-    if world.size == 1 and "no share" in words:
+def test_what_cannot_have_the_same_bits_is_refused(world: World, make: Callable[[World], object], message: str) -> None:
+    if world.size == 1 and "no share" in message:
         pytest.skip("0 are none")
-    with pytest.raises(UnisonoError, match=words):
+    with pytest.raises(UnisonoError, match=message):
         make(world)
 
 

@@ -58,7 +58,7 @@ def test_a_trainer_has_the_same_losses(group: World, name: str, clip: float | No
         order(model)
         losses = [trainer.step(*batch(group.rank, step)) for step in range(STEPS)]
         trainer.wait()
-        return [*losses, *(float(one.detach().sum()) for one in model.parameters())]
+        return [*losses, *(float(parameter.detach().sum()) for parameter in model.parameters())]
 
     first, plain = first_or_not(run)
     # the norm of shards is summed in the order of the buckets, which follows that of the gradients
@@ -91,9 +91,9 @@ class Recomputed(nn.Module):
         return checkpoint(self.inside, inputs.requires_grad_(), use_reentrant=False)
 
 
-def double(one: torch.Tensor) -> None:
+def double(parameter: torch.Tensor) -> None:
     """Double a gradient."""
-    one.grad.mul_(2)
+    parameter.grad.mul_(2)
 
 
 def plain_loop(
@@ -101,7 +101,7 @@ def plain_loop(
 ) -> list[float]:
     """Return the losses of a loop of one's own; the loss has a term of all weights."""
     order(unisono.parallel(model, world, unisono.BSP(SMALL, "chain")))
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if hook:
         trained[0].register_hook(lambda gradient: gradient * 0.5)
         trained[2].register_post_accumulate_grad_hook(double)
@@ -111,7 +111,9 @@ def plain_loop(
         if accumulate:
             with unisono.no_sync(model):
                 functional.cross_entropy(model(inputs), labels).backward()
-        loss = functional.cross_entropy(model(inputs), labels) + 1e-3 * sum(one.pow(2).sum() for one in trained)
+        loss = functional.cross_entropy(model(inputs), labels) + 1e-3 * sum(
+            parameter.pow(2).sum() for parameter in trained
+        )
         loss.backward()
         losses.append(float(loss.detach()))
         optimizer.step()
@@ -140,11 +142,11 @@ def test_gradients_of_autograd_grad_are_not_exchanged(group: World) -> None:
     begun: list[object] = []
     reducer_of(model).observe = begun.append
     inputs, labels = batch(group.rank, 0)
-    found, wanted = (
-        torch.autograd.grad(functional.cross_entropy(one(inputs), labels), list(one.parameters()))
-        for one in (model, own)
+    actual, wanted = (
+        torch.autograd.grad(functional.cross_entropy(module(inputs), labels), list(module.parameters()))
+        for module in (model, own)
     )
-    assert all(map(torch.equal, found, wanted))
+    assert all(map(torch.equal, actual, wanted))
     assert not begun
     functional.cross_entropy(model(inputs), labels).backward()  # and the next pass is exchanged
     assert begun or group.size == 1
@@ -213,7 +215,7 @@ def test_the_exchange_of_a_layer_ends_before_its_grad_input_begins(
     reducer_of(model).observe = watch
     exchanged: list[bool] = []
     computed = late_grad_inputs(
-        monkeypatch, lambda number: exchanged.append(watch.of(f"allreduce {number * parts}").wait(60))
+        monkeypatch, lambda layer: exchanged.append(watch.of(f"allreduce {layer * parts}").wait(60))
     )
     model(inputs_of(group.rank)).sum().backward()
     assert computed == [1, 2, 3], "the first layer's input needs no gradient"
@@ -235,8 +237,8 @@ def test_an_update_waits_for_the_grad_input(group: World, monkeypatch: pytest.Mo
     trainer.reducer.observe = watch
     engine = trainer.reducer.programs.player.engine
 
-    def wait(number: int) -> None:
-        assert watch.of(f"set_grads {number}").wait(60)
+    def wait(layer: int) -> None:
+        assert watch.of(f"set_grads {layer}").wait(60)
         for _ in range(2):  # whatever the only thread of updates may do now, it has done after that
             engine.push(lambda: None, (), (), "update", "nothing").wait()
 
@@ -244,5 +246,5 @@ def test_an_update_waits_for_the_grad_input(group: World, monkeypatch: pytest.Mo
     trainer.step(inputs_of(group.rank), torch.zeros(8))
     trainer.wait()
     assert computed == [1, 2, 3]
-    for one, other in zip(model.parameters(), serial.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    for parameter, expected in zip(model.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-12)

@@ -151,7 +151,7 @@ def test_rank_0_warns_once_if_input_sizes_differ_without_given_samples(group: Wo
         assert not caught
         step(model, 4 + group.rank, 1.0, say=False)
         step(model, 4 + group.rank, 1.0, say=False)
-    texts = [str(one.message) for one in caught]
+    texts = [str(warning.message) for warning in caught]
     assert len(texts) == (1 if group.rank == 0 and group.size > 1 else 0)
     assert all("first dimensions" in text and "unisono.add_samples(model, n)" in text for text in texts)
 

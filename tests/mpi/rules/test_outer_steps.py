@@ -42,7 +42,7 @@ class AlignedReplica(InProcessReplica):
     def __init__(self, memory: BucketMemory, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.memory = BucketMemory(self.parameters, Allocator())  # type: ignore[arg-type]
-        order = list(dict.fromkeys(number for one in memory.buckets for number in one.parameters))
+        order = list(dict.fromkeys(index for bucket in memory.buckets for index in bucket.parameters))
         self.memory.lay_out(order, 8_000)
         assert self.memory.buckets == memory.buckets
 
@@ -65,40 +65,40 @@ def trained(world: World, rule: BaseRule, steps: int = STEPS) -> Trainer:
 def played(world: World, rule: BaseRule, memory: BucketMemory, steps: int = STEPS) -> list[AlignedReplica]:
     """All ranks in this process, on the buckets of a reducer."""
     buckets = [
-        one._replace(ranges=tuple((part.start, part.stop) for _, _, part in memory.pieces(key)))
-        for key, one in enumerate(memory.buckets, 1)
+        bucket._replace(ranges=tuple((part.start, part.stop) for _, _, part in memory.pieces(key)))
+        for key, bucket in enumerate(memory.buckets, 1)
     ]
     layout = Layout(world.size, len(memory.parameters), tuple(buckets))
-    whole = list(batches(alone(world), steps, BATCH))
+    full_batches = list(batches(alone(world), steps, BATCH))
     replicas = []
     for rank in range(world.size):
         mine = slice(*bounds(BATCH, world.size, rank))
-        own: list[Batch | None] = [Batch(inputs[mine].double(), labels[mine]) for inputs, labels in whole]
+        own: list[Batch | None] = [Batch(inputs[mine].double(), labels[mine]) for inputs, labels in full_batches]
         model = network()
         replicas.append(AlignedReplica(memory, model, optimizer_of(model), nn.functional.cross_entropy, layout, own))
-    play_in_process(replace(rule, overlap="chain"), replicas, [Step(number) for number in range(steps)])
+    play_in_process(replace(rule, overlap="chain"), replicas, [Step(step) for step in range(steps)])
     return replicas
 
 
 def alone(world: World) -> World:
     """A stand-in for a world of one rank, which has whole batches."""
-    one = object.__new__(type(world))
-    one.rank, one.size = 0, 1
-    return one
+    stand_in = object.__new__(type(world))
+    stand_in.rank, stand_in.size = 0, 1
+    return stand_in
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [one.detach().clone() for one in model.parameters()]
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance: float = 1e-12) -> None:
-    for mine, its in zip(one, other, strict=True):
+def close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float = 1e-12) -> None:
+    for mine, its in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=tolerance)
 
 
 def anchors(trainer: Trainer) -> torch.Tensor:
-    found = trainer.reducer.rule_state()["kept"][ANCHOR]
-    return torch.cat([tensor for _, _, tensor in sorted(found, key=lambda one: one[:2])])
+    anchor = trainer.reducer.rule_state()["kept"][ANCHOR]
+    return torch.cat([tensor for _, _, tensor in sorted(anchor, key=lambda entry: entry[:2])])
 
 
 RULES: list[BaseRule] = [
@@ -122,7 +122,7 @@ def test_ranks_train_what_one_process_plays(group: World, rule: BaseRule) -> Non
     trainer = trained(group, rule)
     memory = trainer.reducer.memory
     assert len(memory.buckets) > 4
-    expected = group.call_on_root(lambda: [weights(one.model) for one in played(group, rule, memory)])
+    expected = group.call_on_root(lambda: [weights(replica.model) for replica in played(group, rule, memory)])
     close(weights(trainer.model), expected[group.rank])
     if rule.traits.state.has_anchor:
         mine = anchors(trainer)
@@ -168,12 +168,12 @@ def test_nothing_is_lost_in_a_wire(spread: World, wire: str) -> None:
 )
 def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseRule) -> None:
     """In the middle of a period, also with a fragment in flight."""
-    whole = trained(group, rule, 14)
+    uninterrupted = trained(group, rule, 14)
     for stop in (3, 5, 8):
         first = trained(group, rule, stop)
         saved = Checkpoint(stop, *states_of(first, group), {})
         assert len(saved.optimizer["ranks"]) == (group.size if group.rank == 0 else 0)
-        saved = group.call_on_root(lambda one=saved: one)  # type: ignore[misc]
+        saved = group.call_on_root(lambda value=saved: value)  # type: ignore[misc]
         versions = first.model.state_dict()._metadata
         assert saved.weights._metadata == saved.optimizer["ranks"][group.rank]["weights"]._metadata == versions
         model = network()
@@ -182,13 +182,13 @@ def test_a_run_resumes_bit_for_bit_wherever_it_stopped(group: World, rule: BaseR
                 parameter.zero_()  # nothing of it is left when it has resumed
         second = Trainer(model, group, rule, optimizer_of(model))
         assert load_states(second, group, saved) == []
-        for number, (inputs, labels) in enumerate(batches(group, 14, BATCH)):
-            if number >= stop:
+        for index, (inputs, labels) in enumerate(batches(group, 14, BATCH)):
+            if index >= stop:
                 second.step(inputs.double(), labels)
         second.wait()
-        close(weights(second.model), weights(whole.model), 0.0)
+        close(weights(second.model), weights(uninterrupted.model), 0.0)
         if rule.traits.state.has_anchor:
-            assert torch.equal(anchors(second), anchors(whole))
+            assert torch.equal(anchors(second), anchors(uninterrupted))
 
 
 def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
@@ -197,7 +197,7 @@ def test_another_number_of_ranks_begins_with_the_anchor(group: World) -> None:
     states = states_of(trainer, group)
     weights_of_all, optimizer = group.call_on_root(lambda: states)
     with trainer.reducer.weights.averaged():
-        close([one.detach() for one in trainer.model.parameters()], list(weights_of_all.values()), 0.0)
+        close([parameter.detach() for parameter in trainer.model.parameters()], list(weights_of_all.values()), 0.0)
     optimizer["ranks"] = [*optimizer["ranks"], optimizer["ranks"][0]]
     model = network()
     other = Trainer(model, group, rule, optimizer_of(model))
@@ -263,9 +263,9 @@ def test_an_exchange_runs_beside_the_next_steps(group: World) -> None:
     ended: list[str] = []
     trainer.reducer.observe = lambda span: ended.append(span.name.split()[0])
     RELEASED.clear()
-    for number, (inputs, labels) in enumerate(batches(group, 4, BATCH)):
+    for index, (inputs, labels) in enumerate(batches(group, 4, BATCH)):
         trainer.step(inputs.double(), labels)
-        if number == 2:
+        if index == 2:
             trainer.wait()
             assert "pack_change" in ended
             assert "exchange_change" not in ended
@@ -289,20 +289,20 @@ def test_buckets_are_cut_until_each_fragment_has_one(group: World) -> None:
 def test_averaged_gradients_in_a_block_scaled_wire(spread: World, wire: str, tolerance: float) -> None:
     """Flags do not share a block with gradients, which would be rounded to 0 beside them."""
     exact = weights(trained(spread, unisono.BSP(exchange(None), "chain"), 5).model)
-    found = weights(trained(spread, unisono.BSP(exchange(wire), "chain"), 5).model)
-    for mine in spread.all_gather_object(found):
-        close(mine, found, 0.0)
+    actual = weights(trained(spread, unisono.BSP(exchange(wire), "chain"), 5).model)
+    for mine in spread.all_gather_object(actual):
+        close(mine, actual, 0.0)
     begin = weights(network())
-    for one, its, old in zip(found, exact, begin, strict=True):
-        assert (one - its).norm() <= tolerance * (its - old).norm()
+    for weight, its, old in zip(actual, exact, begin, strict=True):
+        assert (weight - its).norm() <= tolerance * (its - old).norm()
 
 
 @pytest.mark.parametrize("kind", [LocalSGD, DiLoCo])
 def test_exact_averages_have_the_bits_of_any_schedule(spread: World, kind: type[LocalSGD]) -> None:
     """On one node and between two, by schedules and by MPI's own sum: only the buckets are the same."""
-    found = []
+    averages = []
     for algorithm in ("auto", "ring", "direct", "library"):
         trainer = trained(spread, kind(Exchange(algorithm, "exact", 8_000), every=EVERY))
         weights = [parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters()]
-        found.append(b"".join(weights))
-    assert len(set(found)) == 1
+        averages.append(b"".join(weights))
+    assert len(set(averages)) == 1

@@ -184,12 +184,12 @@ def test_what_was_waited_for_is_not_held(world: World) -> None:
     with KVStore(world) as store:
         store.init([0, 1], [torch.zeros(10), torch.zeros(10)])
         for _ in range(5):
-            one, other = torch.ones(10), torch.ones(10)
-            store.push([0, 1], [one, other])
-            store.pull([0, 1], [one, other])
+            first, second = torch.ones(10), torch.ones(10)
+            store.push([0, 1], [first, second])
+            store.pull([0, 1], [first, second])
             store.wait([0, 1])
-            pushed += [weakref.ref(one), weakref.ref(other)]
-            del one, other
+            pushed += [weakref.ref(first), weakref.ref(second)]
+            del first, second
         deadline = time.monotonic() + 60
         while any(reference() is not None for reference in pushed[:-4]) and time.monotonic() < deadline:
             time.sleep(0.01)  # a thread lets go of an operation a moment after it has ended

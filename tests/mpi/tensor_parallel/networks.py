@@ -35,7 +35,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm1(x)
-        q, k, v = (one(y).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        q, k, v = (
+            projection(y).unflatten(-1, (-1, 2)).transpose(1, 2) for projection in (self.query, self.key, self.value)
+        )
         scores = self.attention_dropout((q @ k.transpose(-1, -2)).softmax(-1))
         x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
         return x + self.down(self.dropout(self.act(self.up(self.norm2(x)))))
@@ -210,7 +212,7 @@ def model_of(case: Case) -> nn.Module:
 
 def with_sizes(plan: Mapping[str, str], size: int) -> dict[str, str]:
     """A plan with groups of `size` ranks."""
-    return {name: " ".join([words.split()[0], str(size), *words.split()[1:]]) for name, words in plan.items()}
+    return {name: " ".join([text.split()[0], str(size), *text.split()[1:]]) for name, text in plan.items()}
 
 
 def train(
@@ -246,14 +248,14 @@ def _alone(
     steps: int,
     samples: int,
 ) -> tuple[list[float], nn.Module]:
-    case, one = Case(make, {}, inputs, classes), World(MPI.COMM_SELF.Dup(), place([0]), read_table())
+    case, world = Case(make, {}, inputs, classes), World(MPI.COMM_SELF.Dup(), place([0]), read_table())
     model = model_of(case)
-    split_model(model, one, {})
-    unisono.parallel(model, one)
+    split_model(model, world, {})
+    unisono.parallel(model, world)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-    losses = train(model, optimizer, case, one, range(steps), samples)
+    losses = train(model, optimizer, case, world, range(steps), samples)
     trained = copy.deepcopy(model)
-    one.free()
+    world.free()
     return losses, trained
 
 

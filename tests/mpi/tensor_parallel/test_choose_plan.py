@@ -52,14 +52,14 @@ def test_training_with_the_chosen_plan_is_data_parallel_training(
     for cost in (SLOW, FAST):
         use_cost(monkeypatch, cost)
         model = model_of(CASES[name])
-        found = choose_plan(model, group, example_of(name, group))
-        assert found.plan is not None
-        assert len(set(group.all_gather_object(str(found.plan)))) == 1
+        choice = choose_plan(model, group, example_of(name, group))
+        assert choice.plan is not None
+        assert len(set(group.all_gather_object(str(choice.plan)))) == 1
         if cost is FAST or group.size == 1:
-            assert not found.plan
+            assert not choice.plan
         elif name == "mlp":  # more weights than activations of 12 samples
-            assert found.plan
-        model = unisono.parallel(model, group, plan=found.plan)
+            assert choice.plan
+        model = unisono.parallel(model, group, plan=choice.plan)
         assert train(model, sgd(model), CASES[name], group, range(3)) == pytest.approx(expected, rel=1e-9)
 
 
@@ -67,9 +67,9 @@ def test_pairs_are_chosen_where_they_can_be(group: World, monkeypatch: pytest.Mo
     use_cost(monkeypatch, SLOW)
     plan = choose_plan(model_of(CASES["mlp"]), group, example_of("mlp", group)).plan
     if group.size > 1:
-        words = [str(split) for split in plan.values()]
-        assert any("gives part" in one for one in words)
-        assert any("takes part" in one for one in words)
+        splits = [str(split) for split in plan.values()]
+        assert any("gives part" in split for split in splits)
+        assert any("takes part" in split for split in splits)
 
 
 def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +77,7 @@ def test_auto_measures_and_says_what_was_chosen(group: World, caplog: pytest.Log
     expected, _ = alone(CASES["words"], 4)
     model = unisono.parallel(model_of(CASES["words"]), group, plan="auto", example=example_of("words", group))
     assert train(model, sgd(model), CASES["words"], group, range(4)) == pytest.approx(expected, rel=1e-9)
-    lines = [one for one in caplog.messages if "split by prediction" in one]
+    lines = [message for message in caplog.messages if "split by prediction" in message]
     assert len(lines) == (group.rank == 0)
 
 
@@ -89,7 +89,7 @@ def test_a_loop_whose_layers_are_split_is_warned(
     model = unisono.parallel(model_of(CASES["mlp"]), group, plan="auto", example=example_of("mlp", group))
     splits = cost is SLOW and group.size > 1
     assert (split_of(model) is not None) == splits
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == (splits and group.rank == 0)
     for line in warnings:
         assert all(name in line for name in ("equally often", "clip_grad_norm", "seed_dropout"))
@@ -116,7 +116,7 @@ def test_layers_of_a_device_are_timed_there_and_trained_as_on_the_host(
             nn.functional.cross_entropy(model(inputs.to(place)), labels.to(place)).backward()
             optimizer.step()
         splits.append(split_of(model) is not None)
-        weights.append([one.cpu() for one in model.state_dict().values()])
+        weights.append([tensor.cpu() for tensor in model.state_dict().values()])
     assert splits == [cost is SLOW and world.size > 1] * 2
     for here, there in zip(*weights, strict=True):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
@@ -174,8 +174,8 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y, numbers = self.common(x), x[:, 0].long()
-        for number in numbers.unique().tolist():
-            y = y.index_put((numbers == number,), self.experts[number](y[numbers == number]))
+        for expert in numbers.unique().tolist():
+            y = y.index_put((numbers == expert,), self.experts[expert](y[numbers == expert]))
         return y
 
 
@@ -191,9 +191,9 @@ def test_layers_that_some_rank_does_not_call_stay_whole(group: World, monkeypatc
 
 def test_the_cost_of_the_link_is_the_same_on_all_ranks(group: World) -> None:
     if group.size > 1:
-        found = measure_links(group, torch.device("cpu"), lambda call: timeit.timeit(call, number=1))
-        assert found.network.gradients.per_byte > 0
-        assert len(set(group.all_gather_object(found.network.gradients))) == 1
+        links = measure_links(group, torch.device("cpu"), lambda call: timeit.timeit(call, number=1))
+        assert links.network.gradients.per_byte > 0
+        assert len(set(group.all_gather_object(links.network.gradients))) == 1
 
 
 def test_what_a_call_adds_is_counted_behind_each_layer_on_the_slowest_rank(group: World) -> None:
@@ -217,9 +217,9 @@ def test_the_rate_of_what_runs_at_once_is_the_same_on_all_ranks(group: World) ->
         return []
 
     if group.size > 1:
-        found = [measure_beside(steps, 1e-3, Cost(1e-4, per_byte), group) for per_byte in (1e-9, 1e-3)]
-        assert all(0 < one <= 1 for one in found)
-        assert set(group.all_gather_object(tuple(found))) == {tuple(found)}
+        rates = [measure_beside(steps, 1e-3, Cost(1e-4, per_byte), group) for per_byte in (1e-9, 1e-3)]
+        assert all(0 < rate <= 1 for rate in rates)
+        assert set(group.all_gather_object(tuple(rates))) == {tuple(rates)}
 
 
 def test_rules_and_optimizers_that_need_whole_weights_split_nothing(
@@ -253,8 +253,8 @@ def test_seconds_add_up_to_whole_steps_of_the_slowest_rank(group: World) -> None
     traced = torch.ones(group.size, 2, dtype=torch.float64)
     traced[group.rank] += 1
     steps = [StepSeconds(1.0, 2.0 + group.rank, 0.125, 0.25)] * 3
-    found, after = chooser.of_slowest_rank(traced, steps, group)
-    assert found.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size])
-    assert found.std(0, correction=0).tolist() == pytest.approx([0.0, 0.0])
+    seconds, after = chooser.of_slowest_rank(traced, steps, group)
+    assert seconds.sum(0).tolist() == pytest.approx([1.0, 1.0 + group.size])
+    assert seconds.std(0, correction=0).tolist() == pytest.approx([0.0, 0.0])
     assert after == (1.0, 1.0 + group.size, 0.125, 0.25)
     assert not chooser.of_slowest_rank(torch.zeros(2, 2, dtype=torch.float64), steps, group)[0].any()

@@ -62,15 +62,15 @@ def by_trainer(model: nn.Module, group: World, rule: unisono.BSP, clip: float | 
 def test_a_trainer_with_any_overlap_and_clipping(group: World, overlap: str, clip: float | None) -> None:
     """Activations are exchanged inside passes while gradients are exchanged by other threads, or by the main one."""
     plan, exchange = CASES["mlp"].plans["pair"], unisono.Exchange(bucket_bytes=500)
-    one = group.split(group.rank)
+    own_world = group.split(group.rank)
     rule = unisono.BSP(exchange, overlap="none")
-    serial = unisono.parallel(model_of(CASES["mlp"]), one, rule, plan=with_sizes(plan, 1))
-    expected = by_trainer(serial, one, rule, clip)
+    serial = unisono.parallel(model_of(CASES["mlp"]), own_world, rule, plan=with_sizes(plan, 1))
+    expected = by_trainer(serial, own_world, rule, clip)
     for size in sizes_of(group):
         rule = unisono.BSP(exchange, overlap=overlap, outstanding=2)
         model = unisono.parallel(model_of(CASES["mlp"]), group, rule, plan=with_sizes(plan, size))
         assert by_trainer(model, group, rule, clip) == pytest.approx(expected, rel=1e-9)
-    one.free()
+    own_world.free()
 
 
 def test_layers_of_different_sizes(group: World) -> None:
@@ -90,8 +90,8 @@ def test_training_continues_with_another_plan_on_other_ranks(group: World, name:
     model = unisono.parallel(model_of(case), group, plan=with_sizes(plans[0], sizes[-1]))
     optimizer = sgd(model)
     losses = train(model, optimizer, case, group, range(3))
-    whole = whole_state_dict(model), whole_optimizer_state(model, optimizer)
-    weights, state = group.call_on_root(lambda: whole)
+    full_state = whole_state_dict(model), whole_optimizer_state(model, optimizer)
+    weights, state = group.call_on_root(lambda: full_state)
     half = group.split(group.rank * 2 // group.size)
     other = unisono.parallel(model_of(case), half, plan=with_sizes(plans[-1], half.size))
     others = sgd(other)
@@ -116,18 +116,18 @@ KINDS: list[tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = [
 def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: str, shape: tuple[int, ...]) -> None:
     """Each rank has samples of its own; the gradient of a part is that of the mean of the group's losses."""
     torch.manual_seed(3)
-    whole, batches = make().double(), [torch.randn(shape, dtype=torch.float64) for _ in range(group.size)]
-    layer, x = nn.Sequential(copy.deepcopy(whole)), batches[group.rank].requires_grad_()
+    unsplit, batches = make().double(), [torch.randn(shape, dtype=torch.float64) for _ in range(group.size)]
+    layer, x = nn.Sequential(copy.deepcopy(unsplit)), batches[group.rank].requires_grad_()
     split_model(layer, group, {"0": how})
-    whole(torch.cat(batches).detach()).square().sum().backward()
-    expected = whole(x)
+    unsplit(torch.cat(batches).detach()).square().sum().backward()
+    expected = unsplit(x)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    found = layer(x)
-    found.square().sum().backward()
-    torch.testing.assert_close(found, expected)
+    outputs = layer(x)
+    outputs.square().sum().backward()
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(x.grad, gradient)
     for name, part in getattr(layer[0], "parts", {}).items():
-        mean = whole.get_parameter(name).grad / group.size
+        mean = unsplit.get_parameter(name).grad / group.size
         torch.testing.assert_close(layer[0].get_parameter(name).grad, part.cut(mean))
 
 
@@ -135,13 +135,13 @@ def test_layers_of_each_kind(group: World, make: Callable[[], nn.Module], how: s
 @pytest.mark.parametrize("how", ["column", "row"])
 def test_the_next_layer_may_change_the_output_in_place(group: World, how: str, even: bool) -> None:
     torch.manual_seed(3)
-    whole = nn.Sequential(nn.Linear(12, 12, bias=False).double(), nn.ReLU(inplace=True))
+    unsplit = nn.Sequential(nn.Linear(12, 12, bias=False).double(), nn.ReLU(inplace=True))
     x = torch.randn(2 if even else 1 + group.rank, 12, dtype=torch.float64, requires_grad=True)
-    expected = whole(x)
+    expected = unsplit(x)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
-    found = split_model(copy.deepcopy(whole), group, {"0": how})(x)
-    found.square().sum().backward()
-    torch.testing.assert_close(found, expected)
+    outputs = split_model(copy.deepcopy(unsplit), group, {"0": how})(x)
+    outputs.square().sum().backward()
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(x.grad, gradient)
 
 
@@ -154,10 +154,10 @@ def test_an_input_without_samples_is_refused(group: World) -> None:
 
 def test_convolutions_follow_the_plan_of_their_algorithms(group: World) -> None:
     case, plan = CASES["convnet"], ConvolutionPlan()
-    whole, (inputs, _) = model_of(case), batch(case, 0)
+    unsplit, (inputs, _) = model_of(case), batch(case, 0)
     model = split_model(model_of(case), group, {"0": "column", "4": "column"})
     assert plan_convolutions(model, plan) == 2
-    torch.testing.assert_close(model.eval()(inputs), whole.eval()(inputs))
+    torch.testing.assert_close(model.eval()(inputs), unsplit.eval()(inputs))
     seed_dropout(model, 1, 1, 0)
     model.train()(inputs).sum().backward()
     assert {geometry.out_channels for geometry, _ in plan._chosen} == {12 // group.size, 24 // group.size}
@@ -166,20 +166,20 @@ def test_convolutions_follow_the_plan_of_their_algorithms(group: World) -> None:
 def test_each_rank_holds_a_part_of_split_weights_their_buckets_and_their_optimizer_state(group: World) -> None:
     size = sizes_of(group)[-1]
     model = nn.Sequential(nn.Linear(120, 1200), nn.ReLU(), nn.Linear(1200, 120))
-    whole = sum(one.numel() for one in model.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
     unisono.parallel(model, group, plan={"0": f"column {size} gives part", "2": f"row {size} takes part"})
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 120)).sum().backward()
     optimizer.step()
-    held = sum(one.untyped_storage().nbytes() for one in model.parameters()) // 4
-    assert held == (whole - 120) // size + 120
-    states = [one for state in optimizer.state.values() for one in state.values() if one.ndim]
-    assert sum(one.untyped_storage().nbytes() for one in states) // 4 == 2 * held
-    buckets = sum(one.numel() for one in reducer_of(model).memory.views)
+    held = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters()) // 4
+    assert held == (total - 120) // size + 120
+    states = [tensor for state in optimizer.state.values() for tensor in state.values() if tensor.ndim]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in states) // 4 == 2 * held
+    buckets = sum(view.numel() for view in reducer_of(model).memory.views)
     assert buckets == held
     assert group.size == 1 or all(
-        torch.equal(one.grad, view)
-        for one, view in zip(model.parameters(), reducer_of(model).memory.views, strict=True)
+        torch.equal(parameter.grad, view)
+        for parameter, view in zip(model.parameters(), reducer_of(model).memory.views, strict=True)
     )
 
 
@@ -195,30 +195,30 @@ def test_a_tied_weight_is_one_part(group: World) -> None:
 
     def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
         model(torch.arange(12)).square().sum().backward()
-        return {name: one.grad for name, one in model.named_parameters()}
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
 
     torch.manual_seed(2)
-    whole = Tied().double()
-    expected = gradients(whole)
+    unsplit = Tied().double()
+    expected = gradients(unsplit)
     for size in sizes_of(group):
         torch.manual_seed(2)
         model = unisono.parallel(Tied().double(), group, plan={"words": f"row {size}", "scores": f"column {size}"})
         assert model.words.weight is model.scores.weight
-        found = gradients(model)
+        actual = gradients(model)
         part = model.words.parts["weight"] if size > 1 else None
         mine = expected["words.weight"] if part is None else part.cut(expected["words.weight"])
-        torch.testing.assert_close(found["words.weight"], mine)
-        assert torch.equal(whole_state_dict(model).get("scores.weight", whole.scores.weight), whole.scores.weight)
+        torch.testing.assert_close(actual["words.weight"], mine)
+        assert torch.equal(whole_state_dict(model).get("scores.weight", unsplit.scores.weight), unsplit.scores.weight)
 
 
 @pytest.mark.parametrize("rule", [unisono.BSP(), unisono.Sharded()])
 def test_state_that_an_optimizer_has_from_the_start_is_cut(group: World, rule: BaseRule) -> None:
     torch.manual_seed(3)
-    whole, inputs = nn.Sequential(nn.Linear(12, 24), nn.Linear(24, 2)).double(), torch.randn(4, 12).double()
+    unsplit, inputs = nn.Sequential(nn.Linear(12, 24), nn.Linear(24, 2)).double(), torch.randn(4, 12).double()
     plans = (None, {"0": "column gives part", "1": "row takes part"})
     losses = list[list[float]]()
     for plan in plans:
-        model = copy.deepcopy(whole)
+        model = copy.deepcopy(unsplit)
         optimizer = torch.optim.Adagrad(model.parameters(), 0.05)
         unisono.parallel(model, group, rule, optimizer, plan)
         losses.append([])
@@ -235,13 +235,13 @@ def test_a_rank_without_samples_and_accumulation(group: World) -> None:
     """The last rank has no samples in one of two batches whose gradients are accumulated, then in the only one."""
     case, size = CASES["mlp"], sizes_of(group)[0]
     plan = with_sizes({"0": "column gives part", "3": "row takes part"}, size)
-    whole = model_of(case).eval()
+    unsplit = model_of(case).eval()
     model = unisono.parallel(model_of(case), group, plan=plan).eval()
     inputs, labels = batch(case, 0)
     absent = group.size > 1 and group.rank == group.size - 1
     present = group.size - (group.size > 1)
     mine = slice(0, 0) if absent else slice(*bounds(SAMPLES, present, group.rank))
-    nn.functional.cross_entropy(whole(inputs), labels).backward()
+    nn.functional.cross_entropy(unsplit(inputs), labels).backward()
 
     def loss() -> torch.Tensor:
         scores = model(inputs[mine])
@@ -255,11 +255,11 @@ def test_a_rank_without_samples_and_accumulation(group: World) -> None:
                 loss().backward()
         loss().backward()
         factor = 2 if accumulated else 1
-        for (name, one), other in zip(model.named_parameters(), whole.parameters(), strict=True):
+        for (name, parameter), other in zip(model.named_parameters(), unsplit.parameters(), strict=True):
             layer = model.get_submodule(name.rpartition(".")[0])
             part = getattr(layer, "parts", {}).get(name.rpartition(".")[2])
             expected = other.grad if part is None else part.cut(other.grad)
-            torch.testing.assert_close(one.grad, factor * expected, msg=name)
+            torch.testing.assert_close(parameter.grad, factor * expected, msg=name)
 
 
 def test_samples_of_split_layers_are_declared_before_the_first_pass(group: World) -> None:
@@ -280,11 +280,11 @@ def test_sums_and_norms_count_each_sample_and_part_once(group: World, scale: str
     model = unisono.parallel(
         model_of(case), group, unisono.BSP(scale=scale), plan=with_sizes(case.plans["whole"], size)
     ).eval()
-    whole, (inputs, labels) = model_of(case).eval(), batch(case, 0)
-    nn.functional.cross_entropy(whole(inputs), labels).backward()
+    unsplit, (inputs, labels) = model_of(case).eval(), batch(case, 0)
+    nn.functional.cross_entropy(unsplit(inputs), labels).backward()
     factor = group.size if scale == "sum" else 1
     nn.functional.cross_entropy(model(inputs), labels).backward()
-    expected = float(nn.utils.get_total_norm([one.grad * factor for one in whole.parameters()]))
+    expected = float(nn.utils.get_total_norm([parameter.grad * factor for parameter in unsplit.parameters()]))
     assert clip_grad_norm(model, 0.1) == pytest.approx(expected, rel=1e-12)
     assert clip_grad_norm(model, 0.1) == pytest.approx(0.1, rel=1e-4)
 
@@ -297,15 +297,15 @@ def test_inference_mode_and_checkpointing_with_an_empty_share(group: World) -> N
     mine = inputs[:0] if absent else inputs
     seed_dropout(model, 3, 1, 0)
     model(mine).sum().backward()
-    expected = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+    expected = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     block, rest = model[0], model[1:]
     outputs = rest(checkpoint(block, mine, use_reentrant=False))
     with torch.no_grad():
         model(mine)  # draws other masks, and not those that are drawn again
     outputs.sum().backward()
-    for one, before in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(one.grad, before)
+    for parameter, before in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, before)
     with torch.inference_mode():
         assert len(model.eval()(mine + 1)) == len(mine)
 
@@ -321,7 +321,7 @@ def test_passes_without_gradients_have_masks_of_their_own_and_do_not_count(group
             passes = [model(inputs) for _ in range(3)]
         assert torch.equal(model(inputs), expected)
         pairs = itertools.combinations([*passes, expected], 2)
-        assert not any(torch.equal(one, another) for one, another in pairs)
+        assert not any(torch.equal(first, second) for first, second in pairs)
 
 
 def test_copies_compute_the_same_and_states_load(group: World) -> None:
@@ -356,7 +356,7 @@ def test_bfloat16_products(group: World) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = nn.functional.cross_entropy(model(inputs.float()), labels)
     loss.backward()
-    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
 def refusals(group: World) -> Mapping[str, Any]:

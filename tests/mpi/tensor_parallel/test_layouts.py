@@ -26,22 +26,22 @@ def rows_of(group: World, even: bool) -> list[int]:
 def test_what_each_gives(group: World, even: bool) -> None:
     p, rank, rows = group.size, group.rank, rows_of(group, even)
     link, width = GroupLink(group, SampleNumbers()), FEATURES * p
-    owns = [drawn(1, one, rows[one], 2, width) for one in range(p)]
+    owns = [drawn(1, rank, rows[rank], 2, width) for rank in range(p)]
     block = max(rows)
     mine, part = owns[rank], slice(rank * FEATURES, (rank + 1) * FEATURES)
 
-    def own_rows(whole: torch.Tensor) -> list[torch.Tensor]:
-        return [whole[at * block : at * block + rows[at]] for at in range(p)]
+    def own_rows(tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor[at * block : at * block + rows[at]] for at in range(p)]
 
-    whole = change_layout(mine, link, "own", "whole")
-    assert len(whole) == p * block
+    full = change_layout(mine, link, "own", "whole")
+    assert len(full) == p * block
     assert link.rows == rows
-    assert all(torch.equal(one, own) for one, own in zip(own_rows(whole), owns, strict=True))
+    assert all(torch.equal(actual, own) for actual, own in zip(own_rows(full), owns, strict=True))
     features = change_layout(mine, link, "own", "part")
-    assert all(torch.equal(one, own[..., part]) for one, own in zip(own_rows(features), owns, strict=True))
+    assert all(torch.equal(actual, own[..., part]) for actual, own in zip(own_rows(features), owns, strict=True))
     assert torch.equal(change_layout(features, link, "part", "own"), mine)
-    assert torch.equal(change_layout(features, link, "part", "whole"), whole)
-    partials = [drawn(2, one, p * block, 2, width) for one in range(p)]
+    assert torch.equal(change_layout(features, link, "part", "whole"), full)
+    partials = [drawn(2, rank, p * block, 2, width) for rank in range(p)]
     own, inside = (change_layout(partials[rank], link, "partial", after) for after in ("own", "part"))
     torch.testing.assert_close(own, own_rows(sum(partials))[rank])
     torch.testing.assert_close(inside, sum(partials)[..., part])
@@ -54,9 +54,9 @@ def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_
 ) -> None:
     """x ─ group ─ times a weight ─ x again, with uneven samples, the last rank without any."""
     rows, link = rows_of(group, False), GroupLink(group, SampleNumbers())
-    weights = [float(one) for one in rows] if weighted else [1.0] * group.size
+    weights = [float(count) for count in rows] if weighted else [1.0] * group.size
     link.weigh_by(lambda: (3, weights[group.rank]))
-    xs, ys = ([drawn(seed, one, rows[one], FEATURES * group.size) for one in range(group.size)] for seed in (1, 2))
+    xs, ys = ([drawn(seed, rank, rows[rank], FEATURES * group.size) for rank in range(group.size)] for seed in (1, 2))
     x, factor = xs[group.rank].requires_grad_(), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     if through == "whole":
         out = change_layout(change_layout(x, link, "own", "whole") * factor / group.size, link, "partial", "own")
@@ -66,7 +66,7 @@ def test_gradients_inside_are_those_of_the_groups_mean_and_outside_those_of_own_
     out.backward(ys[group.rank])
     torch.testing.assert_close(x.grad, (2 * ys[group.rank]) * bool(weights[group.rank]))
     inside, total = group.allreduce(factor.grad.clone()), sum(weights)
-    expected = sum(one * (own * y).sum() for one, own, y in zip(weights, xs, ys, strict=True))
+    expected = sum(weight * (own * y).sum() for weight, own, y in zip(weights, xs, ys, strict=True))
     torch.testing.assert_close(inside, expected.detach() / total if total else torch.zeros_like(inside))
 
 
@@ -85,6 +85,6 @@ def test_the_backward_pass_is_the_transpose(group: World, before: str, after: st
 
 def test_an_activation_whose_samples_were_moved_is_refused(group: World) -> None:
     link = GroupLink(group, SampleNumbers())
-    whole = change_layout(torch.zeros(2, 4), link, "own", "whole")
+    full = change_layout(torch.zeros(2, 4), link, "own", "whole")
     with pytest.raises(UsageError, match="keep samples in the first dimension"):
-        change_layout(whole.view(-1, 2), link, "partial", "own")
+        change_layout(full.view(-1, 2), link, "partial", "own")

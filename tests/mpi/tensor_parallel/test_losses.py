@@ -34,8 +34,8 @@ def test_split_networks_have_the_losses_of_whole_ones(group: World, name: str, p
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
         losses = train(model, optimizer, case, group, range(STEPS))
         assert losses == pytest.approx(expected, rel=1e-9), size
-        whole = whole_state_dict(model)
-        for key, value in whole.items():
+        full_state = whole_state_dict(model)
+        for key, value in full_state.items():
             torch.testing.assert_close(value, trained.state_dict()[key], rtol=1e-8, atol=1e-9)
 
 
@@ -67,11 +67,11 @@ def test_uneven_and_empty_shares(group: World, name: str, samples: int) -> None:
 def test_sharded_updates_of_split_layers(group: World, make: type[torch.optim.Optimizer], overlap: str) -> None:
     """Each rank updates its share of its part; LARS and LAMB have the norms of whole layers."""
     case, steps = CASES["vgg"], 6
-    one = group.split(group.rank)
-    whole = split_model(model_of(case), one, {})
-    serial = make(whole.parameters(), 0.05)
-    unisono.parallel(whole, one, unisono.Sharded(clip=0.5), serial)
-    expected = train(whole, serial, case, one, range(steps))
+    own_world = group.split(group.rank)
+    unsplit = split_model(model_of(case), own_world, {})
+    serial = make(unsplit.parameters(), 0.05)
+    unisono.parallel(unsplit, own_world, unisono.Sharded(clip=0.5), serial)
+    expected = train(unsplit, serial, case, own_world, range(steps))
     for size in sizes_of(group):
         model, rule = model_of(case), unisono.Sharded(clip=0.5, overlap=overlap)
         optimizer = make(model.parameters(), 0.05)
@@ -81,9 +81,9 @@ def test_sharded_updates_of_split_layers(group: World, make: type[torch.optim.Op
         if group.rank == 0:
             serials = serial.state_dict()["state"]
             assert state["state"].keys() == serials.keys()
-            for number, entries in state["state"].items():
-                torch.testing.assert_close(entries, serials[number], rtol=1e-8, atol=1e-12)
-    one.free()
+            for index, entries in state["state"].items():
+                torch.testing.assert_close(entries, serials[index], rtol=1e-8, atol=1e-12)
+    own_world.free()
 
 
 def test_an_unsplit_layer_computes_own_samples_and_a_split_one_those_of_its_group(group: World) -> None:
@@ -107,28 +107,28 @@ def test_batch_norm_beside_split_layers(group: World) -> None:
         {},
         normal(2, 4, 4),
     )
-    whole = unisono.parallel(model_of(case), group)
-    expected = train(whole, torch.optim.SGD(whole.parameters(), 0.05, momentum=0.9), case, group, range(6))
+    unsplit = unisono.parallel(model_of(case), group)
+    expected = train(unsplit, torch.optim.SGD(unsplit.parameters(), 0.05, momentum=0.9), case, group, range(6))
     model = unisono.parallel(model_of(case), group, plan={"0": "column", "4": "row"})
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     assert train(model, optimizer, case, group, range(6)) == pytest.approx(expected, rel=1e-9)
-    torch.testing.assert_close(model[1].running_mean, whole[1].running_mean, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(model[1].running_mean, unsplit[1].running_mean, rtol=1e-9, atol=1e-12)
 
 
 def test_one_input_of_several_layers_is_gathered_once(group: World) -> None:
     model = unisono.parallel(model_of(CASES["transformer"]), group, plan=CASES["transformer"].plans["block"])
     gathers = [
-        one for one in graph_of(model(batch(CASES["transformer"], 0)[0]).sum()) if one == "_LayoutChangeBackward"
+        name for name in graph_of(model(batch(CASES["transformer"], 0)[0]).sum()) if name == "_LayoutChangeBackward"
     ]
     assert len(gathers) == (4 if group.size > 1 else 0)  # in and out of attention, and of the two layers behind it
 
 
 def graph_of(loss: torch.Tensor) -> list[str]:
     """Names of the nodes of a loss's graph."""
-    found, left = dict[Any, str](), [loss.grad_fn]
+    names, left = dict[Any, str](), [loss.grad_fn]
     while left:
         node = left.pop()
-        if node is not None and node not in found:
-            found[node] = node.name()
-            left += [one for one, _ in node.next_functions]
-    return list(found.values())
+        if node is not None and node not in names:
+            names[node] = node.name()
+            left += [following for following, _ in node.next_functions]
+    return list(names.values())

@@ -24,7 +24,7 @@ OTHER = {"features.*": "column", "classifier.1": "row"}
 def split(recipe: Recipe, ranks: int, layers: dict[str, str] = PAIR) -> Recipe:
     return replace(
         recipe,
-        parallel=ParallelRecipe(ranks, {name: words for name, words in layers.items() if name != "features.*"}),
+        parallel=ParallelRecipe(ranks, {name: how for name, how in layers.items() if name != "features.*"}),
         optimizer=replace(recipe.optimizer, clip=0.5),
     )
 
@@ -33,10 +33,10 @@ def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
     group: World, packs: Path, tmp_path: Path
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
-    whole = split(recipe_of(packs), 1, {})
+    unsplit = split(recipe_of(packs), 1, {})
     sizes = [size for size in (1, 2, 4) if group.size % size == 0]
     alone = group.split(group.rank)
-    group.call_on_root(lambda: train(whole, alone, TrainOptions(home / "serial")))
+    group.call_on_root(lambda: train(unsplit, alone, TrainOptions(home / "serial")))
     for size in sizes:
         hold = "whole" if size == 2 else "even"
         train(split(recipe_of(packs, hold), size), group, TrainOptions(home / f"split-{size}"))
@@ -51,7 +51,7 @@ def test_split_runs_follow_the_path_of_whole_ones_and_resume_with_other_splits(
     group.call_on_root(stop)
     train(split(recipe_of(packs), sizes[-1]), group, TrainOptions(resume=home / "a"))
     train(split(recipe_of(packs), sizes[0], OTHER), group, TrainOptions(resume=home / "b"))
-    group.call_on_root(lambda: train(whole, alone, TrainOptions(resume=home / "c")))
+    group.call_on_root(lambda: train(unsplit, alone, TrainOptions(resume=home / "c")))
     for name in "abc":
         group.call_on_root(lambda name=name: assert_alike(home / name, home / "serial"))
     alone.free()
@@ -89,14 +89,14 @@ def test_checkpoints_are_the_same_whatever_the_split(group: World, packs: Path, 
     train(split(recipe_of(packs), 0), group, TrainOptions(home / "split"))
 
     def compare() -> None:
-        one, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "split"))
-        assert list(one.weights) == list(other.weights)
-        for name, value in one.weights.items():
+        unsplit, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "split"))
+        assert list(unsplit.weights) == list(other.weights)
+        for name, value in unsplit.weights.items():
             assert (value.shape, value.dtype) == (other.weights[name].shape, other.weights[name].dtype)
-        assert one.optimizer["param_groups"] == other.optimizer["param_groups"]
-        for number, state in one.optimizer["state"].items():
+        assert unsplit.optimizer["param_groups"] == other.optimizer["param_groups"]
+        for index, state in unsplit.optimizer["state"].items():
             for key, value in state.items():
-                torch.testing.assert_close(other.optimizer["state"][number][key], value, rtol=1e-8, atol=1e-10)
+                torch.testing.assert_close(other.optimizer["state"][index][key], value, rtol=1e-8, atol=1e-10)
 
     group.call_on_root(compare)
 

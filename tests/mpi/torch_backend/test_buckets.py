@@ -56,15 +56,15 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers).double()
 
 
-def batch(owner: int, number: int = 0) -> torch.Tensor:
-    return torch.randn(8, 40, generator=torch.Generator().manual_seed(100 * number + owner), dtype=torch.float64)
+def batch(owner: int, index: int = 0) -> torch.Tensor:
+    return torch.randn(8, 40, generator=torch.Generator().manual_seed(100 * index + owner), dtype=torch.float64)
 
 
-def expected(owners: int, number: int = 0) -> list[torch.Tensor]:
+def expected(owners: int, index: int = 0) -> list[torch.Tensor]:
     """Gradients of one process with the batches of the first `owners` ranks, divided by the number of ranks."""
     model = network()
     for owner in range(owners):
-        (model(batch(owner, number)).square().sum() / dist.get_world_size()).backward()
+        (model(batch(owner, index)).square().sum() / dist.get_world_size()).backward()
     return gradients(model)
 
 
@@ -74,8 +74,8 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 
 def shared(tensor: torch.Tensor, group: Any = None) -> bool:
     """True if the ranks of a process group share a tensor's memory."""
-    found: Any = (group or dist.group.WORLD)._group.find_shared(tensor.data_ptr(), tensor.nbytes)
-    return found is not None
+    window: Any = (group or dist.group.WORLD)._group.find_shared(tensor.data_ptr(), tensor.nbytes)
+    return window is not None
 
 
 def mappings() -> int:
@@ -97,9 +97,9 @@ def observed(model: DistributedDataParallel, group: Any = None) -> list[bool]:
     return seen
 
 
-def backward(model: nn.Module, number: int) -> None:
+def backward(model: nn.Module, index: int) -> None:
     model.zero_grad()
-    model(batch(dist.get_rank(), number)).square().sum().backward()
+    model(batch(dist.get_rank(), index)).square().sum().backward()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,9 +108,9 @@ def test_buckets_are_shared_and_gradients_are_those_of_one_process(form: str) ->
     model = DistributedDataParallel(network(), **FORMS[form])
     made = mappings()
     seen = observed(model)
-    for number in range(3):
-        backward(model, number)
-        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), number))
+    for index in range(3):
+        backward(model, index)
+        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), index))
     assert made > before
     assert len(seen) >= 3
     assert all(seen)
@@ -123,18 +123,18 @@ def test_rebuilt_buckets_replace_the_first() -> None:
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     backward(model, 0)
     (first,) = {gradient.untyped_storage().data_ptr() for gradient in gradients(model)}
-    held, one = gradients(model)[0], mappings() - before
-    assert one == dist.get_world_size()
+    held, mapped = gradients(model)[0], mappings() - before
+    assert mapped == dist.get_world_size()
     backward(model, 1)
     second = {gradient.untyped_storage().data_ptr() for gradient in gradients(model)}
     assert second
     assert first not in second
-    assert mappings() - before > one  # a gradient of the first is still held
+    assert mappings() - before > mapped  # a gradient of the first is still held
     value = held.clone()
     backward(model, 2)
     assert torch.equal(held, value)
     del held
-    assert mappings() - before == len(second) * one
+    assert mappings() - before == len(second) * mapped
 
 
 def noted(calls: list[str], made: Callable[..., Any], call: Call, *programs: Any) -> Any:
@@ -151,22 +151,22 @@ def test_the_default_hook_reduces_in_place(monkeypatch: pytest.MonkeyPatch) -> N
         made = getattr(signals, name)
         monkeypatch.setattr(signals, name, partial(noted, calls, made))
     backward(model, 0)
-    assert any(words.startswith("allreduce(") and "in window" in words for words in calls)
+    assert any(call.startswith("allreduce(") and "in window" in call for call in calls)
     torch.testing.assert_close(gradients(model), expected(dist.get_world_size()))
 
 
 def test_a_rank_that_has_joined_gives_zeros_in_other_memory() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(network())
-    found = []
+    passes = []
     with model.join():
-        for number in range(rank + 2):
-            backward(model, number)
-            found.append([gradient.clone() for gradient in gradients(model)])
-    for number, own in enumerate(found):
+        for index in range(rank + 2):
+            backward(model, index)
+            passes.append([gradient.clone() for gradient in gradients(model)])
+    for index, own in enumerate(passes):
         reference = network()
-        for owner in range(max(0, number - 1), size):
-            (reference(batch(owner, number)).square().sum() / size).backward()
+        for owner in range(max(0, index - 1), size):
+            (reference(batch(owner, index)).square().sum() / size).backward()
         torch.testing.assert_close(own, gradients(reference))
 
 
@@ -200,17 +200,17 @@ def test_a_group_of_some_ranks() -> None:
 def test_a_rank_may_copy_a_model_alone() -> None:
     model = DistributedDataParallel(network())
     average = copy.deepcopy(model) if dist.get_rank() == 0 else None
-    for number in range(2):
-        backward(model, number)
-        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), number))
+    for index in range(2):
+        backward(model, index)
+        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), index))
     if average is not None:
         with torch.no_grad():
             assert average(batch(0)).equal(model(batch(0)))
     made = mappings()
     every = copy.deepcopy(model)
-    for number in range(2):
-        backward(every, number)
-        torch.testing.assert_close(gradients(every), expected(dist.get_world_size(), number))
+    for index in range(2):
+        backward(every, index)
+        torch.testing.assert_close(gradients(every), expected(dist.get_world_size(), index))
     assert mappings() == made, "copies share nothing"
 
 
@@ -244,9 +244,9 @@ def test_buckets_of_several_nodes_are_ordinary_memory(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     model = DistributedDataParallel(network(), process_group=group)
     seen = observed(model, group)
-    for number in range(2):
-        backward(model, number)
-        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), number))
+    for index in range(2):
+        backward(model, index)
+        torch.testing.assert_close(gradients(model), expected(dist.get_world_size(), index))
     assert not any(seen)
     assert mappings() == before
     dist.destroy_process_group(group)
@@ -288,6 +288,6 @@ def test_fsdp_may_ask_for_memory_of_the_process_group() -> None:
     model = fully_shard(network())
     model.set_allocate_memory_from_process_group_for_comm(enable=True)
     model(batch(dist.get_rank())).square().sum().backward()
-    for found, wanted in zip(gradients(model), expected(dist.get_world_size()), strict=True):
-        assert isinstance(found, DTensor)
-        torch.testing.assert_close(found.full_tensor(), wanted)
+    for gradient, wanted in zip(gradients(model), expected(dist.get_world_size()), strict=True):
+        assert isinstance(gradient, DTensor)
+        torch.testing.assert_close(gradient.full_tensor(), wanted)

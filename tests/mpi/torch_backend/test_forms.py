@@ -257,16 +257,16 @@ def table() -> dict[str, dict[str, str]]:
     return {name: dict(zip(heads, cells, strict=True)) for name, *cells in lines}
 
 
-def values(rank: int, number: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+def values(rank: int, index: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """The elements of a rank's tensor of that number: small whole numbers, whose sums are exact in every dtype."""
-    numbers = (torch.arange(length) * 3 + 5 * rank + 7 * number) % 4
+    numbers = (torch.arange(length) * 3 + 5 * rank + 7 * index) % 4
     return torch.complex(numbers.float(), numbers + 1.0) if dtype.is_complex else numbers.to(dtype)
 
 
 def given(operation: Operation, form: str, rank: int, size: int, length: int, dtype: torch.dtype) -> Tensors:
     """The inputs of a rank, plain."""
     lengths = [each // N * length for each in operation.inputs(rank, size)]
-    return [values(rank, 0 if form == "inputs twice" else number, each, dtype) for number, each in enumerate(lengths)]
+    return [values(rank, 0 if form == "inputs twice" else index, each, dtype) for index, each in enumerate(lengths)]
 
 
 def prepare(
@@ -329,7 +329,7 @@ def outcome(
     try:
         returned = operation.call(at, outputs, inputs)
     except (RuntimeError, TensorError, MismatchError) as error:
-        return next((kind for kind, words in WORDS.items() if re.search(words, str(error))), f"raises {error}")
+        return next((kind for kind, pattern in WORDS.items() if re.search(pattern, str(error))), f"raises {error}")
     got = returned if isinstance(returned, list) else outputs or inputs
     if want and list(map(bits, got)) != list(map(bits, want)):
         return f"gives {got}, not {want}"
@@ -372,21 +372,21 @@ def test_every_form(name: str, find_place: Callable[[], Place]) -> None:
     at, operation = find_place(), OPERATIONS[name]
     if name == "send, recv" and at.size == 1:
         pytest.skip("one rank has nobody to write to")
-    found, expected = {}, {}
+    results, expected = {}, {}
     for form in LAYOUTS:
         if form != "conjugated" and (name, form) not in NO_ROWS:
-            expected[form], found[form] = "right", outcome(operation, form, at)
-    expected["empty"], found["empty"] = "right", outcome(operation, "plain", at, length=0)
+            expected[form], results[form] = "right", outcome(operation, form, at)
+    expected["empty"], results["empty"] = "right", outcome(operation, "plain", at, length=0)
     for dtype in DTYPES:
-        expected[str(dtype)], found[str(dtype)] = "right", outcome(operation, "plain", at, dtype=dtype)
+        expected[str(dtype)], results[str(dtype)] = "right", outcome(operation, "plain", at, dtype=dtype)
     for form, cell in table()[name].items():
         if cell == "-" or (at.size == 1 and (name, form) in ALONE):
             continue
         dtype = {"conjugated": torch.complex64, "float8": torch.float8_e4m3fn}.get(form, torch.float64)
-        expected[form], found[form] = cell, outcome(operation, form, at, dtype=dtype)
+        expected[form], results[form] = cell, outcome(operation, form, at, dtype=dtype)
         if cell == "refused" and at.world.nodes > 1 and name.removeprefix("World.") in ROOTED:
             at = find_place()  # only some ranks refuse: groups across nodes have ended
-    assert found == expected
+    assert results == expected
 
 
 def test_tensors_of_a_device(find_place: Callable[[], Place], device: torch.device) -> None:
@@ -395,8 +395,8 @@ def test_tensors_of_a_device(find_place: Callable[[], Place], device: torch.devi
         if name.startswith("World.") or (name == "send, recv" and at.size == 1):
             continue
         forms = ["plain", "strided", "non-leaf", "negative"] + ["in place"] * (table()[name]["in place"] == "right")
-        found = {form: outcome(operation, form, at, device=device) for form in forms}
-        assert found == dict.fromkeys(forms, "right"), name
+        results = {form: outcome(operation, form, at, device=device) for form in forms}
+        assert results == dict.fromkeys(forms, "right"), name
 
 
 def test_an_operation_on_a_device_is_behind_what_was_computed_and_before_what_follows(
@@ -424,10 +424,10 @@ def test_an_error_of_one_rank_reaches_all(find_place: Callable[[], Place]) -> No
     if at.size == 1:
         pytest.skip("one rank has no others")
     outputs = [torch.zeros(3) for _ in range(at.size)]
-    words = r"rank 1.*all_gather.*output 1 and output 0 share memory"
+    message = r"rank 1.*all_gather.*output 1 and output 0 share memory"
     if at.me == 1:
         outputs[1] = outputs[0]
-    with pytest.raises(BackendError, match=words) as reported:
+    with pytest.raises(BackendError, match=message) as reported:
         dist.all_gather(outputs, torch.ones(3), at.group)
     assert isinstance(reported.value.__cause__, TensorError if at.me == 1 else MismatchError)
     dist.barrier()

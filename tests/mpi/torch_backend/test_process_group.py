@@ -43,13 +43,13 @@ def size() -> int:
     return dist.get_world_size()
 
 
-def of(number: int, *shape: int) -> torch.Tensor:
-    """What rank `number` has."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+def of(owner: int, *shape: int) -> torch.Tensor:
+    """What rank `owner` has."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(owner), dtype=torch.float64)
 
 
 def everyone(*shape: int) -> torch.Tensor:
-    return torch.stack([of(number, *shape) for number in range(size())])
+    return torch.stack([of(owner, *shape) for owner in range(size())])
 
 
 def test_the_group_uses_the_backend() -> None:
@@ -71,10 +71,10 @@ def test_factors_come_before_the_sum() -> None:
     tensor = of(rank(), 10)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.25))
     torch.testing.assert_close(tensor, everyone(10).sum(0) * 0.25)
-    output, whole = torch.empty(5, dtype=torch.float64), of(rank(), 5 * size())
-    dist.reduce_scatter_single(output, whole, dist._make_nccl_premul_sum(2.0))
+    output, rows = torch.empty(5, dtype=torch.float64), of(rank(), 5 * size())
+    dist.reduce_scatter_single(output, rows, dist._make_nccl_premul_sum(2.0))
     torch.testing.assert_close(output, everyone(5 * size()).sum(0).chunk(size())[rank()] * 2)
-    torch.testing.assert_close(whole, of(rank(), 5 * size()))
+    torch.testing.assert_close(rows, of(rank(), 5 * size()))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_exact_sums_have_the_bits_of_a_world(
 ) -> None:
     from unisono.torch_backend.mpi_job import mpi_job
 
-    monkeypatch.setattr(mpi_job().world, "placement", place([number % nodes for number in range(size())]))
+    monkeypatch.setattr(mpi_job().world, "placement", place([index % nodes for index in range(size())]))
     group = dist.new_group(list(range(size())), pg_options=Options(wire="exact"))
     tensor = of(rank(), size() * length) * torch.logspace(-6, 6, size() * length)
     expected = world.allreduce(tensor.clone(), wire="exact")
-    whole, part, rooted = tensor.clone(), torch.empty(length, 1, dtype=tensor.dtype), tensor.clone()
-    dist.all_reduce(whole, group=group)
-    assert whole.equal(expected)
+    summed, part, rooted = tensor.clone(), torch.empty(length, 1, dtype=tensor.dtype), tensor.clone()
+    dist.all_reduce(summed, group=group)
+    assert summed.equal(expected)
     dist.reduce_scatter_single(part, tensor, group=group)
     assert part.flatten().equal(expected[rank() * length :][:length])
     dist.reduce(rooted, 0, group=group)
@@ -130,12 +130,12 @@ def test_exact_sums_have_the_bits_of_a_world(
 
 
 def test_lists_of_sizes_that_differ() -> None:
-    parts = [torch.empty(number + 1, 2, dtype=torch.float64) for number in range(size())]
+    parts = [torch.empty(index + 1, 2, dtype=torch.float64) for index in range(size())]
     dist.all_gather(parts, of(rank(), rank() + 1, 2))
-    for number, part in enumerate(parts):
-        assert torch.equal(part, of(number, number + 1, 2))
+    for index, part in enumerate(parts):
+        assert torch.equal(part, of(index, index + 1, 2))
     output = torch.empty(rank() + 1, dtype=torch.float64)
-    dist.reduce_scatter(output, [torch.full((number + 1,), 1.0 + rank()).double() for number in range(size())])
+    dist.reduce_scatter(output, [torch.full((index + 1,), 1.0 + rank()).double() for index in range(size())])
     assert torch.equal(output, torch.full((rank() + 1,), size() * (size() + 1) / 2).double())
 
 
@@ -197,7 +197,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(BackendError, match="can't be cast"):
         dist.reduce(torch.ones(3, dtype=torch.int64), 0, dist._make_nccl_premul_sum(0.5))
     if size() > 1:
-        lengths = [1 + (number + rank()) % size() for number in range(size())]
+        lengths = [1 + (index + rank()) % size() for index in range(size())]
         with pytest.raises(BackendError, match="give the same on all ranks"):
             dist.reduce_scatter(torch.zeros(lengths[rank()]), [torch.ones(length) for length in lengths])
         late = dist.irecv(torch.ones(1), (rank() + 1) % size())
@@ -371,7 +371,7 @@ def test_a_group_of_two() -> None:
 def test_objects() -> None:
     everything: list[object] = [None] * size()
     dist.all_gather_object(everything, {"rank": rank(), "text": "x" * rank()})
-    assert everything == [{"rank": number, "text": "x" * number} for number in range(size())]
+    assert everything == [{"rank": member, "text": "x" * member} for member in range(size())]
 
 
 @pytest.mark.parametrize("in_background", [False, True])

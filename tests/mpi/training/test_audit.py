@@ -34,31 +34,31 @@ class Run:
         self.model = nn.Sequential(*parts)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
         self.trainer = Trainer(self.model, world, rule or unisono.BSP(), optimizer, virtual_ranks=SHARES)
-        self.found = list[StepHashes]()
-        self.audit, self.step_number = Audit(self.trainer, 0, fraction, self.found.append), 0
+        self.hashes = list[StepHashes]()
+        self.audit, self.step_number = Audit(self.trainer, 0, fraction, self.hashes.append), 0
 
     def step(self) -> None:
         data, order = load_digits().train, torch.randperm(1437, generator=torch.Generator().manual_seed(1))
-        whole = order[20 * self.step_number :][: SIZES[self.step_number % len(SIZES)]]
-        mine = unisono.own_samples(self.model, len(whole))
-        rows = whole[mine.start : mine.stop]
+        batch = order[20 * self.step_number :][: SIZES[self.step_number % len(SIZES)]]
+        mine = unisono.own_samples(self.model, len(batch))
+        rows = batch[mine.start : mine.stop]
         self.step_number += 1
-        self.audit.step(self.step_number, self.step_number, whole.numpy(), data.inputs[rows], data.labels[rows])
+        self.audit.step(self.step_number, self.step_number, batch.numpy(), data.inputs[rows], data.labels[rows])
 
 
 def test_any_number_of_ranks_has_the_same_hashes(world: World) -> None:
     """Batches are short, rules and buckets differ, and shares are computed again or not."""
-    found = []
+    hashes = []
     for ranks in range(1, world.size + 1):
         group = world.split(world.rank // ranks)
         rule = unisono.Sharded if ranks % 2 == 0 else unisono.BSP
         run = Run(group, rule(unisono.Exchange(bucket_bytes=1000 * ranks)), float(ranks % 3 != 1))
         for _ in SIZES:
             run.step()
-        found.append(run.found)
+        hashes.append(run.hashes)
         assert run.audit.compared == (18 if ranks % 3 != 1 else 0)
         group.free()
-    assert all(one == found[0] for one in world.call_on_root(lambda: found))
+    assert all(rank_hashes == hashes[0] for rank_hashes in world.call_on_root(lambda: hashes))
 
 
 def flip(tensor: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ def plant(kind: str, run: Run, patch: pytest.MonkeyPatch) -> None:
 
         def changed(sums: HashedSums, key: int, terms: Any) -> None:
             if next(once, False):
-                flip(next(one for one in terms[0][1].values() if one is not None))
+                flip(next(term for term in terms[0][1].values() if term is not None))
             measure(sums, key, terms)
 
         patch.setattr(HashedSums, "measure", changed)
@@ -143,21 +143,21 @@ def test_a_step_of_a_run_is_recomputed(world: World, tmp_path: Path) -> None:
     """On all ranks and on one; then a gradient in the chain is another."""
     home, recipe = world.call_on_root(lambda: tmp_path) / "run", parse_recipe(Recipe, RECIPE, "a test")
     assert train(recipe, world, TrainOptions(home)) == 0
-    words, same = recompute(home, recipe, world, 6)
+    sentence, same = recompute(home, recipe, world, 6)
     assert same
-    assert f"step 6 is the same, recomputed from the checkpoint of step 4 on {world.size} rank" in words
+    assert f"step 6 is the same, recomputed from the checkpoint of step 4 on {world.size} rank" in sentence
     alone = world.split(world.rank)
 
     def forge() -> list[tuple[str, bool]]:
-        found = [recompute(home, recipe, alone, None)]
+        results = [recompute(home, recipe, alone, None)]
         lines = read_chain(home / "chain.jsonl")
         (home / "chain.jsonl").unlink()
         chain = Chain(home)
         chain.begin(0, lines[0]["recipe"], lines[0]["weights"])
         lines[5]["gradients"][2] = "other"
         for line in lines[1:]:
-            chain.add(StepHashes(**{key: one for key, one in line.items() if key != "chain"}))
-        return [*found, recompute(home, recipe, alone, 6)]
+            chain.add(StepHashes(**{key: value for key, value in line.items() if key != "chain"}))
+        return [*results, recompute(home, recipe, alone, 6)]
 
     right, wrong = world.call_on_root(forge)
     assert right[1], right

@@ -33,7 +33,11 @@ def trained(world: World, where: torch.device, moved: bool) -> tuple[list[torch.
     losses = [trainer.step(*batch) for batch in batches]
     assert isinstance(losses[0], float if where.type == "cpu" else torch.Tensor)
     tested = trainer.evaluate(batches, world.size * STEPS * EACH)
-    return [one.detach().cpu() for one in model.state_dict().values()], [float(one) for one in losses], tested.loss
+    return (
+        [tensor.detach().cpu() for tensor in model.state_dict().values()],
+        [float(loss) for loss in losses],
+        tested.loss,
+    )
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -157,17 +157,19 @@ def test_a_search_predicts_once_it_has_ended(
         group.call_on_root(check_resumed)
 
 
-@pytest.mark.parametrize(("name", "words"), [("local_sgd", "the steps of LocalSGD are not alike"), ("bsp", "searched")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("local_sgd", "the steps of LocalSGD are not alike"), ("bsp", "searched")]
+)
 def test_a_run_that_is_not_predicted_says_so(
-    group: World, packs: Path, tmp_path: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]
+    group: World, packs: Path, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = group.call_on_root(lambda: tmp_path)
     recipe = recipe_of(packs)
     train(replace(recipe, rule=replace(recipe.rule, name=name)), group, TrainOptions(home / "run", verbose=True))
 
     def check() -> None:
-        (line,) = [one for one in capsys.readouterr().out.splitlines() if "no prediction is sealed" in one]
-        assert (words if group.size > 1 else "one rank") in line
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "no prediction is sealed" in line]
+        assert (message if group.size > 1 else "one rank") in line
         assert seals_of(home / "run") == []
         with pytest.raises(UsageError, match="has no sealed prediction"):
             ended_run(home / "run")
@@ -193,9 +195,9 @@ def test_runs_that_a_machine_file_does_not_predict_say_so(
     output = capsys.readouterr().out
 
     def check() -> None:
-        for name, words in cases:
+        for name, message in cases:
             assert seals_of(home / name) == []
-            assert [line for line in output.splitlines() if "no prediction is sealed" in line and words in line] != []
+            assert [line for line in output.splitlines() if "no prediction is sealed" in line and message in line] != []
 
     spread.call_on_root(check)
 
@@ -223,8 +225,8 @@ def test_a_seal_changes_no_weights(group: World, packs: Path, tmp_path: Path) ->
         train(recipe_of(packs), group, TrainOptions(home / name, machine=given))
 
     def check() -> None:
-        one, other = (load_newest(home / name / "checkpoints")[0].weights for name in ("plain", "sealed"))
-        assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+        plain, sealed = (load_newest(home / name / "checkpoints")[0].weights for name in ("plain", "sealed"))
+        assert all(torch.equal(weight, sealed[name]) for name, weight in plain.items())
 
     group.call_on_root(check)
 
@@ -239,8 +241,8 @@ def test_a_ledger_that_cannot_be_written_at_the_end_is_a_line(
     group.call_on_root(lambda: assert_line(capsys.readouterr().out, "not in the ledger: cannot append to the ledger"))
 
 
-def assert_line(output: str, words: str) -> None:
-    assert [line for line in output.splitlines() if line.startswith(words)] != []
+def assert_line(output: str, start: str) -> None:
+    assert [line for line in output.splitlines() if line.startswith(start)] != []
 
 
 def test_a_model_that_cannot_be_predicted_runs_without_a_seal(

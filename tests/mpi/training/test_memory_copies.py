@@ -62,14 +62,14 @@ def test_the_newest_copy_that_is_whole_is_found(world: World, folder: Path) -> N
     assert newest_copy(own, on) is None
     check_own(own)
     save(own, checkpoint(10 + world.rank))
-    found = newest_copy(own, on)
-    assert found is not None
-    assert found.step == 9 + world.size
-    assert found.weights["weight"].tolist() == [float(found.step)] * 3
+    newest = newest_copy(own, on)
+    assert newest is not None
+    assert newest.step == 9 + world.size
+    assert newest.weights["weight"].tolist() == [float(newest.step)] * 3
     if world.rank == world.size - 1:
         next(own.glob("step-*/weights.safetensors")).write_bytes(b"torn")
-    found = newest_copy(own, on)
-    assert (-1 if found is None else found.step) == (8 + world.size if world.size > 1 else -1)
+    newest = newest_copy(own, on)
+    assert (-1 if newest is None else newest.step) == (8 + world.size if world.size > 1 else -1)
     own.chmod(0o755)
     assert newest_copy(own, on) is None, "others may have written it"
     own.chmod(0o700)

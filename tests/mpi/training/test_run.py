@@ -130,10 +130,10 @@ def test_a_run_whose_ranks_differ_resumes_bit_for_bit_on_as_many_and_from_common
     alone = group.split(group.rank)
 
     def check() -> None:
-        one, other = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "resumed"))
-        for mine, its in zip(one.optimizer["ranks"], other.optimizer["ranks"], strict=True):
+        uninterrupted, resumed = (load_newest(home / name / "checkpoints")[0] for name in ("whole", "resumed"))
+        for mine, its in zip(uninterrupted.optimizer["ranks"], resumed.optimizer["ranks"], strict=True):
             assert all(torch.equal(mine["weights"][name], its["weights"][name]) for name in its["weights"])
-        assert all(torch.equal(one.weights[name], value) for name, value in other.weights.items())
+        assert all(torch.equal(uninterrupted.weights[name], value) for name, value in resumed.weights.items())
         train(recipe, alone, TrainOptions(resume=home / "alone"))
 
     group.call_on_root(check)

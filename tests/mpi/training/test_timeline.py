@@ -85,12 +85,12 @@ def test_a_run_on_a_pack_has_every_lane_and_its_prediction(group: World, packs: 
 def check_predicted(lanes: dict[str, list[Event]]) -> None:
     """From some step on, each has a prediction, which begins after its batch has come and before its forward pass."""
     steps = [span for span in in_order(lanes["main"]) if span["name"] in ("wait for data", "forward")]
-    pairs = [pair for pair in pairwise(steps) if [one["name"] for one in pair] == ["wait for data", "forward"]]
+    pairs = [pair for pair in pairwise(steps) if [event["name"] for event in pair] == ["wait for data", "forward"]]
     predicted = [span for name, spans in lanes.items() if name.startswith(PREDICTED) for span in spans]
     reads = [span["ts"] for span in predicted if span["name"] == "forward"]
     begins = [[ts for ts in reads if wait["ts"] + wait["dur"] <= ts <= forward["ts"]] for wait, forward in pairs]
     assert begins[-1], "the search ends within the run"
-    first = next(number for number, found in enumerate(begins) if found)
+    first = next(place for place, predictions in enumerate(begins) if predictions)
     assert all(begins[first:])
     assert min(span["ts"] for span in predicted) == min(begins[first])
     assert {span["cat"] for span in predicted} == {"predicted"}

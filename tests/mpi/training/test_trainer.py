@@ -85,7 +85,7 @@ def test_the_same_loss_as_serial_for_100_steps(
     expected = torch.tensor(serial_losses(dtype, network) if group.rank == 0 else [0.0] * STEPS, dtype=torch.float64)
     reference = group.broadcast(expected, 0).tolist()
     assert reference[-1] < reference[0] / 2, "a network that learns nothing agrees with anything"
-    worst = max(abs(one - other) / other for one, other in zip(losses, reference, strict=True))
+    worst = max(abs(loss - expected) / expected for loss, expected in zip(losses, reference, strict=True))
     if group.rank == 0:
         print(f"\n{group.size} ranks, {dtype}, {network.__name__}: largest relative difference {worst:.1e}")
     assert worst <= tolerance
@@ -97,10 +97,10 @@ def test_two_runs_end_with_identical_bits_on_all_ranks(group: World) -> None:
     assert len(set(group.all_gather_object(first[1]))) == 1
 
 
-def assert_alike(found: Accuracy, expected: Accuracy) -> None:
+def assert_alike(actual: Accuracy, expected: Accuracy) -> None:
     """Alike but for the order in which losses are added."""
-    assert (found.top1, found.top5) == (expected.top1, expected.top5)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert (actual.top1, actual.top5) == (expected.top1, expected.top5)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-6)
 
 
 def test_evaluation_sees_each_sample_once(group: World) -> None:
@@ -147,7 +147,7 @@ def test_the_weights_of_a_compiled_model_are_up_to_date_after_a_step(group: Worl
     trainer = unisono.Trainer(model, group, unisono.BSP(), torch.optim.Adam(kept, 0.01))
     for _ in range(4):
         trainer.step(torch.ones(2, 64), torch.zeros(2, dtype=torch.int64))
-        early = [one.detach().clone() for one in kept]
+        early = [parameter.detach().clone() for parameter in kept]
         trainer.wait()
         assert all(map(torch.equal, early, kept))
 
@@ -201,5 +201,5 @@ def test_every_optimizer_and_auxiliary_classifiers_follow_the_serial_run(
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2, "a network that learns nothing agrees with anything"
     trainer.wait()
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-9, atol=1e-10)

@@ -73,7 +73,7 @@ def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.T
     steps = [0] * workers
     for event in read_events(home, 0):
         steps[event["worker"]] = event["sent"] + 1
-    lengths = [one.numel() for one in nets[0].parameters()]
+    lengths = [parameter.numel() for parameter in nets[0].parameters()]
     layout = Layout(ranks, len(lengths), (Bucket(8 * sum(lengths), tuple(range(len(lengths)))),))
     replicas = []
     for worker, net in enumerate(nets):
@@ -81,7 +81,7 @@ def serially(rule: EASGD, home: Path, workers: int, ranks: int) -> tuple[torch.T
         draw = partial(drawn, len(data), worker)
         numbers = own_numbers(draw, len(data), last - first, 0)
         rows = [torch.from_numpy(next(numbers)[1]) for _ in range(steps[worker])]
-        batches = [Batch(data.inputs[one].double(), data.labels[one]) for one in rows]
+        batches = [Batch(data.inputs[row].double(), data.labels[row]) for row in rows]
         loss = nn.functional.cross_entropy
         replicas.append(InProcessReplica(net, optimizer_of(net), loss, layout, batches))
     (centre,) = serve_in_order(rule, replicas, [order], steps)
@@ -100,9 +100,9 @@ def test_a_run_is_what_one_process_plays_from_its_log(
     assert trained(group, rule, home) == 0
     workers = rule.seats(group.size).workers
     if group.rank == 0:
-        found, _ = load_newest(home / run_directory.CHECKPOINTS)
+        checkpoint, _ = load_newest(home / run_directory.CHECKPOINTS)
         expected, steps = serially(rule, home, workers, group.size)
-        flat = torch.cat([one.reshape(-1) for one in found.weights.values()])
+        flat = torch.cat([weight.reshape(-1) for weight in checkpoint.weights.values()])
         torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
         assert sum(steps) * (BATCH // workers) >= 2 * len(load_digits().train) - workers * period * BATCH
         assert run_directory.count_metrics(home) == 2
@@ -119,9 +119,9 @@ def test_workers_whose_models_are_on_a_device(
     home = group.call_on_root(lambda: tmp_path_factory.mktemp("run"))
     assert trained(group, rule, home, device=str(device), epochs=1) == 0
     if group.rank == 0:
-        found, _ = load_newest(home / run_directory.CHECKPOINTS)
+        checkpoint, _ = load_newest(home / run_directory.CHECKPOINTS)
         expected, _ = serially(rule, home, rule.seats(group.size).workers, group.size)
-        flat = torch.cat([one.reshape(-1) for one in found.weights.values()])
+        flat = torch.cat([weight.reshape(-1) for weight in checkpoint.weights.values()])
         torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12)
     group.barrier()
 
@@ -161,8 +161,8 @@ def test_a_snapshot_has_the_extra_state_of_its_step(group: World, tmp_path_facto
     homes = group.call_on_root(lambda: [tmp_path_factory.mktemp(name) for name in ("run", "replay")])
     for home, replays in (homes[0], None), (homes[1], homes[0]):
         assert train(nn.Sequential(Counting(), network()), group, EASGD(server="thread"), home, replays) == 0
-    found, _ = load_newest(worker_folder(homes[0], group.rank))
-    assert found.weights["0._extra_state"] == {"calls": found.progress["step"]}
-    assert found.progress["step"] > 0
+    snapshot, _ = load_newest(worker_folder(homes[0], group.rank))
+    assert snapshot.weights["0._extra_state"] == {"calls": snapshot.progress["step"]}
+    assert snapshot.progress["step"] > 0
     assert compare(homes[1], homes[0]) is None
     group.barrier()

@@ -54,10 +54,10 @@ def require(world: World) -> CrossMemory:
 
     if world.size == 1:
         pytest.skip("a rank alone has no other's memory")
-    found = world._group.cross_memory(call_of("test"))
-    if found is None:
+    memory = world._group.cross_memory(call_of("test"))
+    if memory is None:
         pytest.skip("the kernel forbids process_vm_readv")
-    return found
+    return memory
 
 
 @pytest.mark.parametrize("length", LENGTHS)

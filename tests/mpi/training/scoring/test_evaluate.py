@@ -62,10 +62,10 @@ def test_the_training_set_and_throughput(group: World, packs: Path, tmp_path: Pa
         "training": {"epochs": 1, "batch": 64},
     }
     train(parse_recipe(Recipe, content, "a test"), group, TrainOptions(home))
-    found, facts = evaluate(home, group, packs / "train", True, silent)
-    assert (found.samples, facts["data"]) == (101, str(packs / "train"))
-    assert [entry.batch for entry in found.throughput] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert len(set(map(json.dumps, group.all_gather_object(found.throughput)))) == 1
+    result, facts = evaluate(home, group, packs / "train", True, silent)
+    assert (result.samples, facts["data"]) == (101, str(packs / "train"))
+    assert [entry.batch for entry in result.throughput] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert len(set(map(json.dumps, group.all_gather_object(result.throughput)))) == 1
     with pytest.raises(PackError, match="nowhere has no pack named test"):
         evaluate(home, group, Path("nowhere"), False, silent)
     group.call_on_root(lambda: (home / "checkpoints").rename(home / "gone"))
