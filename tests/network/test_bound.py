@@ -54,6 +54,7 @@ def test_no_schedule_beats_the_bound(
     algorithm = getattr(find(name, placement), collective)
     if algorithm is None:
         return
-    chunks = nbytes * 2 if collective == "all_to_all" else nbytes
+    payloads = algorithm(0, placement.ranks).chunks // placement.ranks if collective == "all_to_all" else 1
+    chunks = nbytes * payloads
     seconds = simulate(algorithm, placement, network, chunks, chunks, uneven=Uneven(slow)).seconds
     assert seconds >= bound(collective, placement, network, nbytes, Uneven(slow)) * (1 - 1e-6)

@@ -1,10 +1,13 @@
+from textwrap import indent
+
 import pytest
 
 from unisono.placement import one_rank_per_node
+from unisono.schedules import circulant as schedule
 from unisono.schedules import find
-from unisono.schedules.circulant import all_gather, broadcast, circulant, reduce, reduce_scatter
+from unisono.schedules.circulant import all_gather, all_to_all, broadcast, circulant, reduce, reduce_scatter
 from unisono.schedules.schedule import Action
-from unisono.view.schedule import timed_messages
+from unisono.view.schedule import draw, timed_messages
 
 
 @pytest.mark.parametrize("ranks", range(1, 34))
@@ -35,6 +38,23 @@ def test_a_reduction_is_a_broadcast_backwards() -> None:
             (forth,), (back,) = broadcast(rank, ranks).lanes, reduce(rank, ranks).lanes
             ends = [[{(t.peer, t.chunk, t.span) for t in transfers} for transfers in lane] for lane in (forth, back)]
             assert ends[0] == ends[1][::-1]
+
+
+@pytest.mark.parametrize("ranks", range(1, 34))
+def test_an_all_to_all_sends_one_rank_a_round_what_goes_further(ranks: int) -> None:
+    for rank in range(ranks):
+        (lane,) = all_to_all(rank, ranks).lanes
+        sends = [[t for t in transfers if t.action is Action.SEND] for transfers in lane]
+        assert [{t.peer for t in transfers} for transfers in sends] == [
+            {(rank + (1 << bit)) % ranks} for bit in range((ranks - 1).bit_length())
+        ]
+        assert sum(map(len, sends)) == sum(distance.bit_count() for distance in range(ranks))
+
+
+def test_the_all_to_all_of_the_docstring() -> None:
+    _, table = draw(all_to_all, 4, "circulant").split("\n", 1)
+    assert schedule.__doc__ is not None
+    assert indent(table, "    ") in schedule.__doc__
 
 
 def test_fewer_messages_than_direct() -> None:

@@ -81,7 +81,7 @@ def test_offered_collectives() -> None:
         Goal.ALL_GATHER: {"ring", "direct", "circulant"},
         Goal.BROADCAST: {"tree", "tree/binary", "pipeline", "circulant"},
         Goal.REDUCE: {"tree", "tree/binary", "pipeline", "circulant"},
-        Goal.ALL_TO_ALL: {"direct"},
+        Goal.ALL_TO_ALL: {"direct", "circulant"},
     }
 
 

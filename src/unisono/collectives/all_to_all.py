@@ -6,7 +6,8 @@
     rank 1   10 11 12   ──▶   01 11 21
     rank 2   20 21 22         02 12 22
 
-Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. `all_to_all_v` takes parts of different sizes.
+Rounds: 1 of the schedule `direct`. Bytes sent by each rank: n(p-1)/p. Short chunks between nodes are handed on in few
+messages (`circulant`). `all_to_all_v` takes parts of different sizes.
 """
 
 from __future__ import annotations

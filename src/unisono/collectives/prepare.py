@@ -154,13 +154,14 @@ def _played(
 
 
 def _parcels(group: Group, plan: Plan, program: Program) -> Prepared:
-    """Prepare an all_to_all, which has separate memory for sent and for received chunks."""
+    """Prepare an all_to_all, which has separate memory for sent chunks, received ones, and those on their way."""
     shape = group.size, plan.nbytes // group.size
+    handed_on = np.empty((program.chunks - 2 * group.size, shape[1]), np.uint8)
 
     def start(source: int, target: int) -> None:
         outgoing, incoming = (bytes_at(address, plan.nbytes).reshape(shape) for address in (source, target))
         incoming[group.rank] = outgoing[group.rank]
-        chunks = [*outgoing, *incoming]
+        chunks = [*outgoing, *incoming, *handed_on]
         with group.enter_call(plan.call) as fingerprint:
             for transfers in (transfers for lane in program.lanes for transfers in lane):
                 parcels: dict[Action, list[Parcel]] = {Action.SEND: [], Action.RECEIVE: []}

@@ -78,7 +78,7 @@ def schedule_for(collective: str, nbytes: int) -> str:
     ('tree', 'tree/binary', 'circulant')
     """
     if collective == "all_to_all":
-        return "direct"
+        return "circulant" if nbytes <= MAX_TREE_BYTES else "direct"
     if nbytes > MAX_SHORT_BYTES:
         return CHAIN
     short = nbytes <= MAX_TREE_BYTES
@@ -105,7 +105,7 @@ class SocketCalls:
     def __init__(self, group: Group, sockets: Sockets) -> None:
         self._group, self._sockets = group, sockets
         program = find(BARRIER, group.placement).allreduce(group.rank, group.size)
-        nothing = Payload(0, Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
+        nothing = Payload((0,), Cut(0, program.chunks, 1), arithmetic_of(torch.uint8), RowKind.OTHER)
         self._barrier = self._player_of([*rows_of(group.rank, program, nothing, 0)], nothing.arithmetic)
 
     def end(self) -> None:
@@ -201,7 +201,7 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     allreduce, broadcast, all_gather     in the target, which has the rank's contribution
     reduce on a leaf, reduce_scatter     in scratch memory: partial sums overwrite what they are made of
     long reduce on a leaf                in the target, scratch memory of the call
-    all_to_all                           from the source to the target: a row of 2p chunks
+    all_to_all                           from the source to the target; in scratch memory what is handed on
     reductions that are not compiled     in scratch memory, at whose addresses Python prepares them
     """
     collective, itemsize, nbytes = plan.collective, plan.dtype.itemsize, plan.nbytes
@@ -211,12 +211,14 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
     needs_scratch |= is_leaf and nbytes <= MAX_SHORT_BYTES
     begin, end = (itemsize * bound for bound in bounds(plan.length, ranks, rank))
     if collective == "all_to_all":
-        cut = Cut(2 * plan.length, program.chunks, 1)
-        payload = Payload(SOURCE, cut, plan.arithmetic, kind, received=TARGET)
+        parts = program.chunks // ranks
+        memory = np.empty((parts - 2) * nbytes, np.uint8)
+        addresses = (SOURCE, TARGET, *range(memory.ctypes.data, memory.ctypes.data + memory.size, max(1, nbytes)))
+        payload = Payload(addresses, Cut(parts * plan.length, program.chunks, 1), plan.arithmetic, kind)
         own_chunk = copy(TARGET + begin, SOURCE + begin, end - begin)
-        return np.empty(0, np.uint8), [*rows_of(rank, program, payload, 0), own_chunk]
+        return memory, [*rows_of(rank, program, payload, 0), own_chunk]
     cut = Cut(plan.length, program.chunks, _pieces(plan, ranks), grain=plan.grain)
-    payload = Payload(TARGET, cut, plan.arithmetic, kind)
+    payload = Payload((TARGET,), cut, plan.arithmetic, kind)
     scratch_bytes = -(-nbytes // ALIGNMENT) * ALIGNMENT if needs_scratch else 0
     memory = np.empty(scratch_bytes + landing_bytes(program, payload), np.uint8)
     first = memory.ctypes.data
@@ -224,7 +226,7 @@ def placed_rows(plan: Plan, program: Program, rank: int, ranks: int) -> tuple[Ar
         given = [copy(TARGET, SOURCE, nbytes)] if is_leaf else []
         return memory, [*given, *rows_of(rank, program, payload, first)]
     rows = [copy(first, SOURCE, nbytes)]
-    rows += rows_of(rank, program, payload._replace(address=first), first + scratch_bytes)
+    rows += rows_of(rank, program, payload._replace(addresses=(first,)), first + scratch_bytes)
     if collective == "reduce_scatter":
         rows.append(copy(TARGET, first + begin, end - begin))
     elif not is_leaf:

@@ -135,9 +135,9 @@ class CollectiveCase:
         within_beta = network.within_beta * (1 if by_node else share)
         return replace(network, beta=network.beta * share, uplink_beta=uplink_beta, within_beta=within_beta)
 
-    def chunk_bytes(self, nbytes: int) -> int:
-        """Return the bytes of all chunks of a program: an all_to_all has one for each sent and each received part."""
-        return 2 * nbytes if self.collective == "all_to_all" else nbytes
+    def chunk_bytes(self, program: Program, nbytes: int) -> int:
+        """Return the bytes of all chunks of a program: of an all_to_all, p chunks have the payload of a rank."""
+        return nbytes * program.chunks // self.placement.ranks if self.collective == "all_to_all" else nbytes
 
     def bound(self, nbytes: int, uneven: Uneven = EVEN) -> float:
         """Return the least seconds that the links between nodes need."""
@@ -227,9 +227,9 @@ def price_schedule(case: CollectiveCase, name: str, sizes: Iterable[int]) -> lis
     return [
         SchedulePrice(
             name,
-            float(price(algorithm, placement, network, case.chunk_bytes(nbytes), examined)),
+            float(price(algorithm, placement, network, case.chunk_bytes(programs[0], nbytes), examined)),
             rounds,
-            sent * case.chunk_bytes(nbytes),
+            sent * case.chunk_bytes(programs[0], nbytes),
         )
         for nbytes in sizes
     ]
@@ -269,8 +269,8 @@ def simulate_schedule(case: CollectiveCase, name: str, nbytes: int, uneven: Unev
     length = -(-nbytes // ELEMENT_BYTES)
     pace = pace_of(program, placement.ranks, length, ELEMENT_BYTES, case.table.network, ELEMENT_BYTES * share, by_node)
     in_one_piece = case.collective == "all_to_all"  # it is sent in one piece
-    piece_bytes = case.chunk_bytes(nbytes) or 1 if in_one_piece else ELEMENT_BYTES * pace.chunk_length
-    network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(nbytes)
+    network, eager, payload = case.network(by_node), int(EAGER_BYTES / share), case.chunk_bytes(program, nbytes)
+    piece_bytes = payload or 1 if in_one_piece else ELEMENT_BYTES * pace.chunk_length
     return simulate(algorithm, placement, network, payload, piece_bytes, pace.in_flight, eager, uneven=uneven)
 
 

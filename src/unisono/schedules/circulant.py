@@ -22,6 +22,18 @@ Rounds: 2 ceil(log2 p). Bytes sent by each rank: 2n(p-1)/p. Used for short paylo
 
 A broadcast sends each rank its chunk down the tree, and then gathers; a reduction is that backwards. Rounds: up to
 2 ceil(log2 p). Bytes sent by the root: 2n(p-1)/p, where the tree sends n log2 p.
+
+An all-to-all hands chunks on. 4 ranks; from rank 0 chunk 3 goes a distance of 3 = 1 + 2, chunk 1 of 1, chunk 2 of 2:
+
+            round 0           round 1
+    rank 0  1→1 3→1 7←3 15←3  2→2 15→2 6←2 5←2
+    rank 1  2→2 0→2 4←0 15←0  3→3 15→3 7←3 6←3
+    rank 2  3→3 1→3 5←1 15←1  0→0 15→0 4←0 7←0
+    rank 3  0→0 2→0 6←2 15←2  1→1 15→1 5←1 4←1
+
+Chunk 15, of the distance 3, is on its way; chunk 4 + s came from rank s. Through sockets, what goes to one rank in a
+round is one message. Rounds: ceil(log2 p), where `direct` sends p-1 messages. Bytes sent by each rank: up to
+n/2 ceil(log2 p).
 Source: Träff, 2023; Bruck and others, 1997; van de Geijn, 1994.
 """
 
@@ -32,7 +44,7 @@ from typing import NamedTuple
 
 from unisono.placement import Placement
 from unisono.schedules.numbering import renumber
-from unisono.schedules.schedule import Family, Lane, Program, Transfer, add, receive, send
+from unisono.schedules.schedule import Family, Lane, Program, Round, Transfer, add, receive, send
 from unisono.schedules.tree import children, parent
 
 
@@ -40,8 +52,8 @@ def family(placement: Placement, _: str) -> Family:
     """Return the schedules. Where no rank owns a chunk of its number, the large messages go to the nearest ranks."""
     order = nearest_first(placement.ranks)
     renumbered = (renumber(algorithm, order) for algorithm in (circulant, broadcast, reduce))
-    allreduce, *to_or_from_root = renumbered
-    return Family(allreduce, reduce_scatter, all_gather, *to_or_from_root)
+    allreduce, from_root, to_root = renumbered
+    return Family(allreduce, reduce_scatter, all_gather, from_root, to_root, all_to_all)
 
 
 def nearest_first(ranks: int) -> list[int]:
@@ -90,6 +102,31 @@ def reduce(rank: int, ranks: int) -> Program:
     below = tuple(receive(child, child, _below(child, ranks)) for child in children(rank, ranks))
     above: Lane = ((send(parent(rank), rank, _below(rank, ranks)),),) if rank else ()
     return Program(ranks, ((*_collect(rank, ranks), *((below,) if below else ()), *above),), _landing(ranks))
+
+
+def all_to_all(rank: int, ranks: int) -> Program:
+    """Return an all-to-all: a chunk goes the powers of two that make up the distance from its sender, the least first.
+
+    ceil(log2 p) rounds, up to n/2 bytes sent in each by each rank.
+    """
+
+    def turn(bit: int) -> Round:
+        step, moved = 1 << bit, [distance for distance in range(ranks) if distance >> bit & 1]
+        ahead, behind = (rank + step) % ranks, (rank - step) % ranks
+        sends = (send(ahead, _place(rank, ranks, distance, distance % step)) for distance in moved)
+        return (*sends, *(receive(behind, _place(rank, ranks, distance, distance % (2 * step))) for distance in moved))
+
+    return Program(4 * ranks, (tuple(turn(bit) for bit in range((ranks - 1).bit_length())),))
+
+
+def _place(rank: int, ranks: int, distance: int, gone: int) -> int:
+    """Return the chunk in which a rank has what goes a distance, once it has gone so much of it.
+
+    On its way it changes between two places, since one is sent while the other is received.
+    """
+    if gone in (0, distance):
+        return ranks + (rank - distance) % ranks if gone else (rank + distance) % ranks
+    return (2 + gone.bit_count() % 2) * ranks + distance
 
 
 def _below(position: int, positions: int) -> int:

@@ -100,7 +100,8 @@ class Family(NamedTuple):
     """Reduction to rank 0, which alone ends with it; for another root `renumber` it by a rotation."""
     all_to_all: Algorithm | None = None
     """All-to-all of 2p chunks: chunk d < p goes to rank d, chunk p+s came from rank s, so the two ends of a transfer
-    name different chunks. The own chunk is not transferred: the player of the schedule copies chunk r to chunk p+r."""
+    name different chunks. The own chunk is not transferred: the player of the schedule copies chunk r to chunk p+r.
+    Chunks from 2p on, as many more as p or some times p, are those on their way to another rank."""
 
 
 def send(peer: int, chunk: int, span: int = 1) -> Transfer:

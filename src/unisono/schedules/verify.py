@@ -8,7 +8,8 @@ are in the round that names them (rule 3 of `schedule.py`), so a schedule that p
     all_gather       begins {0..p-1} in chunk r of rank r, ends {0..p-1} in every chunk of every rank
     broadcast        begins {0..p-1} in all of rank 0,     ends {0..p-1} in every chunk of every rank
     reduce           begins {r} everywhere,                ends {0..p-1} in all of rank 0
-    all_to_all       begins {r to d} in chunk d of rank r, ends {s to r} in chunk p+s of rank r, for all s but r
+    all_to_all       begins {r to d} in chunk d of rank r, ends {s to r} in chunk p+s of rank r, for all s but r; any
+                     contents in chunks from 2p on
 
 A chunk that "begins" does not name holds old memory contents, so that adding to it is detected, too.
 
@@ -129,7 +130,7 @@ def _played(programs: Sequence[Program], order: Sequence[RoundRef], goal: Goal, 
 def _begin(programs: Sequence[Program], goal: Goal) -> Held:
     ranks, chunks = len(programs), programs[0].chunks
     needed = {Goal.REDUCE_SCATTER: ranks, Goal.ALL_GATHER: ranks, Goal.ALL_TO_ALL: 2 * ranks}.get(goal, chunks)
-    if chunks != needed:
+    if chunks != needed and not (goal is Goal.ALL_TO_ALL and chunks > needed and chunks % ranks == 0):
         raise ScheduleError(f"{goal.value} on {ranks} ranks needs {needed} chunks, not {chunks}")
     everyone = frozenset(range(ranks))
     begins: dict[Goal, Callable[[int, int], frozenset[int]]] = {
@@ -145,7 +146,7 @@ def _required(rank: int, chunk: int, ranks: int, goal: Goal) -> frozenset[int] |
     """Return the required contents of a chunk at the end; None if any will do."""
     if goal is Goal.ALL_TO_ALL:
         sender = chunk - ranks
-        return frozenset([sender * ranks + rank]) if sender >= 0 and sender != rank else None
+        return frozenset([sender * ranks + rank]) if 0 <= sender < ranks and sender != rank else None
     here = {Goal.REDUCE_SCATTER: chunk == rank, Goal.REDUCE: rank == 0}.get(goal, True)
     return frozenset(range(ranks)) if here else None
 

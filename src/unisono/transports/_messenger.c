@@ -36,6 +36,9 @@ enum { HEADER_BYTES = 8, WAIT_MILLISECONDS = 100, ENDED_MILLISECONDS = 10 };
 /* Largest payload behind which more is read: longer ones would copy what gains them nothing. */
 enum { AHEAD_PAYLOAD_BYTES = 1024 };
 
+/* Messages to one rank that go in one call of the kernel. */
+enum { MAX_TOGETHER = 32 };
+
 /* One rank's socket, and what has been read ahead from it, by whatever program; `CONNECTION` in sockets.py. */
 typedef struct {
     int32_t descriptor; /* -1 for this rank */
@@ -85,6 +88,11 @@ static ssize_t receive(Connection *from, struct msghdr *message, int reads_ahead
     return (ssize_t)wanted;
 }
 
+/* Take note of a connection that has ended, from what a call has returned. */
+static void note(Messenger *self, ssize_t bytes) {
+    if (bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) self->ended = 1;
+}
+
 /* Move some of a message. Return 1 if any byte has moved, else 0. */
 static int progress(Messenger *self, Py_ssize_t index) {
     const Row *row = &self->rows[index];
@@ -102,12 +110,9 @@ static int progress(Messenger *self, Py_ssize_t index) {
     Connection *other = &self->connections[row->other];
     ssize_t bytes = sends ? sendmsg(other->descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
                           : receive(other, &message, row->count <= AHEAD_PAYLOAD_BYTES);
-    if (bytes > 0) {
-        *done += bytes;
-        return 1;
-    }
-    if (bytes == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) self->ended = 1;
-    return 0;
+    note(self, bytes);
+    if (bytes > 0) *done += bytes;
+    return bytes > 0;
 }
 
 /* Collect the sockets of the messages that are under way, one of each direction and rank. Return their number. */
@@ -132,6 +137,27 @@ static nfds_t collect(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
     return count;
 }
 
+/* Send messages from row `index` on that go to one rank, at once: most of a short one's time is that of the call. */
+static void send_together(Messenger *self, Py_ssize_t index, Py_ssize_t end) {
+    struct iovec parts[2 * MAX_TOGETHER];
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 0};
+    int64_t other = self->rows[index].other;
+    if (end > index + MAX_TOGETHER) end = index + MAX_TOGETHER;
+    for (Py_ssize_t next = index; next < end; next++) {
+        const Row *row = &self->rows[next];
+        if (row->kind != SEND || row->other != other) break;
+        parts[message.msg_iovlen++] = (struct iovec){&self->token, HEADER_BYTES};
+        if (row->count) parts[message.msg_iovlen++] = (struct iovec){(void *)(intptr_t)row->one, (size_t)row->count};
+    }
+    ssize_t bytes = sendmsg(self->connections[other].descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    note(self, bytes);
+    for (; bytes > 0; index++) {
+        int64_t length = HEADER_BYTES + self->rows[index].count;
+        self->done[index] = bytes < length ? bytes : length;
+        bytes -= self->done[index];
+    }
+}
+
 /* Send what the sockets take at once; of several messages to one rank, none before the end of the one before it. */
 static void begin_sends(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
     self->scan++;
@@ -139,7 +165,7 @@ static void begin_sends(Messenger *self, Py_ssize_t first, Py_ssize_t end) {
         const Row *row = &self->rows[index];
         uint64_t *busy = &self->busy[self->ranks + row->other];
         if (row->kind != SEND || *busy == self->scan) continue;
-        if (self->done[index] == 0) progress(self, index);
+        if (self->done[index] == 0) send_together(self, index, end);
         if (self->done[index] < HEADER_BYTES + row->count) *busy = self->scan;
     }
 }

@@ -77,20 +77,16 @@ class Interruption(IntEnum):
 class Payload(NamedTuple):
     """Payload of a program: where it lies, how it is cut, and how it is reduced."""
 
-    address: int
-    """Address of memory that is kept alive; or SOURCE, TARGET, the addresses that are given in a call."""
+    addresses: tuple[int, ...]
+    """Addresses of its equal parts: of memory that is kept alive; or SOURCE, TARGET, those that are given in a call."""
     cut: Cut
     arithmetic: Arithmetic
     kind: RowKind
     """Kind of reduction."""
-    received: int | None = None
-    """Address of its second half, if that lies elsewhere."""
 
     def address_of(self, region: slice) -> int:
-        half, itemsize = self.cut.length // 2, self.arithmetic.itemsize
-        if self.received is not None and region.start >= half:
-            return self.received + int(region.start - half) * itemsize
-        return self.address + int(region.start) * itemsize
+        part, begin = divmod(int(region.start), max(1, self.cut.length // len(self.addresses)))
+        return self.addresses[part] + begin * self.arithmetic.itemsize
 
 
 class Sockets:
