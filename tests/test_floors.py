@@ -43,14 +43,14 @@ FLOORS = [
 ]
 
 MAX_LINES = {
-    ".": 3_265,
+    ".": 3_268,
     "asynchronous": 1_085,
     "bench": 1_555,
     "cli": 2_552,
     "collectives": 4_056,
     "compute": 1_256,
     "data": 6_360,
-    "elastic": 1_205,
+    "elastic": 1_209,
     "engine": 600,
     "foresight": 795,
     "horovod": 1_014,

@@ -25,6 +25,9 @@ ErrorType = type[BaseException]
 THREAD_PREFIX = "unisono "
 """Prefix of the names of Unisono's own threads."""
 
+EXCEPTION_CODE = 1
+"""Exit code of ranks that an uncaught exception has ended."""
+
 OWN_FOLDERS = (f"{Path(__file__).parent}/", *(sysconfig.get_path(name) for name in ("stdlib", "scripts")), "<frozen ")
 """Beginnings of the file names of Unisono, of Python's standard library, and of installed commands."""
 
@@ -85,7 +88,7 @@ class ExceptionHooks:
             self._call(self._earlier_thread_hook, args)
         if name.startswith(THREAD_PREFIX):
             witness.report_abort(self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback))
-            self._abort(1)
+            self._abort(EXCEPTION_CODE)
         else:
             where = f", thread {name!r}, which ends"
             lines = self._prefixed_traceback(args.exc_type, args.exc_value, args.exc_traceback, where)
@@ -93,7 +96,7 @@ class ExceptionHooks:
 
     @staticmethod
     def _exit_code(kind: ErrorType) -> int:
-        return 130 if issubclass(kind, KeyboardInterrupt) else 1
+        return 130 if issubclass(kind, KeyboardInterrupt) else EXCEPTION_CODE
 
     def _prefixed_traceback(
         self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None, where: str = ""

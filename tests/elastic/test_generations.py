@@ -15,6 +15,7 @@ from unisono.elastic.generations import MAX_FRUITLESS, ElasticRun, End, Generati
 from unisono.launch import SURVIVAL
 from unisono.training.recipe import Recipe
 from unisono.training.run_directory import ALIVE
+from unisono.uncaught import EXCEPTION_CODE
 
 
 def run_in(folder: Path, mpiexec: str = "/bin/true") -> ElasticRun:
@@ -55,6 +56,14 @@ def test_it_gives_up_only_after_generations_in_a_row_without_a_new_step(ends: li
             return
         assert (following.number, following.fruitless) == (generation.number + 1, fruitless)
         generation = following
+
+
+def test_a_program_that_fails_before_its_first_step_is_started_twice() -> None:
+    again = decide(Generation(4), End(EXCEPTION_CODE, -1, 4), 1)
+    assert again == Generation(4, 2, fruitless=1)
+    assert "2 generations" in str(decide(again, End(EXCEPTION_CODE, -1, 4), 1))
+    assert decide(again, End(137, -1, 4), 1) == Generation(4, 3, fruitless=2), "a rank was killed"
+    assert decide(Generation(4, 3, 10, 1, made=4), End(EXCEPTION_CODE, 10, 4), 1) == Generation(4, 4, 10, 2, made=4)
 
 
 def test_ranks_resume_once_the_folder_has_a_recipe(tmp_path: Path) -> None:

@@ -33,9 +33,11 @@ from unisono.training.checkpoint.layout import checkpoint_name, checkpoint_names
 from unisono.training.recipe import Recipe
 from unisono.training.recipe_check import check_run
 from unisono.training.run_directory import ALIVE, CHECKPOINTS, RECIPE
+from unisono.uncaught import EXCEPTION_CODE
 
-MAX_FRUITLESS = 5
-"""Generations in a row that kept no new step, after which a run gives up: the same error would come again."""
+MAX_FRUITLESS, MAX_FAILED_STARTS = 5, 2
+"""Generations in a row that kept no new step, after which a run gives up: the same error would come again. Fewer where
+none has kept a step yet, and each was ended by an exception of the program."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
     ''
     >>> decide(Generation(4, 1), End(9, step=118, ranks=1), least=2)
     'ranks are left for 1, and --min-ranks is 2'
+    >>> decide(Generation(4, 2, fruitless=1), End(EXCEPTION_CODE, step=-1, ranks=4), least=1)
+    '2 generations in a row ended before a new step was kept'
     """
     made = before.ranks if end.step > before.step else before.made
     ranks = made if end.code == attach.BAD_INPUT else end.ranks
@@ -89,8 +93,8 @@ def decide(before: Generation, end: End, least: int) -> Generation | str:
     if end.ranks < least:
         return f"ranks are left for {end.ranks}, and --min-ranks is {least}"
     fruitless = 0 if end.joins or end.step > before.step else before.fruitless + 1
-    if fruitless == MAX_FRUITLESS:
-        return f"{MAX_FRUITLESS} generations in a row ended before a new step was kept"
+    if fruitless >= (MAX_FAILED_STARTS if end.code == EXCEPTION_CODE and not made else MAX_FRUITLESS):
+        return f"{fruitless} generations in a row ended before a new step was kept"
     return Generation(ranks, before.number + 1, end.step, fruitless, made)
 
 
